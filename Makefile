@@ -1,0 +1,89 @@
+# Every goal makes the environment it needs: tools/setup_env.sh picks the newest supported Python that runs.
+# PYTHON=/path/to/python chooses another one; N=4 runs tests on four processes; PYTEST_ARGS="-k text" narrows them.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := tools/setup_env.sh --venv $(VENV)
+PYTEST := $(BIN)/python -m pytest
+
+# Live parity needs torch, which the project itself never does: an environment of its own, on the oldest Python.
+PARITY_VENV := .venv-parity
+PARITY_PYTHON ?= 3.11
+TORCH ?= torch==2.13.0
+
+N ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: help
+help: ## list the goals
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+.PHONY: demo
+demo: env ## text from the embedded model, and which parts made it
+	@echo; echo '$$ enginebay generate "Once upon a time"'
+	@$(BIN)/enginebay generate "Once upon a time" --max-tokens 120
+	@echo; echo '$$ enginebay generate "Once upon a time" --temperature 0.8 --seed 7'
+	@$(BIN)/enginebay generate "Once upon a time" --max-tokens 120 --temperature 0.8 --seed 7
+	@echo; echo '$$ enginebay explain'
+	@$(BIN)/enginebay explain
+
+.PHONY: test
+test: env-test ## all tests but the slow ones
+	@$(PYTEST) -n $(N) --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: env-test ## the slow tests
+	@$(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: env-dev ## formatting, rules, types, import contracts
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: env-dev ## reformat, and mend what ruff can mend
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+.PHONY: parity
+parity: env-parity ## compare live with transformers on torch
+	@$(PARITY_VENV)/bin/python -m pytest -m torch $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: env-parity ## speed, with transformers beside us
+	@$(PARITY_VENV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
+
+.PHONY: goldens
+goldens: env-parity ## write the stored reference outputs anew
+	@$(PARITY_VENV)/bin/python tools/make_goldens.py
+
+.PHONY: demo-model
+demo-model: env-dev ## generate the corpus and train the embedded model anew
+	@$(BIN)/python tools/demo_model/train.py
+
+.PHONY: wheel
+wheel: env-test ## dist/*.whl
+	@rm -rf dist
+	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
+	@ls dist/*.whl
+
+.PHONY: env env-test env-dev env-parity
+env:
+	@$(SETUP)
+env-test:
+	@$(SETUP) test
+env-dev:
+	@$(SETUP) dev
+env-parity:
+	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" test
+
+.PHONY: clean
+clean: ## remove environments, caches and what was built
+	rm -rf .venv .venv-* .cache dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
