@@ -1,0 +1,160 @@
+"""EngineConfig: every choice a user can make, from a TOML file, command-line flags or Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from enginebay.errors import ConfigError, explain
+from enginebay.types import describe_validation
+
+AUTO = "auto"
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PHASES = ("decode", "prefill", "mixed")
+
+DEFAULT_AXIS_RULES: dict[str, str | None] = {
+    "batch": None,
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "expert": None,
+    "stage": None,
+}
+"""Which mesh axis each logical axis of the code lies on; None keeps it whole on every device."""
+
+
+class Frozen(BaseModel):
+    """Base of configuration sections: immutable, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Choice(Frozen):
+    """A part by name, with its own options: `engine = "x"`, or a section with `name` and the options beside it."""
+
+    name: str = AUTO
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name_or_flat_section(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "options" not in value:
+            return {"name": value.get("name", AUTO), "options": {k: v for k, v in value.items() if k != "name"}}
+        return value
+
+
+class KernelChoice(Frozen):
+    """The implementation of one op, by phase; `attention = "x"` chooses x for all of them."""
+
+    decode: str = AUTO
+    prefill: str = AUTO
+    mixed: str = AUTO
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return dict.fromkeys(PHASES, value) if isinstance(value, str) else value
+
+
+class EngineConfig(Frozen):
+    """All choices of one engine. `auto` is replaced by `enginebay.build.resolve`, which keeps its reasons."""
+
+    model: str = Field(default="demo", description="folder, hub id, or demo: the embedded model")
+    platform: str = Field(default=AUTO, description="devices to run on")
+    dtype: Dtype = Field(default=AUTO, description="of weights, activations and cache")
+    engine: Choice = Choice()
+    scheduler: Choice = Choice()
+    sampler: Choice = Choice()
+    kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
+    layout: str = Field(default=AUTO, description="cache layout")
+    max_model_len: int | None = Field(default=None, ge=2, description="longest prompt plus output, in tokens; unset: the model's, at most 4096")
+    max_num_seqs: int = Field(default=32, ge=1, le=4096, description="most requests that run together")
+    max_num_batched_tokens: int = Field(default=1024, ge=16, description="most prompt tokens in one step")
+    decode_steps: int = Field(default=16, ge=1, le=256, description="most tokens a row gets in one compiled call")
+    mesh: dict[str, int] = Field(default_factory=dict, description="devices per mesh axis, such as {tensor = 2}")
+    axis_rules: dict[str, str | None] = Field(default_factory=dict, description="logical axis -> mesh axis, over the defaults")
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="makes unseeded requests repeatable")
+    verify_weights: bool = Field(default=False, description="refuse NaN and infinity in the weights while loading")
+    compile_cache: str = Field(default=AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"')
+    forbid_compiling: bool = Field(default=False, description="after warmup(), a program still to be compiled is an error")
+
+    @field_validator("mesh")
+    @classmethod
+    def _mesh_sizes_are_positive(cls, value: dict[str, int]) -> dict[str, int]:
+        if any(size < 1 for size in value.values()):
+            raise ValueError("a mesh axis has at least one device")
+        return value
+
+    @field_validator("axis_rules")
+    @classmethod
+    def _axes_are_known(cls, value: dict[str, str | None]) -> dict[str, str | None]:
+        unknown = set(value) - set(DEFAULT_AXIS_RULES)
+        if unknown:
+            raise ValueError(f"unknown logical axis {', '.join(sorted(unknown))}; known are {', '.join(DEFAULT_AXIS_RULES)}")
+        return value
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the mesh covers."""
+        total = 1
+        for size in self.mesh.values():
+            total *= size
+        return total
+
+    def rules(self) -> dict[str, str | None]:
+        """Logical axis -> mesh axis; axes that the mesh does not have are not sharded."""
+        merged = DEFAULT_AXIS_RULES | self.axis_rules
+        return {axis: mesh if mesh in self.mesh else None for axis, mesh in merged.items()}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values of a configuration file; ConfigError when it is missing or not TOML."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(explain(f"configuration file {path}: {error.strerror}", "a readable TOML file", "Correct the path.")) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(explain(f"configuration file {path}: {error}", "TOML", "Correct the file.")) from None
+
+
+def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
+    """EngineConfig from layers of values, later ones over earlier ones; sections merge key by key."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(merged, layer)
+    try:
+        return EngineConfig(**merged)
+    except ValidationError as error:
+        raise ConfigError(describe_validation(error, EngineConfig)) from None
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        old = merged.get(key)
+        if key in ("engine", "scheduler", "sampler") and isinstance(value, str):
+            same = (old if isinstance(old, str) else (old or {}).get("name", AUTO)) == value
+            merged[key] = old if same else {"name": value}  # another part's options do not carry over
+        elif isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a choice fell as it did: the setting, what was taken, who decided, and every candidate refused."""
+
+    setting: str
+    chosen: str
+    why: str
+    refused: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,69 @@
+"""The exception tree: wrong input, not supported here, and our own bug are three branches."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EnginebayError(Exception):
+    """Base of everything that enginebay raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(EnginebayError, ValueError):
+    """What the caller gave is wrong; the message says what is allowed and what to do."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A configuration value, section or combination is not allowed."""
+
+
+class UnknownNameError(InputError):
+    """A name that nothing is registered under."""
+
+
+class RequestError(InputError):
+    """A request that can never be served as it stands."""
+
+
+class CheckpointError(InputError):
+    """A model folder that is missing, incomplete or inconsistent."""
+
+
+class UnsupportedError(EnginebayError):
+    """Right in itself, but not possible with this platform, plugin or build."""
+
+    exit_code = 2
+
+
+class PluginError(UnsupportedError):
+    """A plugin that could not be loaded; raised when somebody picks it."""
+
+
+class StoppedError(EnginebayError):
+    """The engine was closed, or the request's step failed, before the request finished."""
+
+
+class CompilationError(UnsupportedError):
+    """A program was about to be compiled while the engine was told to compile no more."""
+
+
+class InternalError(EnginebayError):
+    """A broken invariant of ours: please report it."""
+
+
+def explain(given: str, allowed: str, todo: str) -> str:
+    """Join the three parts every error message has: what was given, what is allowed, what to do."""
+    return f"{given}. Allowed: {allowed}. {todo}"
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], todo: str = "Choose one of these.") -> UnknownNameError:
+    """The error for a name that is not among `known`; it names the nearest match, if there is one."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return UnknownNameError(explain(f"unknown {what} {name!r}", ", ".join(names) or "none is installed", hint + todo))

@@ -1,0 +1,174 @@
+"""Records that cross the outside face: sampling parameters, requests and their outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from enginebay.errors import RequestError, explain
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_STOP_TOKENS = 16
+"""How many end-of-sequence and stop token ids one request may have: they are compared on the device."""
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of one request are chosen, and when it ends.
+
+    Validated when made and on every assignment. A copy (`FrozenSampling`) is taken when the request
+    is queued, so later changes never reach a request under way.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    max_tokens: int = Field(default=64, ge=1, description="most new tokens")
+    temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
+    top_k: int = Field(default=0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's")
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="equal seeds give equal samples")
+    n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
+    stop: tuple[str, ...] = Field(default=(), description="texts that end the completion")
+    stop_token_ids: tuple[int, ...] = Field(default=(), description="token ids that end the completion")
+    ignore_eos: bool = Field(default=False, description="run through end-of-sequence tokens")
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list_of_one(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else () if value is None else value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not text for text in value):
+            raise ValueError("an empty stop text would end every completion at once")
+        return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSampling:
+    """What the loop and the device need of a request's SamplingParams, fixed when it is queued."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    """Every token id that ends the request, end-of-sequence ids included unless they are ignored."""
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+
+
+def make_sampling_params(**fields: object) -> SamplingParams:
+    """SamplingParams whose error is a RequestError in one line per field instead of pydantic's own."""
+    try:
+        return SamplingParams(**fields)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise RequestError(describe_validation(error, SamplingParams)) from None
+
+
+def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
+    """Pydantic's findings as our three-part message."""
+    wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or model.__name__} = {e['input']!r}: {e['msg']}" for e in error.errors())
+    return explain(wrong, "the fields " + ", ".join(model.model_fields), "Correct the value or leave the field out.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to complete; a prompt with n completions becomes n of these.
+
+    Invariants: `prompt_token_ids` is int32 of at least one token; prompt plus at least one new token
+    fits the engine's context; `key` are the two words of the request's own random key, already folded
+    with the completion's index.
+    """
+
+    request_id: str
+    prompt_token_ids: np.ndarray
+    sampling: FrozenSampling
+    key: tuple[int, int]
+    arrival_s: float
+    priority: int = 0
+    parent_id: str = ""
+    index: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class RequestMetrics:
+    """Times of one completion, in seconds of the monotonic clock, and counts of its tokens."""
+
+    arrival_s: float = math.nan
+    first_scheduled_s: float = math.nan
+    first_token_s: float = math.nan
+    finished_s: float = math.nan
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """From submission to the first token."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode rate after the first token; nan for fewer than two tokens."""
+        span = self.finished_s - self.first_token_s
+        return (self.num_generated_tokens - 1) / span if self.num_generated_tokens > 1 and span > 0 else math.nan
+
+
+@dataclasses.dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, float]] | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions, as `LLM.generate` returns it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    metrics: RequestMetrics | None = None
+    accumulated_text: str = ""
+    delta_text: str = ""
+    tokens_per_second: float = 0.0
+    num_generated_tokens: int = 0
+    time_spent_generating: float = 0.0
+    first_token_time: float | None = None
+    processing_time: float = 0.0
+    update_seq: int = 0
+    delta_seq: int = 0
+
+    def get_text(self) -> str:
+        """The first completion's text, or "" when there is none."""
+        return self.outputs[0].text if self.outputs else ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """What `LLM.stream` yields: new text and tokens of one completion since the chunk before."""
+
+    request_id: str
+    index: int
+    delta_text: str
+    delta_token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    metrics: RequestMetrics | None = None
