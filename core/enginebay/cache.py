@@ -1,0 +1,287 @@
+"""The cache contract: groups a model declares, layouts of the arrays, and the ledger that promises them.
+
+The cache has two owners. The **ledger** lives on the host and knows what is promised to whom; the
+**arrays** live on the device, are donated to every step and come back from it:
+
+    ==========  =====================  ==============================================
+    what        owner                  who may touch it
+    ==========  =====================  ==============================================
+    leases      Ledger (loop thread)   loop admits, reserves, trims and releases them
+    arrays      engine (device)        compiled steps only, always donated
+    page table  StepPlan               the ledger writes rows, kernels read them
+    ==========  =====================  ==============================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CacheArrays = Mapping[str, jax.Array]
+"""The arrays of one layer, by the names that its layout gives them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheGroup:
+    """Layers of a model whose cache has the same shape and the same lifetime.
+
+    `window` is the number of most recent positions that the layers look at, None for all.
+    """
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class KVLayout(ABC):
+    """How keys and values of one layer lie in memory. Frozen and hashable: part of every jit key.
+
+    A token's place is its slot = page * page_size + offset. A contiguous cache is the special case of
+    one page per row: page_size is the row's capacity and the page table is one column wide.
+    """
+
+    num_pages: int
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+    offset_axis: ClassVar[int]
+    """The axis of every array that counts tokens within a page; axis 0 counts pages."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The layout's registered name."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of one layer."""
+
+    @abstractmethod
+    def head_axis(self) -> dict[str, int]:
+        """The axis of each array that is sharded over KV heads."""
+
+    @abstractmethod
+    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+        """Put k and v [tokens, kv_heads, head_dim] at slots [tokens] (int32; negative ones are dropped)."""
+
+    @abstractmethod
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """K and V [*pages.shape, page_size, kv_heads, head_dim] of int32 page ids."""
+
+    @abstractmethod
+    def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """K and V [tokens, kv_heads, head_dim] at slots [tokens] (int32, none negative)."""
+
+    def init(self) -> dict[str, jax.Array]:
+        """One layer's arrays, zeroed."""
+        return {name: jnp.zeros(s.shape, s.dtype) for name, s in self.shapes().items()}
+
+    def resized(self, *, num_pages: int | None = None, page_size: int | None = None) -> KVLayout:
+        """The same layout with other counts."""
+        return dataclasses.replace(self, num_pages=num_pages or self.num_pages, page_size=page_size or self.page_size)
+
+    def num_bytes(self) -> int:
+        """Bytes of one layer's arrays."""
+        return sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in self.shapes().values())
+
+    def split_slots(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Pages and offsets [tokens]; a negative slot gets page num_pages, which a dropping scatter ignores."""
+        pages = jnp.where(slots < 0, self.num_pages, slots // self.page_size)
+        return pages, jnp.maximum(slots, 0) % self.page_size
+
+
+@dataclasses.dataclass(frozen=True)
+class HndLayout(KVLayout):
+    """k, v [pages, kv_heads, page_size, head_dim]: each head's keys lie together. Fastest for XLA on CPU, and cuDNN's."""
+
+    offset_axis: ClassVar[int] = 2
+
+    @property
+    def name(self) -> str:
+        return "hnd"
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (self.num_pages, self.num_kv_heads, self.page_size, self.head_dim)
+        return {n: jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for n in ("k", "v")}
+
+    def head_axis(self) -> dict[str, int]:
+        return {"k": 1, "v": 1}
+
+    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+        pages, offsets = self.split_slots(slots)
+        new = {"k": k, "v": v}
+        return {n: cache[n].at[pages, :, offsets].set(new[n].astype(self.dtype), mode="drop") for n in new}
+
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.swapaxes(cache["k"][pages], -3, -2), jnp.swapaxes(cache["v"][pages], -3, -2)
+
+    def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        pages, offsets = self.split_slots(slots)
+        return cache["k"][pages, :, offsets], cache["v"][pages, :, offsets]
+
+
+@dataclasses.dataclass(frozen=True)
+class NhdLayout(KVLayout):
+    """kv [pages, page_size, kv_heads, 2, head_dim]: one row holds the key, then the value of a head. For GPU kernels."""
+
+    offset_axis: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        return "nhd"
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (self.num_pages, self.page_size, self.num_kv_heads, 2, self.head_dim)
+        return {"kv": jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype))}
+
+    def head_axis(self) -> dict[str, int]:
+        return {"kv": 2}
+
+    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+        pages, offsets = self.split_slots(slots)
+        new = jnp.stack([k, v], axis=2).astype(self.dtype)
+        return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
+
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = cache["kv"][pages]
+        return rows[..., 0, :], rows[..., 1, :]
+
+    def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = cache["kv"][self.split_slots(slots)]
+        return rows[..., 0, :], rows[..., 1, :]
+
+
+TPU_LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuRpaLayout(KVLayout):
+    """kv [pages, page_size, 2 * kv_heads / packing, packing, head_dim rounded up to 128], K and V heads in turn.
+
+    `packing` is how many values share a 32-bit word, so that a page is a whole number of TPU tiles.
+    """
+
+    offset_axis: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        return "tpu_rpa"
+
+    @property
+    def packing(self) -> int:
+        """Values per 32-bit word."""
+        return 4 // jnp.dtype(self.dtype).itemsize
+
+    @property
+    def padded_head_dim(self) -> int:
+        """head_dim rounded up to whole lanes."""
+        return -(-self.head_dim // TPU_LANES) * TPU_LANES
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        pairs = -(-2 * self.num_kv_heads // self.packing)
+        shape = (self.num_pages, self.page_size, pairs, self.packing, self.padded_head_dim)
+        return {"kv": jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype))}
+
+    def head_axis(self) -> dict[str, int]:
+        return {"kv": 2}
+
+    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+        pages, offsets = self.split_slots(slots)
+        tokens, _, pairs, packing, width = k.shape[0], *self.shapes()["kv"].shape[1:]
+        heads = jnp.stack([k, v], axis=2).reshape(tokens, 2 * self.num_kv_heads, self.head_dim)
+        heads = jnp.pad(heads, ((0, 0), (0, pairs * packing - heads.shape[1]), (0, width - self.head_dim)))
+        new = heads.reshape(tokens, pairs, packing, width).astype(self.dtype)
+        return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
+
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._split_heads(cache["kv"][pages])
+
+    def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._split_heads(cache["kv"][self.split_slots(slots)])
+
+    def _split_heads(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        heads = rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])[..., : 2 * self.num_kv_heads, : self.head_dim]
+        return heads[..., 0::2, :], heads[..., 1::2, :]
+
+
+def compact_rows(layout: KVLayout, cache: CacheArrays, table: jax.Array, num_tokens: int) -> tuple[KVLayout, dict[str, jax.Array]]:
+    """A copy of the rows' first `num_tokens` positions as a cache with one page a row, and that cache's layout.
+
+    table int32 [rows, pages_per_row]. `num_tokens` must not exceed pages_per_row * page_size.
+    """
+    small = layout.resized(num_pages=table.shape[0], page_size=num_tokens)
+    axis = layout.offset_axis
+    pages_needed = -(-num_tokens // layout.page_size)
+
+    def compact(array: jax.Array) -> jax.Array:
+        if pages_needed == 1:
+            return jax.lax.slice_in_dim(array, 0, num_tokens, axis=axis)[table[:, 0]]
+        rows = jnp.moveaxis(array[table[:, :pages_needed]], 1, axis)
+        merged = rows.reshape(*rows.shape[:axis], pages_needed * layout.page_size, *rows.shape[axis + 2 :])
+        return jax.lax.slice_in_dim(merged, 0, num_tokens, axis=axis)
+
+    return small, {name: compact(array) for name, array in cache.items()}
+
+
+BUILTIN_LAYOUTS: dict[str, type[KVLayout]] = {"hnd": HndLayout, "nhd": NhdLayout, "tpu_rpa": TpuRpaLayout}
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Lease:
+    """A promise of cache space to one row; opaque to scheduler and loop, filled in by its ledger.
+
+    `row` is the row-table index; `capacity` the tokens promised so far; `num_cached` the tokens of the
+    prompt whose keys and values were already there when the lease was given.
+    """
+
+    row: int
+    capacity: int
+    num_cached: int = 0
+    pages: tuple[int, ...] = ()
+    released: bool = False
+
+
+class Ledger(ABC):
+    """What is promised to which row. Lives on the loop's thread, never touches arrays.
+
+    Invariants: the promises together never exceed `num_tokens_total`; a page is promised to several
+    leases only when its tokens are equal (prefix sharing); `release` gives everything back, once; a
+    refused call changes nothing.
+    """
+
+    @abstractmethod
+    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+        """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now."""
+
+    @abstractmethod
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        """Grow the promise to at least `num_tokens` tokens; False when there is not enough now."""
+
+    @abstractmethod
+    def release(self, lease: Lease) -> None:
+        """Take the promise back. Releasing twice is a bug of the caller and raises InternalError."""
+
+    @abstractmethod
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        """Fill table[i] (int32 [rows, pages_per_row]) with the pages of leases[i]; the rest of the row is 0."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise InternalError when the books do not add up."""
+
+    @property
+    @abstractmethod
+    def num_free_tokens(self) -> int:
+        """Tokens that could still be promised."""
