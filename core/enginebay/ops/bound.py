@@ -1,0 +1,104 @@
+"""Ops: the record of chosen implementations that the runner hands to a model. Models compute through it only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.caps import Caps
+from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+
+
+class AttentionImpl(Protocol):
+    """An implementation of the attention op, registered as kind "kernel", op "attention".
+
+    Semantics: write k and v [T, Hkv, D] of the new tokens into the cache at batch.slots, then let every token of
+    q [T, Hq, D] attend to its row's first kv_lens positions under the spec's mask. Rows are independent. Output
+    on padding tokens is 0, as is a row without any visible key. The cache comes back updated, in place when donated.
+    """
+
+    name: str
+    version: str
+    priority: int
+    caps: Caps
+
+    def default_config(self, spec: AttnSpec, layout: KVLayout) -> Any:
+        """The frozen configuration (block sizes and such) to use when nothing better was tuned; None when it has none."""
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: Any,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, Dv], cache, log-sum-exp f32 [T, Hq] or None)."""
+
+
+class AttentionOp(Protocol):
+    """Attention as a model calls it: implementation, layout, sharding and phase are already chosen."""
+
+    def __call__(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch, *, spec: AttnSpec
+    ) -> tuple[jax.Array, CacheArrays]: ...
+
+
+class EmbeddingOp(Protocol):
+    """table [vocab, features], ids int32 [T] -> [T, features]."""
+
+    def __call__(self, table: jax.Array, ids: jax.Array) -> jax.Array: ...
+
+
+class LinearOp(Protocol):
+    """x [T, *in_dims], weight [*out_dims, *in_dims] -> [T, *out_dims], accumulated in f32.
+
+    The contracted dimensions are x's all but first, and as many last ones of the weight. `out_dtype` None keeps x's.
+    """
+
+    def __call__(
+        self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, out_dtype: Any = None
+    ) -> jax.Array: ...
+
+
+class RmsNormOp(Protocol):
+    """x [..., features], weight [features] -> x / rms(x) * weight, statistics in f32, x's dtype kept."""
+
+    def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array: ...
+
+
+class RopeOp(Protocol):
+    """x [T, heads, head_dim], positions int32 [T] -> x with its first rotary_dim features rotated."""
+
+    def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
+
+
+class SampleOp(Protocol):
+    """logits f32 [S, vocab] and the rows' SamplingState -> token ids int32 [S]. See enginebay.sampler."""
+
+    def __call__(self, logits: jax.Array, state: Any) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Ops:
+    """The chosen implementation of each op that a model may call.
+
+    `chosen` maps op (and "attention.decode" and so on per phase) to the implementation's name, for reports.
+    """
+
+    attention: AttentionOp
+    embedding: EmbeddingOp
+    linear: LinearOp
+    rms_norm: RmsNormOp
+    rope: RopeOp
+    chosen: Mapping[str, str]

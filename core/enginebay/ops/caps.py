@@ -1,0 +1,84 @@
+"""Capabilities: what an implementation of an op declares, as data, and the reason why it cannot serve a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from enginebay.cache import KVLayout
+from enginebay.ops.spec import AttnSpec, Bucket
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """Where an op will run: platform name ("cpu", "cuda", "tpu"), architecture ("sm_90", "v6e", ""), device kind."""
+
+    platform: str
+    arch: str = ""
+    device_kind: str = ""
+
+
+def _always(_: object) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Caps:
+    """What an implementation can do. Predicates take the value itself; sets list what is allowed.
+
+    `layouts` is in order of preference. `features` may hold window, softcap, sinks, lse, kv_share, mla,
+    deterministic, fused_write, shard_map, command_buffer. `fused_write` False means that kv_write runs first
+    and the implementation gets k = v = None. `compact_decode` asks the runner to hand decode steps a copy of
+    the rows' cache with `rows_are_pages`, made once per compiled call.
+    """
+
+    platforms: frozenset[str]
+    layouts: tuple[str, ...] = ()
+    modes: frozenset[str] = frozenset({"decode", "prefill", "mixed"})
+    q_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
+    kv_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
+    kv_scales: frozenset[str] = frozenset({"none"})
+    features: frozenset[str] = frozenset()
+    arch: Callable[[str], bool] = _always
+    head_dim: Callable[[int], bool] = _always
+    group: Callable[[int], bool] = _always
+    page_size: Callable[[int], bool] = _always
+    compact_decode: bool = False
+
+    def why_not_here(self, env: Env) -> str | None:
+        """Why this cannot run in `env` whatever the problem, or None."""
+        if env.platform not in self.platforms:
+            return f"needs platform {' or '.join(sorted(self.platforms))}, this is {env.platform}"
+        if not self.arch(env.arch):
+            return f"does not support architecture {env.arch or 'unknown'}"
+        return None
+
+    def why_not(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> str | None:
+        """Every reason why this attention problem cannot be served, joined, or None when it can."""
+        needed = _needed_features(spec)
+        tests = (
+            (layout.name in self.layouts, f"layout {layout.name} (has {', '.join(self.layouts)})"),
+            (bucket.mode in self.modes, f"mode {bucket.mode}"),
+            (spec.q_dtype in self.q_dtypes, f"dtype {spec.q_dtype}"),
+            (spec.kv_dtype in self.kv_dtypes, f"cache dtype {spec.kv_dtype}"),
+            (spec.kv_scale in self.kv_scales, f"cache scale {spec.kv_scale}"),
+            (self.head_dim(spec.head_dim), f"head_dim {spec.head_dim}"),
+            (self.group(spec.group), f"{spec.group} query heads per KV head"),
+            (self.page_size(layout.page_size), f"page size {layout.page_size}"),
+            (needed <= self.features, f"features {', '.join(sorted(needed - self.features))}"),
+        )
+        reasons = [self.why_not_here(env)] + [f"does not support {text}" for ok, text in tests if not ok]
+        return "; ".join(r for r in reasons if r) or None
+
+
+def _needed_features(spec: AttnSpec) -> frozenset[str]:
+    wanted = {
+        "window": spec.window is not None,
+        "softcap": spec.softcap is not None,
+        "sinks": spec.sinks,
+        "lse": spec.return_lse,
+        "kv_share": spec.kv_shared,
+        "mla": spec.v_is_k_prefix,
+        "deterministic": spec.deterministic,
+    }
+    return frozenset(name for name, on in wanted.items() if on)

@@ -1,0 +1,49 @@
+"""The ideal cost of an op: the same for every implementation, so that reports can say how far each one is from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.ops.spec import AttnSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Floating-point operations, bytes read and bytes written."""
+
+    flops: float
+    bytes_read: float
+    bytes_written: float
+
+    def time_s(self, *, flops_per_s: float, bytes_per_s: float) -> float:
+        """Seconds at the given peak rates when arithmetic and traffic overlap fully."""
+        return max(self.flops / flops_per_s, (self.bytes_read + self.bytes_written) / bytes_per_s)
+
+
+def attention_cost(
+    spec: AttnSpec, q_lens: Sequence[int], kv_lens: Sequence[int], *, kv_bytes: int = 2, q_bytes: int = 2
+) -> Cost:
+    """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones included)."""
+    v_dim = spec.v_head_dim or spec.head_dim
+    q, kv = np.asarray(q_lens, float), np.asarray(kv_lens, float)
+    seen = np.minimum(kv, spec.window + q - 1) if spec.window else kv
+    pairs = (q * seen - (q * (q - 1) / 2 if spec.causal else 0)).sum()
+    row_bytes = spec.num_kv_heads * (spec.head_dim + (0 if spec.v_is_k_prefix else v_dim)) * kv_bytes
+    io_bytes = q.sum() * spec.num_q_heads * q_bytes
+    return Cost(
+        flops=2 * spec.num_q_heads * pairs * (spec.head_dim + v_dim),
+        bytes_read=seen.sum() * row_bytes + io_bytes * spec.head_dim,
+        bytes_written=q.sum() * row_bytes + io_bytes * v_dim,
+    )
+
+
+def linear_cost(rows: int, in_features: int, out_features: int, *, weight_bytes: int = 2, io_bytes: int = 2) -> Cost:
+    """A product of [rows, in] with a weight [out, in]."""
+    return Cost(
+        flops=2.0 * rows * in_features * out_features,
+        bytes_read=in_features * out_features * weight_bytes + rows * in_features * io_bytes,
+        bytes_written=rows * out_features * io_bytes,
+    )

@@ -1,0 +1,164 @@
+"""Static descriptions of an op's problem, and AttnBatch, the device record of one step's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+Mode = Literal["decode", "prefill", "mixed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttnSpec:
+    """One attention layer kind, per shard. Hashable: goes into jit keys and tuning keys.
+
+    `window` w lets position p look at keys p-w < j <= p. `softcap` c replaces a score s by c*tanh(s/c).
+    `scale` None means head_dim ** -0.5.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    scale: float | None = None
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    q_dtype: str = "float32"
+    kv_dtype: str = "float32"
+    kv_scale: Literal["none", "tensor", "head", "token_head"] = "none"
+    kv_shared: bool = False
+    v_is_k_prefix: bool = False
+    return_lse: bool = False
+    deterministic: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor on scores before softcap and softmax."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def per_shard(self, num_shards: int) -> AttnSpec:
+        """The same layer seen by one of `num_shards` shards of its heads."""
+        return dataclasses.replace(
+            self, num_q_heads=self.num_q_heads // num_shards, num_kv_heads=self.num_kv_heads // num_shards
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Static shapes of one compiled step.
+
+    mode "decode": one token a row, token i belongs to row i, so tokens == seqs.
+    mode "prefill": rows without a prefix (every q_len == kv_len); nothing is read from the cache.
+    mode "mixed": anything. `max_kv_len` bounds every kv_len. `rows_are_pages` promises that the layout has
+    exactly `seqs` pages and row i lives in page i alone, so that no page table needs to be followed.
+    """
+
+    tokens: int
+    seqs: int
+    pages_per_seq: int
+    max_q_len: int
+    max_kv_len: int
+    mode: Mode = "mixed"
+    rows_are_pages: bool = False
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=["positions", "cu_q_lens", "kv_lens", "page_table", "slots", "seq_ids", "distribution"],
+    meta_fields=["bucket"],
+)
+@dataclasses.dataclass(frozen=True)
+class AttnBatch:
+    """The rows of one step, int32 on the device, padded to the bucket (T tokens, S rows, P pages a row).
+
+    positions[T]: absolute position, 0 on padding. cu_q_lens[S+1]: starts of rows in the packed tokens, the
+    last value repeated. kv_lens[S]: context including this step's tokens, 0 on padding. page_table[S,P]: page
+    ids, 0 on unused entries (never -1: kernels prefetch them). slots[T]: page*page_size+offset of each new
+    token, -1 on padding. seq_ids[T]: row of each token, S on padding. distribution[3]: number of decode rows,
+    of decode and prefill rows, of all rows; rows are sorted decode, prefill, mixed.
+    """
+
+    positions: jax.Array
+    cu_q_lens: jax.Array
+    kv_lens: jax.Array
+    page_table: jax.Array
+    slots: jax.Array
+    seq_ids: jax.Array
+    distribution: jax.Array
+    bucket: Bucket
+
+    @property
+    def q_lens(self) -> jax.Array:
+        """[S] new tokens of each row, 0 on padding."""
+        return self.cu_q_lens[1:] - self.cu_q_lens[:-1]
+
+
+def derive_batch(q_lens: jax.Array, kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket) -> AttnBatch:
+    """AttnBatch from what a plan carries: q_lens[S], kv_lens[S] and page_table[S,P]; works inside jit.
+
+    Rows must be sorted: those with one new token after a prefix (decode) first, then those without a prefix
+    (prefill), then the others; padding rows, with both lengths 0, last. Decode buckets may have padding anywhere.
+    """
+    if bucket.mode == "decode":
+        return _derive_decode(kv_lens, page_table, page_size, bucket)
+    cu = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(q_lens, dtype=jnp.int32)])
+    token = jnp.arange(bucket.tokens, dtype=jnp.int32)
+    seq = jnp.searchsorted(cu[1:], token, side="right").astype(jnp.int32)
+    real = token < cu[-1]
+    row = jnp.minimum(seq, bucket.seqs - 1)
+    positions = jnp.where(real, kv_lens[row] - q_lens[row] + token - cu[row], 0)
+    pages = page_table[row, jnp.minimum(positions // page_size, bucket.pages_per_seq - 1)]
+    slots = jnp.where(real, pages * page_size + positions % page_size, -1)
+    decode = (q_lens == 1) & (kv_lens > 1)
+    fresh = (q_lens > 0) & (q_lens == kv_lens)
+    num_decode, num_fresh = decode.sum(), fresh.sum()
+    distribution = jnp.stack([num_decode, num_decode + num_fresh, (q_lens > 0).sum()]).astype(jnp.int32)
+    return AttnBatch(
+        positions, cu, kv_lens, page_table, slots, jnp.where(real, seq, bucket.seqs), distribution, bucket
+    )
+
+
+def _derive_decode(kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket) -> AttnBatch:
+    rows = jnp.arange(bucket.seqs, dtype=jnp.int32)
+    live = kv_lens > 0
+    positions = jnp.maximum(kv_lens - 1, 0)
+    pages = page_table[rows, jnp.minimum(positions // page_size, bucket.pages_per_seq - 1)]
+    slots = jnp.where(live, pages * page_size + positions % page_size, -1)
+    cu = jnp.arange(bucket.seqs + 1, dtype=jnp.int32)
+    distribution = jnp.full((3,), bucket.seqs, jnp.int32)
+    return AttnBatch(positions, cu, kv_lens, page_table, slots, jnp.where(live, rows, bucket.seqs), distribution, bucket)
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding of a model: base, rotated width, and the scaling of long contexts.
+
+    `scaling` names the rule: "default", "linear", "llama3" or "yarn"; the other fields are that rule's, under
+    the names that Hugging Face configurations use. Pairs are (i, i + rotary_dim/2) ("rotate half").
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
