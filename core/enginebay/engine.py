@@ -1,0 +1,151 @@
+"""The engine contract: how steps run, and how the cache is laid out."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from enginebay.cache import Lease, Ledger
+from enginebay.errors import UnsupportedError, explain
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row's part of a step. `num_tokens` new tokens after `num_computed` ones already in the cache.
+
+    `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an upper bound: tokens of
+    launched but unread steps count, and the row may have finished in them.
+    """
+
+    row: int
+    lease: Lease
+    num_computed: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demand:
+    """What running and waiting requests together may soon need, so that an engine that grows can do it once."""
+
+    num_rows: int = 0
+    num_tokens_per_row: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for decoding rows."""
+
+    rows: tuple[RowPlan, ...]
+    num_steps: int = 0
+    """0: prefill. N > 0: decode, N tokens a row at most."""
+    demand: Demand = Demand()
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether rows continue from the token they sampled last."""
+        return self.num_steps > 0
+
+
+class Pending(ABC):
+    """A launched step whose tokens are on their way to the host."""
+
+    @abstractmethod
+    def read(self) -> np.ndarray:
+        """Wait, and return int32 [rows, steps] in the plan's order; -1 where a row produced no token."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether read() would return without waiting."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowState:
+    """A row taken out of an engine: all that its generation depends on, layout-neutral, so that any engine can go on.
+
+    `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions 0..num_cached-1. `last_token`
+    is not in them yet. `sampling` are the row's device columns by name.
+    """
+
+    token_ids: np.ndarray
+    num_cached: int
+    last_token: int
+    k: Mapping[str, np.ndarray]
+    v: Mapping[str, np.ndarray]
+    sampling: Mapping[str, np.ndarray]
+    kv_head_repeat: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes an engine will hold on each device, made before anything is allocated."""
+
+    weights_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    device_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.cache_bytes + self.workspace_bytes
+
+    def check(self) -> None:
+        """UnsupportedError when it does not fit the device."""
+        if self.total_bytes > self.device_bytes:
+            mib = [f"{b / 2**20:.0f} MiB" for b in (self.weights_bytes, self.cache_bytes, self.workspace_bytes)]
+            raise UnsupportedError(
+                explain(
+                    f"weights {mib[0]}, cache {mib[1]} and working space {mib[2]} do not fit the device",
+                    f"{self.device_bytes / 2**20:.0f} MiB in all",
+                    "Lower max_model_len or max_num_seqs, use a smaller dtype, or more devices.",
+                )
+            )
+
+
+class Engine(ABC):
+    """Runs steps over a model whose cache it lays out.
+
+    Invariants (held by the conformance suite): a row's tokens do not depend on the other rows of its steps, on chunk
+    sizes or on the number of steps in a call; `step` never waits for the device; steps take effect in launch order;
+    `take` then `put`, here or in another engine of the same model, continues with the same tokens; after every lease
+    is released the ledger is as new.
+    """
+
+    ledger: Ledger
+    memory: MemoryPlan
+    rows: Any
+    """The row table (SequenceBuffer) that plans refer to."""
+
+    @abstractmethod
+    def step(self, plan: StepPlan) -> Pending:
+        """Launch a plan."""
+
+    @abstractmethod
+    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
+        """Compile every program that serving can need, and return how many there are."""
+
+    @abstractmethod
+    def take(self, lease: Lease) -> RowState:
+        """The row's state on the host; the row goes on being valid."""
+
+    @abstractmethod
+    def put(self, lease: Lease, state: RowState) -> None:
+        """Continue `state` in the row of `lease`, which promises at least its tokens."""
+
+    @abstractmethod
+    def drop_arrays(self) -> None:
+        """Free the cache's device memory; no row may be running."""
+
+    @abstractmethod
+    def make_arrays(self) -> None:
+        """Allocate what drop_arrays freed; nothing to do when it is there."""
+
+
+def cache_bytes(arrays: Any) -> int:
+    """Bytes of all arrays of a pytree."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))

@@ -1,0 +1,64 @@
+"""The sampler contract: logits to tokens, as one pure function inside the compiled step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+SAMPLE_STREAM = 0
+"""The stream of a position's key that token sampling uses; other consumers of randomness take other numbers."""
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=["keys", "positions", "temperature", "top_k", "top_p", "min_p"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class SamplingState:
+    """What sampling one token for each of S rows depends on, besides the logits.
+
+    keys uint32 [S, 2]: each request's own key, folded with its completion index. positions int32 [S]: absolute
+    position of the token to be chosen. temperature f32 [S]: 0 is greedy. top_k int32 [S]: 0 keeps all. top_p f32
+    [S]: 1 keeps all. min_p f32 [S]: 0 keeps all.
+    """
+
+    keys: jax.Array
+    positions: jax.Array
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+
+class Sampler(Protocol):
+    """What a plugin registers as kind "sampler".
+
+    Invariants (held by the conformance suite): a row's token depends on its own logits, parameters, key and position
+    only, never on its row or its neighbours; temperature 0 and top_k 1 give the first best token; temperature is
+    applied before top_k, top_p and min_p, in this order, each on the renormalised rest; a token that equals the k-th
+    best is kept.
+    """
+
+    def __call__(self, logits: jax.Array, state: SamplingState) -> jax.Array:
+        """logits f32 [S, vocab] -> token ids int32 [S]. Traced inside the step."""
+
+
+def request_key(seed: int) -> jax.Array:
+    """uint32 [2], the key of a request with this seed (threefry, 64 bits of seed)."""
+    return jnp.asarray([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], jnp.uint32)
+
+
+def position_keys(state: SamplingState, stream: int = SAMPLE_STREAM) -> jax.Array:
+    """Typed keys [S] for the rows' positions: fold_in(fold_in(request key, position), stream)."""
+    keys = jax.random.wrap_key_data(state.keys, impl="threefry2x32")
+
+    def fold(key: jax.Array, position: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(key, position), stream)
+
+    return jax.vmap(fold)(keys, state.positions)

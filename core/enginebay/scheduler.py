@@ -1,0 +1,89 @@
+"""The scheduler contract: which tokens run next. Sees counts, never arrays, and does not import JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitingView:
+    """A request that holds no row yet. Waiting requests are listed in order of arrival, preempted ones first."""
+
+    request_id: str
+    num_prompt_tokens: int
+    """Tokens to prefill; after a preemption the tokens generated so far are among them."""
+    max_new_tokens: int
+    arrival_s: float
+    priority: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunningView:
+    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes."""
+
+    request_id: str
+    num_tokens: int
+    """Tokens so far, prompt and output, those of launched but unread steps included."""
+    num_left: int
+    max_new_left: int
+    arrival_s: float
+    priority: int = 0
+    num_promised: int | None = None
+    """Tokens of cache promised so far; None when all it can ever need is promised, so that it never takes free_tokens."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What one decision may use. `free_tokens` is cache space that could still be promised."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_decode_steps: int
+    free_rows: int
+    free_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """All that a decision may depend on, besides the scheduler's own state."""
+
+    now_s: float
+    waiting: tuple[WaitingView, ...]
+    running: tuple[RunningView, ...]
+    limits: Limits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What runs next, in this order: `preempt`, then `prefill`, then `decode`.
+
+    `prefill` pairs a request with the number of prompt tokens to process now; one that was waiting is admitted by
+    being named. `decode` requests get up to `decode_steps` tokens each. Nothing in it means: wait for news.
+    """
+
+    prefill: tuple[tuple[str, int], ...] = ()
+    decode: tuple[str, ...] = ()
+    decode_steps: int = 1
+    preempt: tuple[str, ...] = ()
+
+
+class Scheduler(ABC):
+    """Decides what runs next, as a pure function of view and state.
+
+    Invariants (held by the conformance suite): the same view and state give the same decision; prefilled tokens plus
+    one per decoding request stay within max_num_batched_tokens; admitted requests fit free_rows, and their prompts
+    free_tokens; every named id is in the view and named once; a request is only decoded when num_left is 0; a
+    prefill is at least 1 token and at most what is left; as long as something waits or runs and could run, the
+    decision is not empty; nobody waits for ever.
+    """
+
+    @abstractmethod
+    def initial_state(self) -> Any:
+        """The state before the first decision; immutable."""
+
+    @abstractmethod
+    def decide(self, view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+        """The next decision and the state after it."""
