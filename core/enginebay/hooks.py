@@ -1,0 +1,148 @@
+"""The whole plugin interface on one page: the hooks a plugin may implement, and what it declares through them.
+
+A plugin is a module named by an entry point of the group "enginebay". It implements any of the hooks below with
+`@hookimpl`; each is called once at start-up with a `register` callback, and says what the plugin offers and where
+its code lies ("module:attribute"), without importing that code.
+
+    from enginebay.hooks import hookimpl
+
+    @hookimpl
+    def register_schedulers(register):
+        register("lifo", "my_package.lifo:Lifo", options="my_package.lifo:LifoOptions", summary="newest first")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pluggy
+
+GROUP = "enginebay"
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+INTERFACE_VERSIONS: dict[str, int] = {
+    "platform": 1,
+    "checkpoint": 1,
+    "model": 1,
+    "layout": 1,
+    "cache": 1,
+    "kernel": 1,
+    "sampler": 1,
+    "logits_processor": 1,
+    "proposer": 1,
+    "scheduler": 1,
+    "engine": 1,
+    "command": 1,
+}
+"""Every kind of part, with the version of its contract. A new kind is one row here and one hook below."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """What a plugin says of one part.
+
+    `target` and `options` are "module:attribute", imported when the part is picked; `options` names a frozen
+    pydantic model with extra="forbid". `platforms` empty means any. `requires` are modules that must be installed,
+    `extra` the extra (or requirement) that installs them. `interface` is the contract's version it was written for.
+    `capabilities` are facts that other parts may ask for, such as the architectures of a model family.
+    """
+
+    kind: str
+    name: str
+    target: str
+    summary: str = ""
+    op: str = ""
+    options: str | None = None
+    interface: int = 1
+    platforms: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    extra: str | None = None
+    capabilities: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Register(Protocol):
+    """The callback that a hook is given; the arguments are Declaration's, with `op` for kernels only."""
+
+    def __call__(
+        self,
+        name: str,
+        target: str,
+        *,
+        summary: str = "",
+        op: str = "",
+        options: str | None = None,
+        interface: int = 1,
+        platforms: tuple[str, ...] = (),
+        requires: tuple[str, ...] = (),
+        extra: str | None = None,
+        capabilities: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+
+class Hooks:
+    """The hooks, one for each kind."""
+
+    @hookspec
+    def register_platforms(self, register: Register) -> None:
+        """Devices to run on. Target: a class of `enginebay.platform.Platform`, made with no arguments."""
+
+    @hookspec
+    def register_checkpoints(self, register: Register) -> None:
+        """Where models come from. Target: a callable name_or_path -> `enginebay.model.Checkpoint`."""
+
+    @hookspec
+    def register_models(self, register: Register) -> None:
+        """Model families. Target: a `ModelFamily` instance; capability `architectures` names what it serves."""
+
+    @hookspec
+    def register_layouts(self, register: Register) -> None:
+        """Cache layouts. Target: a subclass of `enginebay.cache.KVLayout`."""
+
+    @hookspec
+    def register_caches(self, register: Register) -> None:
+        """Cache policies. Target: a subclass of `enginebay.cache.Ledger` that an engine may choose."""
+
+    @hookspec
+    def register_kernels(self, register: Register) -> None:
+        """Implementations of an op. Target: what `enginebay.ops.bound` describes for `op`."""
+
+    @hookspec
+    def register_samplers(self, register: Register) -> None:
+        """Samplers. Target: a function by `enginebay.sampler.Sampler`."""
+
+    @hookspec
+    def register_logits_processors(self, register: Register) -> None:
+        """Logits processors. Target: by the contract of the sampler that applies them."""
+
+    @hookspec
+    def register_proposers(self, register: Register) -> None:
+        """Proposers of draft tokens. Target: by the contract of the engine that verifies them."""
+
+    @hookspec
+    def register_schedulers(self, register: Register) -> None:
+        """Schedulers. Target: a subclass of `enginebay.scheduler.Scheduler`, made with its options."""
+
+    @hookspec
+    def register_engines(self, register: Register) -> None:
+        """Engines. Target: a callable `enginebay.runner.parts.EngineParts`, options -> `enginebay.engine.Engine`."""
+
+    @hookspec
+    def register_commands(self, register: Register) -> None:
+        """Commands of the `enginebay` program. Target: a callable argv -> exit code."""
+
+
+def hook_name(kind: str) -> str:
+    """The hook that registers a kind."""
+    return f"register_{kind}s"
+
+
+def make_manager() -> pluggy.PluginManager:
+    """A pluggy manager that knows our hooks and no plugin."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Hooks)
+    return manager
+
+

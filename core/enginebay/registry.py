@@ -1,0 +1,204 @@
+"""The plugin host: finds plugins, isolates broken ones, and resolves a name to the part behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import pluggy
+from pydantic import BaseModel, ValidationError
+
+from enginebay import hooks
+from enginebay.errors import ConfigError, PluginError, explain, unknown_name
+from enginebay.hooks import Declaration
+from enginebay.types import describe_validation
+
+PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
+"""Names of the entry points to load, separated by commas; unset loads all."""
+
+State = Literal["ready", "unavailable", "broken"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One part, or one plugin that could not be loaded (kind "plugin"), as `enginebay plugins` lists it."""
+
+    kind: str
+    name: str
+    package: str
+    """Name of the plugin's entry point."""
+    version: str
+    distribution: str
+    state: State = "ready"
+    reason: str = ""
+    declaration: Declaration | None = None
+
+    @property
+    def op(self) -> str:
+        """The op of a kernel, else ""."""
+        return self.declaration.op if self.declaration else ""
+
+    def record(self) -> dict[str, str]:
+        """The fields that programs read."""
+        fields = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")
+        return {name: getattr(self, name) for name in fields}
+
+
+class Registry:
+    """All parts of all loaded plugins, by kind, op and name. Immutable once made."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(sorted(entries, key=lambda e: (e.kind, e.op, e.name, e.state != "ready")))
+
+    def names(self, kind: str, op: str = "") -> list[str]:
+        """Names of the parts of a kind that are not broken."""
+        return [e.name for e in self.entries if (e.kind, e.op) == (kind, op) and e.state != "broken"]
+
+    def find(self, kind: str, name: str, op: str = "") -> Entry:
+        """The entry of a name, or of "package/name" where two plugins share one; does not import its code.
+
+        Raises UnknownNameError with the list of names, and PluginError when the part is broken or unavailable.
+        """
+        package, _, plain = name.rpartition("/")
+        same = [e for e in self.entries if (e.kind, e.op, e.name) == (kind, op, plain) and package in ("", e.package)]
+        if not same:
+            self._raise_if_its_plugin_broke(kind, name)
+            what = f"{kind} of op {op}" if op else kind
+            raise unknown_name(what, name, self.names(kind, op), "`enginebay plugins` lists what is installed.")
+        entry = same[0]
+        if entry.state != "ready":
+            raise PluginError(explain(f"{kind} {name!r} cannot be used: {entry.reason}", ", ".join(self.names(kind, op)), "Mend or choose another."))
+        return entry
+
+    def _raise_if_its_plugin_broke(self, kind: str, name: str) -> None:
+        for entry in self.entries:
+            if entry.kind == "plugin" and entry.name == name:
+                raise PluginError(explain(f"{kind} {name!r}: plugin {name!r} could not be loaded: {entry.reason}", ", ".join(self.names(kind)), "Mend the plugin or choose another."))
+
+    def load(self, entry: Entry) -> Any:
+        """Import the code behind an entry. An import that fails raises PluginError with its reason."""
+        assert entry.declaration is not None, "find() returns declared parts only"
+        return _import_target(entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}")
+
+    def options(self, entry: Entry, values: Mapping[str, Any]) -> BaseModel | None:
+        """The part's options, validated by its own model; ConfigError names each wrong one."""
+        assert entry.declaration is not None, "find() returns declared parts only"
+        what = f"{entry.kind} {entry.name!r}"
+        if entry.declaration.options is None:
+            if values:
+                raise ConfigError(explain(f"options {', '.join(values)} for {what}", "none: it has no options", "Leave them out."))
+            return None
+        model = _import_target(entry.declaration.options, f"options of {what}")
+        try:
+            return model(**values)
+        except ValidationError as error:
+            raise ConfigError(f"{what}: {describe_validation(error, model)}") from None
+
+
+def _import_target(target: str, what: str) -> Any:
+    module, _, attribute = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever a plugin's import raises must not take the host down
+        raise PluginError(explain(f"{what}: importing {target} failed: {type(error).__name__}: {error}", "an importable \"module:attribute\"", "Mend the plugin.")) from error
+    return found
+
+
+def load_registry(names: Iterable[str] | None = None) -> Registry:
+    """Load the plugins of the entry-point group, all or those named.
+
+    `names` None reads ENGINEBAY_PLUGINS. A name that no entry point has raises UnknownNameError; a plugin that fails
+    to load is listed as broken.
+    """
+    points = {p.name: p for p in importlib.metadata.entry_points(group=hooks.GROUP)}
+    if names is None:
+        names = [n.strip() for n in os.environ.get(PLUGINS_VARIABLE, "").split(",") if n.strip()] or sorted(points)
+    chosen = list(names)
+    for name in chosen:
+        if name not in points:
+            raise unknown_name("plugin", name, points, f"Correct {PLUGINS_VARIABLE}, or install the plugin.")
+    manager = hooks.make_manager()
+    entries: list[Entry] = []
+    for name in sorted(chosen, key=lambda n: (_distribution(points[n])[0] != "enginebay", n)):
+        entries += _load_plugin(manager, points[name], entries)
+    return Registry(entries)
+
+
+def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
+
+
+def _load_plugin(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, before: list[Entry]) -> list[Entry]:
+    """The entries of one plugin; a single broken one when its module or its hooks fail."""
+    distribution, version = _distribution(point)
+
+    def broken(reason: str) -> list[Entry]:
+        return [Entry("plugin", point.name, point.name, version, distribution, "broken", reason)]
+
+    try:
+        module = point.load()
+        manager.register(module, point.name)
+        manager.check_pending()
+    except Exception as error:  # one broken plugin never takes the host down
+        manager.unregister(name=point.name) if manager.has_plugin(point.name) else None
+        return broken(f"{type(error).__name__}: {error}")
+    if not manager.get_hookcallers(module):
+        return broken("it implements no hook of enginebay (are its functions marked with @hookimpl?)")
+    found: list[Declaration] = []
+    others = [plugin for plugin in manager.get_plugins() if plugin is not module]
+    for kind in hooks.INTERFACE_VERSIONS:
+        caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
+        try:
+            caller(register=_collector(kind, found))
+        except Exception as error:  # as above
+            return broken(f"{hooks.hook_name(kind)} failed: {type(error).__name__}: {error}")
+    entries: list[Entry] = []
+    for declaration in found:
+        state, reason = _state(declaration, before + entries)
+        entries.append(Entry(declaration.kind, declaration.name, point.name, version, distribution, state, reason, declaration))
+    return entries
+
+
+def _collector(kind: str, into: list[Declaration]) -> hooks.Register:
+    def register(
+        name: str,
+        target: str,
+        *,
+        summary: str = "",
+        op: str = "",
+        options: str | None = None,
+        interface: int = 1,
+        platforms: tuple[str, ...] = (),
+        requires: tuple[str, ...] = (),
+        extra: str | None = None,
+        capabilities: Mapping[str, Any] | None = None,
+    ) -> None:
+        if ":" not in target:
+            raise PluginError(explain(f"{kind} {name!r} has target {target!r}", '"module:attribute"', "Correct the plugin."))
+        if (kind == "kernel") != bool(op):
+            raise PluginError(explain(f"{kind} {name!r} has op {op!r}", "an op for kernels, none for other kinds", "Correct the plugin."))
+        into.append(Declaration(kind, name, target, summary, op, options, interface, tuple(platforms), tuple(requires), extra, dict(capabilities or {})))
+
+    return register
+
+
+def _state(declaration: Declaration, taken: Iterable[Entry]) -> tuple[State, str]:
+    """Whether a declared part can be used here, and if not, why."""
+    wanted = hooks.INTERFACE_VERSIONS[declaration.kind]
+    if declaration.interface != wanted:
+        return "broken", f"written for version {declaration.interface} of the {declaration.kind} interface, this is version {wanted}"
+    for entry in taken:
+        if (entry.kind, entry.op, entry.name) == (declaration.kind, declaration.op, declaration.name) and entry.state != "broken":
+            return "broken", f"the name is already taken by plugin {entry.package!r}"
+    missing = [module for module in declaration.requires if importlib.util.find_spec(module) is None]
+    if missing:
+        install = f"; install enginebay[{declaration.extra}]" if declaration.extra else ""
+        return "unavailable", f"needs {', '.join(missing)}{install}"
+    return "ready", ""
