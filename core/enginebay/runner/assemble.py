@@ -1,0 +1,74 @@
+"""From a StepPlan to the host arrays of a compiled call: rows sorted and padded, tables filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from enginebay.cache import Ledger
+from enginebay.engine import RowPlan
+from enginebay.ops.spec import Bucket
+from enginebay.rows import SequenceBuffer
+from enginebay.runner import device
+from enginebay.runner.runner import DecodeInputs, PrefillInputs
+
+
+def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
+    """Indices that bring rows into AttnBatch's order: single tokens after a prefix, rows without one, the others."""
+    kinds = [0 if r.num_tokens == 1 and r.num_computed else 1 if not r.num_computed else 2 for r in rows]
+    return np.argsort(np.asarray(kinds), kind="stable")
+
+
+def prefill_inputs(
+    rows: Sequence[RowPlan], bucket: Bucket, table: SequenceBuffer, ledger: Ledger, groups: Iterable[str]
+) -> tuple[PrefillInputs, np.ndarray]:
+    """The arrays of a prefill of `rows`, and for each row of the plan its place in the bucket."""
+    order = sorted_for_attention(rows)
+    token_ids = np.zeros(bucket.tokens, np.int32)
+    ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)
+    ints[:, device.ROW] = table.max_num_reqs
+    ints[:, device.STOP_IDS :] = -1
+    floats = np.zeros((bucket.seqs, device.NUM_FLOAT_COLUMNS), np.float32)
+    floats[:, device.TOP_P] = 1.0
+    start = 0
+    for place, index in enumerate(order):
+        row = rows[index]
+        token_ids[start : start + row.num_tokens] = table.token_ids[row.row, row.num_computed : row.num_computed + row.num_tokens]
+        start += row.num_tokens
+        _fill_columns(ints[place], floats[place], row, table)
+    pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+    ledger.write_table([rows[i].lease for i in order], pages)
+    places = np.empty(len(rows), np.int64)
+    places[order] = np.arange(len(rows))
+    return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages)), places
+
+
+def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: SequenceBuffer) -> None:
+    request = table.request(row.row)
+    sampling = request.sampling
+    ints[device.ROW] = row.row
+    ints[device.Q_LEN] = row.num_tokens
+    ints[device.KV_LEN] = row.num_computed + row.num_tokens
+    ints[device.SAMPLES] = row.samples
+    ints[device.INDEX] = request.index
+    ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(request.key, np.uint32).view(np.int32)
+    ints[device.TOP_K] = max(sampling.top_k, 0)
+    ints[device.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens
+    ints[device.STOP_IDS : device.STOP_IDS + len(sampling.stop_token_ids)] = sampling.stop_token_ids
+    floats[device.TEMPERATURE] = sampling.temperature
+    floats[device.TOP_P] = sampling.top_p
+    floats[device.MIN_P] = sampling.min_p
+
+
+def decode_inputs(
+    rows: Sequence[RowPlan], places: np.ndarray, bucket: Bucket, num_steps: int, table: SequenceBuffer, ledger: Ledger, groups: Iterable[str]
+) -> DecodeInputs:
+    """The arrays of a decode of `rows`, each at its place in the bucket."""
+    row_ids = np.full(bucket.seqs, table.max_num_reqs, np.int32)
+    row_ids[places] = [row.row for row in rows]
+    packed = np.zeros((len(rows), bucket.pages_per_seq), np.int32)
+    ledger.write_table([row.lease for row in rows], packed)
+    pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+    pages[places] = packed
+    return DecodeInputs(row_ids, num_steps, dict.fromkeys(groups, pages))

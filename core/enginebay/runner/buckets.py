@@ -1,0 +1,47 @@
+"""Buckets: the few sizes that step shapes are rounded up to, so that few programs are compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from enginebay.errors import InternalError
+
+
+def doubling(low: int, high: int) -> tuple[int, ...]:
+    """low, 2*low, 4*low, ... below high, then high itself."""
+    sizes = []
+    size = min(low, high)
+    while size < high:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, high)
+
+
+def round_up(sizes: Sequence[int], needed: int) -> int:
+    """The smallest of ascending `sizes` that is at least `needed`."""
+    for size in sizes:
+        if size >= needed:
+            return size
+    raise InternalError(f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop asked for too much")
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketSizes:
+    """Sizes in ascending order: rows of a decode step, rows and tokens of a prefill step, context lengths."""
+
+    decode_rows: tuple[int, ...]
+    prefill_rows: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+
+
+def default_sizes(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, min_rows: int) -> BucketSizes:
+    """Powers of two: decode rows from min_rows, prefill tokens from 16, contexts from 256."""
+    longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
+    return BucketSizes(
+        decode_rows=doubling(min_rows, max(min_rows, max_num_seqs)),
+        prefill_rows=(1, max_num_seqs) if max_num_seqs > 1 else (1,),
+        prefill_tokens=doubling(16, longest_chunk),
+        kv_lens=doubling(256, max_model_len),
+    )

@@ -1,0 +1,52 @@
+"""EngineParts: what the composition root hands to an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from enginebay.cache import KVLayout
+from enginebay.config import EngineConfig
+from enginebay.model import Model, Weights
+from enginebay.platform import Platform
+from enginebay.runner.sharding import Placement
+from enginebay.runner.step import OpsFactory
+from enginebay.sampler import Sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineParts:
+    """What the composition root hands to an engine."""
+
+    config: EngineConfig
+    model: Model
+    load_weights: Callable[[], Weights]
+    """Loads them; an engine calls it once, after its memory plan has passed."""
+    ops: OpsFactory
+    sampler: Sampler
+    platform: Platform
+    placement: Placement
+    layout: str
+    layout_type: type[KVLayout]
+    dtype: str
+    compact_decode: bool = False
+
+
+def weight_bytes(parts: EngineParts) -> int:
+    """Bytes of the model's weights on each device."""
+    item = jnp.dtype(parts.dtype).itemsize
+    total = 0
+    for spec in parts.model.weight_specs().values():
+        shards = math.prod(parts.placement.num_shards(axis) for axis in spec.axes)
+        total += math.prod(spec.shape) * item // shards
+    return total
+
+
+def step_workspace_bytes(parts: EngineParts) -> int:
+    """Bytes that the largest step may need beside weights and cache: 16 f32 activations a token, logits twice."""
+    info, config = parts.model.info, parts.config
+    f32 = 4
+    return f32 * (16 * config.max_num_batched_tokens * info.hidden_size + 2 * config.max_num_seqs * info.vocab_size)

@@ -1,0 +1,59 @@
+"""Taking a row's state out of the step state and putting one in: the way of resuming, moving and storing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.engine import RowState
+from enginebay.errors import InputError, explain
+from enginebay.runner.device import FIELDS, DeviceRows
+from enginebay.runner.runner import Runner
+
+
+def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarray) -> RowState:
+    """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
+    state = runner.state
+    columns = {f: np.asarray(getattr(state.rows, f)[row]) for f in FIELDS}
+    num_cached = max(int(columns["length"]) - 1, 0)
+    keys: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray] = {}
+    for group, layers in state.cache.items():
+        layout = runner.layouts[group]
+        position = np.arange(num_cached)
+        slots = jnp.asarray(page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32)
+        pairs = [layout.read_tokens(layer, slots) for layer in layers]
+        keys[group] = np.stack([np.asarray(k) for k, _ in pairs])
+        values[group] = np.stack([np.asarray(v) for _, v in pairs])
+    return RowState(
+        token_ids=np.array(token_ids, np.int32),
+        num_cached=num_cached,
+        last_token=int(columns["last_token"]),
+        k=keys,
+        v=values,
+        sampling=columns,
+    )
+
+
+def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> None:
+    """Write `saved` into `row` and its pages; InputError when it was taken from a model of another shape."""
+    state = runner.state
+    cache = {}
+    for group, layers in state.cache.items():
+        layout = runner.layouts[group]
+        expected = (len(layers), saved.num_cached, layout.num_kv_heads, layout.head_dim)
+        if group not in saved.k or saved.k[group].shape != expected:
+            given = saved.k[group].shape if group in saved.k else "nothing"
+            raise InputError(explain(f"row state with {given} for cache group {group!r}", f"{expected}", "Resume in an engine of the same model."))
+        position = np.arange(saved.num_cached)
+        slots = jnp.asarray(page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32)
+        write = jax.jit(layout.write, donate_argnums=0)
+        cache[group] = tuple(
+            write(layer, slots, saved.k[group][i], saved.v[group][i]) for i, layer in enumerate(layers)
+        )
+    one = DeviceRows(**{f: jnp.asarray(saved.sampling[f])[None] for f in FIELDS})
+    rows = state.rows.put(jnp.asarray([row]), one)
+    runner.state = dataclasses.replace(state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated))

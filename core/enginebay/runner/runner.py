@@ -1,0 +1,200 @@
+"""Runner: compiles a step once per bucket, launches it with cache and rows donated, and hands back its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.engine import Pending
+from enginebay.errors import CompilationError, InternalError, explain
+from enginebay.model import ModelInfo, Weights
+from enginebay.ops.spec import Bucket
+from enginebay.runner import device
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.sharding import Placement
+from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step, prefill_step
+
+log = logging.getLogger("enginebay.runner")
+
+Kind = Literal["prefill", "decode", "compact"]
+STEPS = {"prefill": prefill_step, "decode": decode_step, "compact": compact_decode_step}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepKey:
+    """What one compiled program is for. "compact" decodes on a copy of the rows' cache."""
+
+    kind: Kind
+    bucket: Bucket
+
+    def __str__(self) -> str:
+        b = self.bucket
+        size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefillInputs:
+    """Host arrays of a prefill call; see `prefill_step`."""
+
+    token_ids: np.ndarray
+    ints: np.ndarray
+    floats: np.ndarray
+    tables: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """Host arrays of a decode call; see `decode_step`."""
+
+    row_ids: np.ndarray
+    num_steps: int
+    tables: Mapping[str, np.ndarray]
+
+
+class LaunchedStep(Pending):
+    """Tokens of a launched step; the copy to the host is begun at once."""
+
+    def __init__(self, tokens: jax.Array, order: np.ndarray) -> None:
+        self._tokens = tokens
+        self._order = order
+        tokens.copy_to_host_async()
+
+    def read(self) -> np.ndarray:
+        return np.asarray(self._tokens)[self._order]
+
+    def done(self) -> bool:
+        return self._tokens.is_ready()
+
+
+class Runner:
+    """Owns weights and step state on the device. Not thread-safe: one thread launches."""
+
+    def __init__(
+        self, program: Program, weights: Weights, placement: Placement, *, num_rows: int, max_steps: int, compile_options: Mapping[str, Any]
+    ) -> None:
+        self.program = program
+        self.weights = weights
+        self.placement = placement
+        self.num_rows = num_rows
+        self.max_steps = max_steps
+        self.compile_options = dict(compile_options)
+        self.layouts: dict[str, KVLayout] = {}
+        self.forbid_compiling = False
+        self.num_compiled = 0
+        self._state: StepState | None = None
+        self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's facts."""
+        return self.program.model.info
+
+    @property
+    def state(self) -> StepState:
+        """The step state; an error when the arrays were dropped."""
+        if self._state is None:
+            raise InternalError("the engine's arrays were dropped and not made again before a step")
+        return self._state
+
+    @state.setter
+    def state(self, state: StepState | None) -> None:
+        self._state = state
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the arrays are there."""
+        return self._state is not None
+
+    def make_state(self, layouts: Mapping[str, KVLayout]) -> None:
+        """Allocate an empty cache of these layouts, and rows that are all finished."""
+        self.layouts = dict(layouts)
+        cache = {
+            group.name: tuple(self._empty_layer(layouts[group.name]) for _ in range(group.num_layers))
+            for group in self.info.groups
+        }
+        rows = jax.device_put(DeviceRows.empty(self.num_rows), self.placement.replicated)
+        # device_put of NumPy memory may alias it on CPU; what is donated must be JAX's own
+        self._state = StepState(cache, jax.tree.map(jnp.copy, rows))
+
+    def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
+        where = self.placement.cache(layout)
+        return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in layout.shapes().items()}
+
+    def prefill(self, bucket: Bucket, inputs: PrefillInputs, order: np.ndarray) -> Pending:
+        """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
+        step = self._compiled(StepKey("prefill", bucket))
+        self._state, tokens = step(self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables)
+        return LaunchedStep(tokens, order)
+
+    def decode(self, bucket: Bucket, inputs: DecodeInputs, order: np.ndarray, *, compact: bool) -> Pending:
+        """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
+        step = self._compiled(StepKey("compact" if compact else "decode", bucket))
+        self._state, tokens = step(self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables)
+        return LaunchedStep(tokens, order)
+
+    def compile_all(self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None) -> int:
+        """Compile the programs that are missing, two at a time, and return how many keys there are."""
+        missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
+        with ThreadPoolExecutor(2) as pool:
+            running = []
+            for key in missing:
+                running.append((key, pool.submit(self._lower(key).compile, compiler_options=self.compile_options)))
+            for done, (key, future) in enumerate(running, 1):
+                self._programs[self._cache_key(key)] = future.result()
+                self.num_compiled += 1
+                if progress:
+                    progress(done, len(running), str(key))
+        return len(keys)
+
+    def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
+        return key, tuple(self.layouts.items())
+
+    def _compiled(self, key: StepKey) -> Any:
+        found = self._programs.get(self._cache_key(key))
+        if found is not None:
+            return found
+        if self.forbid_compiling:
+            raise CompilationError(explain(f"program not compiled: {key}", "programs that warmup() compiled", "Call warmup() first, or allow compiling while serving."))
+        start = time.perf_counter()
+        found = self._lower(key).compile(compiler_options=self.compile_options)
+        self._programs[self._cache_key(key)] = found
+        self.num_compiled += 1
+        log.info("compiled %s in %.2f s", key, time.perf_counter() - start)
+        return found
+
+    def _lower(self, key: StepKey) -> Any:
+        bucket = key.bucket
+        tables = {g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts}
+        held = jax.tree.map(_describe, (self.weights, self.state))
+        if key.kind == "prefill":
+            step = functools.partial(prefill_step, self.program, dict(self.layouts), bucket)
+            args: tuple[Any, ...] = (
+                jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
+                jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
+                jax.ShapeDtypeStruct((bucket.seqs, device.NUM_FLOAT_COLUMNS), jnp.float32),
+                tables,
+            )
+        else:
+            step = functools.partial(STEPS[key.kind], self.program, dict(self.layouts), bucket, self.max_steps)
+            args = (jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32), tables)
+        outputs = None
+        if self.placement.mesh is not None:  # donated arrays are reused only when they come back as they went
+            outputs = (jax.tree.map(lambda a: a.sharding, self.state), self.placement.replicated)
+        # partial objects have no name; this one is what profiles and compile logs show
+        step.__name__ = f"enginebay_{key.kind}"  # type: ignore[attr-defined]
+        return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(*held, *args)
+
+
+def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

@@ -1,0 +1,68 @@
+"""How logical axes reach the mesh: the sharding of weights, of cache arrays and of everything small."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from enginebay.cache import KVLayout
+from enginebay.errors import ConfigError, explain
+from enginebay.model import WeightSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A mesh (None: one device) and the rules that map logical axes to its axes."""
+
+    mesh: Mesh | None
+    rules: Mapping[str, str | None]
+    device: jax.Device
+
+    def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
+        """The partition of an array whose dimensions have these logical axes."""
+        return PartitionSpec(*(self.rules.get(a) if a else None for a in axes))
+
+    def sharding(self, axes: Sequence[str | None]) -> Sharding:
+        """Where an array with these logical axes lies."""
+        if self.mesh is None:
+            return jax.sharding.SingleDeviceSharding(self.device)
+        return NamedSharding(self.mesh, self.spec(axes))
+
+    def weight(self, path: str, spec: WeightSpec) -> Sharding:
+        """Where a weight lies; ConfigError when a dimension does not divide by its mesh axis."""
+        for size, axis in zip(spec.shape, spec.axes, strict=True):
+            shards = self.num_shards(axis)
+            if size % shards:
+                raise ConfigError(explain(f"weight {path!r} has {size} along {axis!r}, split over {shards} devices", f"a mesh axis that divides {size}", "Change mesh or axis_rules."))
+        return self.sharding(spec.axes)
+
+    def num_shards(self, axis: str | None) -> int:
+        """Over how many devices a logical axis is split."""
+        mesh_axis = self.rules.get(axis) if axis else None
+        return 1 if self.mesh is None or mesh_axis is None else self.mesh.shape[mesh_axis]
+
+    def cache(self, layout: KVLayout) -> dict[str, Sharding]:
+        """Where each array of one layer of the cache lies."""
+        return {name: self.sharding((None,) * axis + ("kv_heads",)) for name, axis in layout.head_axis().items()}
+
+    @property
+    def replicated(self) -> Sharding:
+        """Whole on every device."""
+        return self.sharding(())
+
+
+def make_placement(devices: Sequence[jax.Device], mesh: Mapping[str, int], rules: Mapping[str, str | None]) -> Placement:
+    """The placement on the first devices, as the configuration's mesh names them; {} or all ones means one device."""
+    sizes = {axis: size for axis, size in mesh.items() if size > 1}
+    total = int(np.prod(list(sizes.values()))) if sizes else 1
+    if total > len(devices):
+        raise ConfigError(explain(f"mesh {dict(mesh)} needs {total} devices", f"{len(devices)} here", "Make the mesh smaller."))
+    if total == 1:
+        return Placement(None, dict.fromkeys(rules), devices[0])
+    grid = np.array(devices[:total]).reshape(tuple(sizes.values()))
+    known = {axis: target if target in sizes else None for axis, target in rules.items()}
+    return Placement(Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)), known, devices[0])

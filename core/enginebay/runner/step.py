@@ -1,0 +1,170 @@
+"""The step functions: pure, traced once per bucket, with cache and rows donated."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from enginebay.cache import KVLayout, compact_rows
+from enginebay.model import Model, ModelCache, Weights
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.runner import device
+from enginebay.runner.device import DeviceRows
+from enginebay.sampler import Sampler
+
+Layouts = Mapping[str, KVLayout]
+"""The cache layout of each group."""
+
+OpsFactory = Callable[[Bucket, Layouts], Ops]
+"""The chosen ops for a step's bucket and layouts; called while the step is traced."""
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=["cache", "rows"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class StepState:
+    """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a whole."""
+
+    cache: Any
+    rows: DeviceRows
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a compiled step is made of, besides its bucket."""
+
+    model: Model
+    make_ops: OpsFactory
+    sampler: Sampler
+
+
+def _batches(q_lens: jax.Array, kv_lens: jax.Array, tables: Mapping[str, jax.Array], layouts: Layouts, bucket: Bucket) -> dict[str, AttnBatch]:
+    return {g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
+
+
+def prefill_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    weights: Weights,
+    state: StepState,
+    token_ids: jax.Array,
+    ints: jax.Array,
+    floats: jax.Array,
+    tables: Mapping[str, jax.Array],
+) -> tuple[StepState, jax.Array]:
+    """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
+
+    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as `device` names them,
+    padding rows with row id R and lengths 0; tables int32 [S, P] per group. Returns int32 [S, 1], -1 where none was
+    sampled.
+    """
+    ops = program.make_ops(bucket, layouts)
+    batches = _batches(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
+    hidden, cache = program.model.hidden(weights, ops, token_ids, state.cache, batches)
+    starts = next(iter(batches.values())).cu_q_lens
+    last = jnp.maximum(starts[1:] - 1, 0)
+    rows = device.rows_from_plan(ints, floats)
+    active = ~rows.finished
+    sampled = program.sampler(program.model.logits(weights, ops, hidden[last]), rows.sampling_state())
+    rows = rows.advanced(sampled, active)
+    tokens = jnp.where(active, sampled, -1)[:, None]
+    return StepState(cache, state.rows.put(ints[:, device.ROW], rows)), tokens
+
+
+def decode_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    max_steps: int,
+    weights: Weights,
+    state: StepState,
+    row_ids: jax.Array,
+    num_steps: jax.Array,
+    tables: Mapping[str, jax.Array],
+) -> tuple[StepState, jax.Array]:
+    """Up to `num_steps` (a traced scalar of at most max_steps) tokens for each row, ending early when all are finished.
+
+    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; with False and a layout that
+    is not the rows' own, attention follows the tables. Returns int32 [S, max_steps], -1 past each row's end.
+    """
+    ops = program.make_ops(bucket, layouts)
+    ones = jnp.ones(bucket.seqs, jnp.int32)
+
+    def unfinished(carry: tuple[jax.Array, ModelCache, DeviceRows, jax.Array]) -> jax.Array:
+        step, _, rows, _ = carry
+        return (step < num_steps) & ~rows.finished.all()
+
+    def one(carry: tuple[jax.Array, ModelCache, DeviceRows, jax.Array]) -> tuple[jax.Array, ModelCache, DeviceRows, jax.Array]:
+        step, cache, rows, tokens = carry
+        active = ~rows.finished
+        batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
+        hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
+        sampled = program.sampler(program.model.logits(weights, ops, hidden), rows.sampling_state())
+        tokens = tokens.at[:, step].set(jnp.where(active, sampled, -1))
+        return step + 1, cache, rows.advanced(sampled, active), tokens
+
+    start = (jnp.int32(0), state.cache, state.rows.take(row_ids), jnp.full((bucket.seqs, max_steps), -1, jnp.int32))
+    _, cache, rows, tokens = jax.lax.while_loop(unfinished, one, start)
+    return StepState(cache, state.rows.put(row_ids, rows)), tokens
+
+
+def compact_decode_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    max_steps: int,
+    weights: Weights,
+    state: StepState,
+    row_ids: jax.Array,
+    num_steps: jax.Array,
+    tables: Mapping[str, jax.Array],
+) -> tuple[StepState, jax.Array]:
+    """decode_step on a copy of the rows' cache, one page a row, whose new tokens are written back at the end.
+
+    The copy is read once and written once per call of max_steps tokens; in exchange no step follows a page table.
+    """
+    groups = list(layouts)
+    copies = {g: [compact_rows(layouts[g], layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]] for g in groups}
+    small = {g: copies[g][0][0] for g in groups}
+    cache = {g: tuple(arrays for _, arrays in copies[g]) for g in groups}
+    own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
+    inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
+    before = state.rows.take(row_ids)
+    done, tokens = decode_step(program, small, inner, max_steps, weights, StepState(cache, state.rows), row_ids, num_steps, own)
+    after = done.rows.take(row_ids)
+    whole = {
+        g: tuple(
+            _write_back(layouts[g], big, small[g], part, tables[g], before, after, max_steps)
+            for big, part in zip(state.cache[g], done.cache[g], strict=True)
+        )
+        for g in groups
+    }
+    return StepState(whole, done.rows), tokens
+
+
+def _write_back(
+    layout: KVLayout,
+    cache: Mapping[str, jax.Array],
+    small: KVLayout,
+    part: Mapping[str, jax.Array],
+    table: jax.Array,
+    before: DeviceRows,
+    after: DeviceRows,
+    max_steps: int,
+) -> dict[str, jax.Array]:
+    """Copy the positions that a compact decode filled, [before.length - 1, after.length - 1), into the whole cache."""
+    row = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
+    position = before.length[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
+    new = position < after.length[:, None] - 1
+    inside = jnp.clip(position, 0, small.page_size - 1)
+    k, v = small.read_tokens(part, (row * small.page_size + inside).reshape(-1))
+    pages = jnp.take_along_axis(table, jnp.minimum(inside // layout.page_size, table.shape[1] - 1), axis=1)
+    slots = jnp.where(new, pages * layout.page_size + inside % layout.page_size, -1)
+    return layout.write(cache, slots.reshape(-1), k, v)
