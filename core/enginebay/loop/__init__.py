@@ -1,0 +1,4 @@
+"""The serving loop: one thread that admits, schedules, launches and commits; requests go in, tokens come out.
+
+`messages` are what crosses the thread border, `book` what the loop remembers of each request, `loop` the thread.
+"""

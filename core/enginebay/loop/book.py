@@ -1,0 +1,127 @@
+"""What the loop remembers of each request, and the views of it that a scheduler gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from enginebay.cache import Lease
+from enginebay.engine import Demand
+from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
+from enginebay.types import FinishReason, Request, RequestMetrics
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Tracked:
+    """A request from submission to its last event. Launched counts run ahead of committed ones."""
+
+    ticket: Ticket
+    metrics: RequestMetrics
+    lease: Lease | None = None
+    num_prefill: int = 0
+    """Tokens to prefill: the prompt, and after a preemption the tokens generated before it."""
+    num_computed: int = 0
+    """Of those, how many were launched."""
+    num_launched: int = 0
+    """Output tokens that launched steps may have produced, an upper bound."""
+    output: list[int] = dataclasses.field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def request(self) -> Request:
+        """What was asked."""
+        return self.ticket.request
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and launched output."""
+        return len(self.request.prompt_token_ids) + self.num_launched
+
+    @property
+    def num_new_left(self) -> int:
+        """Output tokens that may still be launched."""
+        return self.request.sampling.max_tokens - self.num_launched
+
+    @property
+    def num_total(self) -> int:
+        """Tokens that the request can need at most."""
+        return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the committed output ends here, or None."""
+        sampling = self.request.sampling
+        if self.output and self.output[-1] in sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self.output) >= sampling.max_tokens else None
+
+
+class Book:
+    """All unfinished requests: waiting ones in order, running ones by id."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Tracked] = {}
+        self.running: dict[str, Tracked] = {}
+
+    def add(self, ticket: Ticket) -> None:
+        """A new request, at the end of the queue."""
+        request = ticket.request
+        metrics = RequestMetrics(arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids))
+        self.waiting[request.request_id] = Tracked(ticket, metrics, num_prefill=len(request.prompt_token_ids))
+
+    def find(self, request_id: str) -> Tracked | None:
+        """The unfinished request of this id."""
+        return self.running.get(request_id) or self.waiting.get(request_id)
+
+    def drop(self, tracked: Tracked) -> None:
+        """Forget a request that has ended."""
+        request_id = tracked.request.request_id
+        self.running.pop(request_id, None)
+        self.waiting.pop(request_id, None)
+
+    def requeue(self, tracked: Tracked) -> None:
+        """Put a preempted request at the front of the queue; its output so far is prefilled again."""
+        self.running.pop(tracked.request.request_id)
+        tracked.lease = None
+        tracked.num_prefill = len(tracked.request.prompt_token_ids) + len(tracked.output)
+        tracked.num_computed = 0
+        tracked.num_launched = len(tracked.output)
+        self.waiting = {tracked.request.request_id: tracked} | self.waiting
+
+    @property
+    def everything(self) -> list[Tracked]:
+        """Running and waiting."""
+        return [*self.running.values(), *self.waiting.values()]
+
+    def demand(self) -> Demand:
+        """What all of them may need together."""
+        everything = self.everything
+        return Demand(len(everything), max((t.num_total for t in everything), default=0))
+
+    def view(self, now_s: float, limits: Limits) -> SchedulerView:
+        """What the scheduler sees."""
+        waiting = tuple(
+            WaitingView(r, t.num_prefill, t.num_new_left, t.request.arrival_s, t.request.priority) for r, t in self.waiting.items()
+        )
+        running = tuple(
+            RunningView(r, t.num_tokens, t.num_prefill - t.num_computed, t.num_new_left, t.request.arrival_s, t.request.priority)
+            for r, t in self.running.items()
+        )
+        return SchedulerView(now_s, waiting, running, limits)
+
+
+def record_tokens(tracked: Tracked, token_ids: np.ndarray, now_s: float) -> TokenEvent:
+    """Append committed tokens, and return the event that tells them; sets `finished` when it is the last."""
+    new = [int(t) for t in token_ids if t >= 0]
+    tracked.output += new
+    metrics = tracked.metrics
+    if new and math.isnan(metrics.first_token_s):
+        metrics.first_token_s = now_s
+    metrics.num_generated_tokens = len(tracked.output)
+    reason = tracked.finish_reason() if new else None
+    if reason:
+        metrics.finished_s = now_s
+        tracked.finished = True
+    return TokenEvent(tuple(new), reason, metrics if reason else None)
