@@ -1,0 +1,160 @@
+"""Composing an engine: every part is found by name, made, and handed to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from enginebay.build.jaxconfig import configure_compile_cache
+from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
+from enginebay.build.resolve import Facts, NamedFact, resolve
+from enginebay.config import AUTO, EngineConfig, Reason
+from enginebay.engine import Engine
+from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
+from enginebay.model import Checkpoint, Model, ModelFamily
+from enginebay.platform import Platform
+from enginebay.registry import Registry, load_registry
+from enginebay.runner.parts import EngineParts
+from enginebay.runner.sharding import Placement, make_placement
+from enginebay.scheduler import Scheduler
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is, and how much there is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything chosen, nothing allocated: what `explain` shows and `build` makes."""
+
+    registry: Registry
+    config: EngineConfig
+    reasons: tuple[Reason, ...]
+    platform: Platform
+    checkpoint: Checkpoint
+    model: Model
+    placement: Placement
+    kernels: ChosenKernels
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """A running engine's parts."""
+
+    plan: Plan
+    engine: Engine
+    scheduler: Scheduler
+
+
+def make_plan(config: EngineConfig, registry: Registry | None = None) -> Plan:
+    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is wrong."""
+    registry = registry or load_registry()
+    configure_compile_cache(config.compile_cache)
+    platforms = _platforms(registry)
+    platform = _pick_platform(registry, config, platforms)
+    checkpoint = registry.load(registry.find("checkpoint", "huggingface"))(config.model)
+    family = find_family(registry, checkpoint.architecture)
+    dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
+    placement = make_placement(platform.devices(), config.mesh, config.rules())
+    model = family.build(checkpoint.config, dtype=dtype, num_shards=placement.num_shards("kv_heads"))
+    facts = Facts(
+        platforms=[NamedFact(n, p.priority, p.why_not()) for n, p in platforms.items()],
+        engines=_facts(registry, "engine"),
+        schedulers=_facts(registry, "scheduler"),
+        samplers=_facts(registry, "sampler"),
+        default_dtype=platform.default_dtype,
+        model_max_len=model.info.max_model_len,
+    )
+    settled, reasons = resolve(config, facts)
+    for kind, choice in (("engine", settled.engine), ("scheduler", settled.scheduler), ("sampler", settled.sampler)):
+        registry.options(registry.find(kind, choice.name), choice.options)
+    kernels = choose_kernels(registry, settled, platform.env(), model.info, placement, platform.default_layout)
+    return Plan(registry, settled, reasons + kernels.reasons, platform, checkpoint, model, placement, kernels)
+
+
+def build(plan: Plan, progress: Progress | None = None) -> Composed:
+    """Load the weights and make engine and scheduler."""
+    registry, config = plan.registry, plan.config
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress("loading weights", done, total)
+
+    def load_weights() -> dict[str, jax.Array]:
+        return plan.checkpoint.load_weights(
+            plan.model, dtype=config.dtype, place=plan.placement.weight, verify=config.verify_weights, progress=report
+        )
+
+    parts = EngineParts(
+        config=config,
+        model=plan.model,
+        load_weights=load_weights,
+        ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
+        sampler=registry.load(registry.find("sampler", config.sampler.name)),
+        platform=plan.platform,
+        placement=plan.placement,
+        layout_type=plan.kernels.layout_type,
+        layout=plan.kernels.layout,
+        dtype=config.dtype,
+        compact_decode=plan.kernels.compact_decode,
+    )
+    engine = _make(registry, "engine", config.engine.name, config.engine.options, parts)
+    scheduler = _make(registry, "scheduler", config.scheduler.name, config.scheduler.options)
+    return Composed(plan, engine, scheduler)
+
+
+def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:
+    """The part of a name, made with its options when it declares some."""
+    entry = registry.find(kind, name)
+    made = registry.options(entry, options)
+    target = registry.load(entry)
+    return target(*before, made) if made is not None else target(*before)
+
+
+def _facts(registry: Registry, kind: str) -> list[NamedFact]:
+    return [
+        NamedFact(e.name, int(e.declaration.capabilities.get("priority", 0)) if e.declaration else 0, e.reason or None)
+        for e in registry.entries
+        if e.kind == kind
+    ]
+
+
+def _platforms(registry: Registry) -> dict[str, Platform]:
+    """Every platform that can be made; one that cannot is refused when it is asked for by name."""
+    found: dict[str, Platform] = {}
+    for entry in registry.entries:
+        if entry.kind == "platform" and entry.state == "ready":
+            try:
+                found[entry.name] = registry.load(entry)()
+            except PluginError:
+                continue
+    return found
+
+
+def _pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str, Platform]) -> Platform:
+    if config.platform == AUTO:
+        able = [p for p in platforms.values() if p.why_not() is None]
+        if not able:
+            raise UnsupportedError(explain("no platform has a device", ", ".join(platforms) or "none is installed", "Install one that fits this machine."))
+        return max(able, key=lambda p: p.priority)
+    entry = registry.find("platform", config.platform)
+    platform: Platform = platforms.get(config.platform) or registry.load(entry)()
+    reason = platform.why_not()
+    if reason is not None:
+        able_names = [n for n, p in platforms.items() if p.why_not() is None]
+        raise UnsupportedError(explain(f"platform = {config.platform!r}: {reason}", ", ".join(able_names) or "none here", "Choose one of these, or auto."))
+    return platform
+
+
+def find_family(registry: Registry, architecture: str) -> ModelFamily:
+    """The model family that serves an architecture, as a checkpoint's config.json names it."""
+    served: dict[str, str] = {}
+    for entry in registry.entries:
+        if entry.kind == "model" and entry.declaration is not None and entry.state == "ready":
+            served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry.name)
+    if architecture not in served:
+        raise CheckpointError(str(unknown_name("architecture", architecture, served, "Install a plugin that serves it.")))
+    family: ModelFamily = registry.load(registry.find("model", served[architecture]))
+    return family

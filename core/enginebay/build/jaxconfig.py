@@ -1,0 +1,65 @@
+"""The one place that touches jax.config: the persistent compilation cache, in a folder of the user's own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+import jax
+
+from enginebay.config import AUTO
+from enginebay.errors import ConfigError, explain
+
+log = logging.getLogger("enginebay.build")
+
+
+def default_cache_folder() -> Path:
+    """$XDG_CACHE_HOME/enginebay/programs, or the same below ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "enginebay" / "programs"
+
+
+def configure_compile_cache(choice: str) -> Path | None:
+    """Turn JAX's persistent compilation cache on, and return its folder; None when it stays off.
+
+    "off" leaves JAX as it is, and a folder that JAX was already given (JAX_COMPILATION_CACHE_DIR) is kept for "auto".
+    Programs in the folder are executed, so it must belong to the user and be closed to others (mode 0700): an explicit
+    folder that is not is a ConfigError, the default one is then not used, with a warning.
+    """
+    if choice == "off":
+        return None
+    given = jax.config.jax_compilation_cache_dir
+    if choice == AUTO and given:
+        _keep_everything()
+        return Path(given)
+    folder = default_cache_folder() if choice == AUTO else Path(choice)
+    problem = _make_private(folder)
+    if problem and choice != AUTO:
+        raise ConfigError(explain(f"compile_cache = {choice!r}: {problem}", "a folder of your own with mode 0700", "Correct its mode, or choose another."))
+    if problem:
+        log.warning("compiled programs are not kept: %s: %s", folder, problem)
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    _keep_everything()
+    return folder
+
+
+def _keep_everything() -> None:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _make_private(folder: Path) -> str | None:
+    """Create the folder if need be; why it cannot be trusted, or None."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        return str(error.strerror)
+    if found.st_uid != os.getuid():
+        return "it belongs to somebody else"
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return f"its mode is {stat.S_IMODE(found.st_mode):04o}, open to others"
+    return None

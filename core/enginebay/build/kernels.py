@@ -1,0 +1,162 @@
+"""Choosing the implementations of ops for a model, and binding them into what the model calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.config import AUTO, PHASES, EngineConfig, KernelChoice, Reason
+from enginebay.errors import ConfigError, PluginError, UnsupportedError, explain, unknown_name
+from enginebay.model import ModelInfo
+from enginebay.ops.bound import AttentionImpl, Ops
+from enginebay.ops.caps import Env
+from enginebay.ops.select import Candidate, choose, common_layout
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.registry import Entry, Registry
+from enginebay.runner.sharding import Placement
+from enginebay.runner.step import Layouts
+
+PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write")
+"""Ops without phases and layouts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenKernels:
+    """Attention per phase, the plain ops, and the layout that the attention implementations share."""
+
+    attention: Mapping[str, AttentionImpl]
+    plain: Mapping[str, Any]
+    names: Mapping[str, str]
+    layout: str
+    layout_type: type[KVLayout]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def compact_decode(self) -> bool:
+        """Whether decode steps should run on a copy of the rows' cache."""
+        return self.attention["decode"].caps.compact_decode
+
+
+def candidates(registry: Registry, op: str, env: Env) -> list[Candidate]:
+    """Every registered implementation of an op, loaded where its declaration allows this platform."""
+    return [_candidate(registry, e, env) for e in registry.entries if e.kind == "kernel" and e.op == op]
+
+
+def _candidate(registry: Registry, entry: Entry, env: Env) -> Candidate:
+    declared = entry.declaration
+    if entry.state != "ready" or declared is None:
+        return Candidate(entry.name, 0, unavailable=entry.reason)
+    if declared.platforms and env.platform not in declared.platforms:
+        return Candidate(entry.name, 0, unavailable=f"needs platform {' or '.join(declared.platforms)}, this is {env.platform}")
+    try:
+        impl = registry.load(entry)
+    except PluginError as error:
+        return Candidate(entry.name, 0, unavailable=str(error))
+    priority = getattr(impl, "priority", declared.capabilities.get("priority", 0))
+    return Candidate(entry.name, int(priority), impl)
+
+
+def choose_kernels(registry: Registry, config: EngineConfig, env: Env, info: ModelInfo, placement: Placement, default_layout: str) -> ChosenKernels:
+    """Settle every op and the layout; an explicit name that cannot serve is an error with its reason."""
+    known = {e.op for e in registry.entries if e.kind == "kernel"}
+    for op in config.kernels:
+        if op not in known:
+            raise unknown_name("op", op, known, "Correct the [kernels] section.")
+    specs = [spec.per_shard(placement.num_shards("kv_heads")) for spec in info.attention.values()]
+    layout, reason = _choose_layout(registry, config, env, specs, default_layout)
+    attention: dict[str, AttentionImpl] = {}
+    reasons = [reason]
+    wanted = config.kernels.get("attention", KernelChoice())
+    for phase in PHASES:
+        found, why = choose(
+            f"kernels.attention.{phase}", getattr(wanted, phase), candidates(registry, "attention", env), lambda i, p=phase: _why_not(i, env, specs, p, layout)
+        )
+        attention[phase] = found.impl
+        reasons.append(why)
+    plain: dict[str, Any] = {}
+    for op in PLAIN_OPS:
+        choice = config.kernels.get(op, KernelChoice())
+        if len(set(choice.model_dump().values())) > 1:
+            raise ConfigError(explain(f"kernels.{op} differs by phase", "one name: this op has no phases", "Give a single name."))
+        found, why = choose(f"kernels.{op}", choice.decode, candidates(registry, op, env), lambda _: None)
+        plain[op] = found.impl
+        reasons.append(why)
+    names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}
+    return ChosenKernels(attention, plain, names, layout.name, type(layout), tuple(reasons))
+
+
+def _sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
+    """A layout of the kind for asking what can serve it; counts do not matter to capabilities, page size does."""
+    return kind(num_pages=2, page_size=64, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.kv_dtype)
+
+
+def _why_not(impl: AttentionImpl, env: Env, specs: Sequence[AttnSpec], phase: str, layout: KVLayout) -> str | None:
+    bucket = Bucket(tokens=1 if phase == "decode" else 16, seqs=1, pages_per_seq=1, max_q_len=1, max_kv_len=64, mode=phase)  # type: ignore[arg-type]
+    reasons = [impl.caps.why_not(env, spec, bucket, layout) for spec in specs]
+    return next((r for r in reasons if r), None)
+
+
+def _choose_layout(registry: Registry, config: EngineConfig, env: Env, specs: Sequence[AttnSpec], default: str) -> tuple[KVLayout, Reason]:
+    """The layout that the wanted implementations share; the configured one is taken as it is."""
+    if config.layout != AUTO:
+        kind = registry.load(registry.find("layout", config.layout))
+        return _sample_layout(kind, specs[0]), Reason("layout", config.layout, "chosen by name")
+    wanted = config.kernels.get("attention", KernelChoice())
+    named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
+    found = {c.name: c for c in candidates(registry, "attention", env)}
+    for name in sorted(named - set(found)):
+        raise unknown_name("kernel of op attention", name, found, "`enginebay plugins` lists what is installed.")
+    lists = [found[name].impl.caps.layouts for name in sorted(named) if found[name].impl is not None]
+    layout = common_layout(lists) if lists else default
+    if layout is None:
+        raise UnsupportedError(explain(f"attention kernels {', '.join(sorted(named))} share no cache layout", "implementations with a common layout", "Choose others for some phase."))
+    why = f"first that {', '.join(sorted(named))} share" if lists else f"the default of platform {env.platform}"
+    return _sample_layout(registry.load(registry.find("layout", layout)), specs[0]), Reason("layout", layout, why)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpsBinder:
+    """Makes the Ops of a step: attention by phase, with its layout found by the layer's spec, sharded over heads."""
+
+    chosen: ChosenKernels
+    info: ModelInfo
+    placement: Placement
+
+    def __call__(self, bucket: Bucket, layouts: Layouts) -> Ops:
+        impl = self.chosen.attention[bucket.mode]
+        by_spec = {self.info.attention[group]: layout for group, layout in layouts.items()}
+        plain = self.chosen.plain
+
+        def attention(
+            q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch, *, spec: AttnSpec
+        ) -> tuple[jax.Array, CacheArrays]:
+            return self._attention(impl, by_spec[spec], spec, (q, k, v, cache, batch))
+
+        return Ops(attention, plain["embedding"], plain["linear"], plain["rms_norm"], plain["rope"], self.chosen.names)
+
+    def _attention(self, impl: AttentionImpl, layout: KVLayout, spec: AttnSpec, args: tuple[Any, ...]) -> tuple[jax.Array, CacheArrays]:
+        shards = self.placement.num_shards("kv_heads")
+        local_spec = spec.per_shard(shards)
+        local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
+        config = impl.default_config(local_spec, local)
+
+        def run(q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch) -> tuple[jax.Array, CacheArrays]:
+            fused = "fused_write" in impl.caps.features
+            if not fused:
+                cache = self.chosen.plain["kv_write"](cache, batch.slots, k, v, layout=local)
+            out, cache, _ = impl(q, k if fused else None, v if fused else None, cache, batch, spec=local_spec, layout=local, config=config)
+            return out, cache
+
+        if shards == 1:
+            return run(*args)
+        heads = PartitionSpec(None, self.placement.rules["kv_heads"])
+        arrays = {n: self.placement.spec((None,) * axis + ("kv_heads",)) for n, axis in layout.head_axis().items()}
+        sharded = jax.shard_map(
+            run, mesh=self.placement.mesh, in_specs=(heads, heads, heads, arrays, PartitionSpec()), out_specs=(heads, arrays), check_vma=False
+        )
+        return sharded(*args)

@@ -1,0 +1,83 @@
+"""Replacing "auto": a pure function from configuration and facts to a configuration without it, and the reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from enginebay.config import AUTO, Choice, EngineConfig, Reason
+from enginebay.errors import ConfigError, explain
+
+MOST_AUTO_MODEL_LEN = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedFact:
+    """A registered part as far as choosing needs it."""
+
+    name: str
+    priority: int = 0
+    refused: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """All that resolving depends on besides the configuration."""
+
+    platforms: Sequence[NamedFact]
+    engines: Sequence[NamedFact]
+    schedulers: Sequence[NamedFact]
+    samplers: Sequence[NamedFact]
+    default_dtype: str
+    model_max_len: int
+
+
+def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
+    """The name to use: `wanted` itself unless it is "auto", else the highest priority that is not refused."""
+    if wanted != AUTO:
+        return Reason(setting, wanted, "chosen by name")
+    able = sorted((f for f in facts if f.refused is None), key=lambda f: (-f.priority, f.name))
+    refused = tuple((f.name, f.refused) for f in facts if f.refused is not None)
+    if not able:
+        raise ConfigError(explain(f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})", "an installed one", "Install a plugin that offers it."))
+    passed = tuple((f.name, f"lower priority ({f.priority})") for f in able[1:])
+    return Reason(setting, able[0].name, f"highest priority ({able[0].priority})", refused + passed)
+
+
+def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
+    """A configuration whose platform, dtype, engine, scheduler, sampler and max_model_len are settled.
+
+    Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops are known, see
+    `kernels.bind_attention`. ConfigError when max_model_len exceeds the model's own.
+    """
+    reasons = [
+        pick("platform", config.platform, facts.platforms),
+        pick("engine", config.engine.name, facts.engines),
+        pick("scheduler", config.scheduler.name, facts.schedulers),
+        pick("sampler", config.sampler.name, facts.samplers),
+    ]
+    dtype = Reason("dtype", config.dtype, "chosen by name")
+    if config.dtype == AUTO:
+        dtype = Reason("dtype", facts.default_dtype, f"the default of platform {reasons[0].chosen}")
+    reasons += [dtype, _max_model_len(config, facts)]
+    names = {reason.setting: reason.chosen for reason in reasons}
+    settled = config.model_copy(
+        update={
+            "platform": names["platform"],
+            "dtype": names["dtype"],
+            "engine": Choice(name=names["engine"], options=config.engine.options),
+            "scheduler": Choice(name=names["scheduler"], options=config.scheduler.options),
+            "sampler": Choice(name=names["sampler"], options=config.sampler.options),
+            "max_model_len": int(names["max_model_len"]),
+        }
+    )
+    return settled, tuple(reasons)
+
+
+def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
+    if config.max_model_len is None:
+        length = min(facts.model_max_len, MOST_AUTO_MODEL_LEN)
+        return Reason("max_model_len", str(length), f"the model's {facts.model_max_len}, at most {MOST_AUTO_MODEL_LEN} unless asked for")
+    if config.max_model_len > facts.model_max_len:
+        raise ConfigError(explain(f"max_model_len = {config.max_model_len}", f"at most {facts.model_max_len}, the model's own", "Ask for less."))
+    return Reason("max_model_len", str(config.max_model_len), "chosen by name")
