@@ -1,0 +1,68 @@
+"""chat: a conversation on the terminal, one line a turn; with --message or piped input it answers and ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+
+from enginebay.cli.generate import add_sampling_arguments, metrics_record, sampling_from
+from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.cli.show import progress
+from enginebay.llm import LLM
+from enginebay.types import SamplingParams
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Messages, the sampling flags and the engine's."""
+    parser.add_argument("message", nargs="*", metavar="MESSAGE", help="say these, one turn each, and end; none: read turns from stdin")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
+    add_sampling_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Hold the conversation."""
+    params = sampling_from(args)
+    config = config_from(args)
+    with progress() as report:
+        llm = LLM(config=config, progress=report)
+    history = [{"role": "system", "content": args.system}] if args.system else []
+    with llm:
+        for message in _turns(args.message, show_prompt=sys.stdin.isatty()):
+            history.append({"role": "user", "content": message})
+            history.append({"role": "assistant", "content": _answer(llm, history, params, as_json=args.json)})
+    return 0
+
+
+def _turns(given: list[str], *, show_prompt: bool) -> Iterator[str]:
+    if given:
+        for message in given:
+            print(f"> {message}", file=sys.stderr)
+            yield message
+        return
+    while True:
+        if show_prompt:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _answer(llm: LLM, history: list[dict[str, str]], params: SamplingParams, *, as_json: bool) -> str:
+    if as_json:
+        output = llm.chat(history, params)
+        completion = output.outputs[0]
+        record = {"text": completion.text, "token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
+        print(json.dumps(record | {"finish_reason": completion.finish_reason, "metrics": metrics_record(output.metrics)}), flush=True)
+        return completion.text
+    text = ""
+    for chunk in llm.chat_stream(history, params):
+        text += chunk.delta_text
+        print(chunk.delta_text, end="", flush=True)
+    print()
+    return text

@@ -1,0 +1,110 @@
+"""plugins, explain, config and env: commands that show something and run no model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform as host
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from enginebay import __version__
+from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.config import EngineConfig
+
+PACKAGES = ("jax", "jaxlib", "flax", "transformers", "tokenizers", "numpy", "pydantic", "pluggy", "safetensors", "jax-triton", "libtpu")
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """The flags of the four commands."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    if name in ("explain", "config"):
+        add_engine_arguments(parser)
+    if name == "config":
+        parser.add_argument("--schema", action="store_true", help="print the JSON schema of configurations")
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Show it."""
+    {"plugins": _plugins, "explain": _explain, "config": _config, "env": _env}[name](args)
+    return 0
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, highlight=False).print(table)
+
+
+def _plugins(args: argparse.Namespace) -> None:
+    from enginebay.registry import load_registry
+
+    records = [entry.record() for entry in load_registry().entries]
+    if args.json:
+        _print_json(records)
+    else:
+        columns = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")
+        _print_table("", columns, [tuple(r[c] for c in columns) for r in records])
+
+
+def _explain(args: argparse.Namespace) -> None:
+    from enginebay.build.compose import make_plan
+
+    plan = make_plan(config_from(args))
+    record = {
+        "model": {
+            "folder": str(plan.checkpoint.folder),
+            "family": plan.model.info.family,
+            "max_model_len": plan.model.info.max_model_len,
+        },
+        "choices": [
+            {"setting": r.setting, "chosen": r.chosen, "why": r.why, "refused": [{"name": n, "reason": w} for n, w in r.refused]}
+            for r in plan.reasons
+        ],
+    }
+    if args.json:
+        _print_json(record)
+        return
+    print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
+    rows = [(r.setting, r.chosen, r.why, "; ".join(f"{n}: {w}" for n, w in r.refused)) for r in plan.reasons]
+    _print_table("", ("setting", "chosen", "why", "not taken"), rows)
+
+
+def _config(args: argparse.Namespace) -> None:
+    _print_json(EngineConfig.model_json_schema() if args.schema else config_from(args).model_dump())
+
+
+def _env(args: argparse.Namespace) -> None:
+    import jax
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    record = {
+        "enginebay": __version__,
+        "python": host.python_version(),
+        "system": f"{host.system()} {host.release()} {host.machine()}",
+        "packages": versions,
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()],
+    }
+    if args.json:
+        _print_json(record)
+        return
+    for key in ("enginebay", "python", "system"):
+        print(f"{key}: {record[key]}")
+    for package, version in versions.items():
+        print(f"{package}: {version}")
+    print(f"devices: {', '.join(record['devices'])}")

@@ -1,0 +1,81 @@
+"""Dispatch: one parser for the built-in commands, and those of plugins beside it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from enginebay import __version__
+from enginebay.errors import EnginebayError, InputError, unknown_name
+
+COMMANDS = {
+    "generate": ("enginebay.cli.generate", "complete a prompt"),
+    "chat": ("enginebay.cli.chat", "talk with a model"),
+    "plugins": ("enginebay.cli.inform", "list every part that is installed, and why one cannot be used"),
+    "explain": ("enginebay.cli.inform", "show what a configuration chooses, and why"),
+    "config": ("enginebay.cli.inform", "show a configuration in full, or the schema of configurations"),
+    "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
+    "bench": ("enginebay.cli.bench", "measure latency and throughput of engines and kernels side by side"),
+}
+"""Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what it does."""
+
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are InputErrors, so that all wrong input ends the same way."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise InputError(f"{message}. See `{self.prog} --help`.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except EnginebayError as error:
+        print(f"enginebay: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name = next((a for a in arguments if not a.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        return _run_plugin_command(name, arguments)
+    parser = _Parser(prog="enginebay", description="Serve language models with JAX out of replaceable parts.")
+    parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for command, (module, summary) in COMMANDS.items():
+        sub = commands.add_parser(command, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        sub.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"], help="how much to tell on stderr")
+        if command == name:
+            importlib.import_module(module).add_arguments(command, sub)
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
+    return code
+
+
+def _run_plugin_command(name: str, arguments: list[str]) -> int:
+    from enginebay.registry import load_registry
+
+    registry = load_registry()
+    if name not in registry.names("command"):
+        raise unknown_name("command", name, [*COMMANDS, *registry.names("command")], "See `enginebay --help`.")
+    code: int = registry.load(registry.find("command", name))(arguments[arguments.index(name) + 1 :])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

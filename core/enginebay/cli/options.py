@@ -1,0 +1,74 @@
+"""The flags that choose an engine's parts, shared by every command that makes one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.errors import InputError, explain
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config and a flag for each choice; flags win over the file."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--config", metavar="FILE", help="TOML file with any of the choices below")
+    group.add_argument("--model", metavar="DIR|ID", help="folder, hub id, or demo: the embedded model")
+    group.add_argument("--platform", metavar="NAME", help="devices to run on")
+    group.add_argument("--dtype", metavar="T", help="float32, bfloat16, float16 or auto")
+    group.add_argument("--engine", metavar="NAME")
+    group.add_argument("--scheduler", metavar="NAME")
+    group.add_argument("--sampler", metavar="NAME")
+    group.add_argument("--attention", metavar="NAME", help="attention kernel, for all phases")
+    group.add_argument("--kernel", metavar="OP[.PHASE]=NAME", action="append", default=[], help="kernel of an op; may be repeated")
+    group.add_argument("--layout", metavar="NAME", help="cache layout")
+    group.add_argument("--mesh", metavar="AXIS=N", action="append", default=[], help="devices along a mesh axis, such as tensor=2")
+    for name, what in (
+        ("max-model-len", "longest prompt plus output, in tokens"),
+        ("max-num-seqs", "most requests that run together"),
+        ("max-num-batched-tokens", "most prompt tokens in one step"),
+        ("decode-steps", "most tokens a row gets in one compiled call"),
+    ):
+        group.add_argument(f"--{name}", type=int, metavar="N", help=what)
+    group.add_argument("--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading")
+    group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
+
+
+PLAIN = ("model", "platform", "dtype", "engine", "scheduler", "sampler", "layout", "max_model_len", "max_num_seqs")
+PLAIN += ("max_num_batched_tokens", "decode_steps", "verify_weights", "compile_cache")
+
+
+def config_from(args: argparse.Namespace) -> EngineConfig:
+    """The configuration of file and flags."""
+    return make_config(read_toml(args.config) if args.config else {}, flag_values(args))
+
+
+def flag_values(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, as configuration values."""
+    values: dict[str, Any] = {name: getattr(args, name) for name in PLAIN if getattr(args, name) is not None}
+    kernels: dict[str, Any] = {}
+    if args.attention:
+        kernels["attention"] = dict.fromkeys(("decode", "prefill", "mixed"), args.attention)
+    for op, name in (split_pair(text, "--kernel", "OP[.PHASE]=NAME") for text in args.kernel):
+        plain, _, phase = op.partition(".")
+        phases = (phase,) if phase else ("decode", "prefill", "mixed")
+        kernels.setdefault(plain, {}).update(dict.fromkeys(phases, name))
+    if kernels:
+        values["kernels"] = kernels
+    if args.mesh:
+        values["mesh"] = {axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)}
+    return values
+
+
+def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
+    """"a=b" as a pair; InputError naming the flag otherwise."""
+    left, equals, right = text.partition("=")
+    if not (left and equals and right):
+        raise InputError(explain(f"{flag} {text}", form, "Write both sides."))
+    return left, right
+
+
+def _count(text: str, axis: str) -> int:
+    if not text.isdigit():
+        raise InputError(explain(f"--mesh {axis}={text}", "a whole number of devices", "Correct it."))
+    return int(text)

@@ -1,0 +1,79 @@
+"""From token events to text: detokenising and stop texts, on the reader's side of the thread border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
+from enginebay.types import CompletionOutput, FinishReason, RequestMetrics, StreamChunk
+
+
+class CompletionReader:
+    """Turns the events of one ticket into text; ends the request when a stop text appears.
+
+    `text` and `token_ids` hold all so far. Text that may still become part of a stop text, or of a character that is
+    not complete, is held back until it is clear.
+    """
+
+    def __init__(self, ticket: Ticket, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
+        sampling = ticket.request.sampling
+        self.ticket = ticket
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.metrics: RequestMetrics | None = None
+        self._hidden = frozenset(sampling.stop_token_ids)
+        self._abort = abort
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._stops = StopChecker(sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output)
+
+    @property
+    def done(self) -> bool:
+        """Whether the last chunk was returned."""
+        return self.finish_reason is not None
+
+    def feed(self, event: TokenEvent) -> StreamChunk | None:
+        """The chunk that an event makes, or None when there is nothing to show yet. Raises the event's error."""
+        if event.error is not None:
+            raise event.error
+        if self.done:
+            return None
+        delta, token_ids = self._take(event.token_ids)
+        if not self.done and event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+            self.metrics = event.metrics
+            delta += self._finish()
+        self.text += delta
+        self.token_ids += token_ids
+        if not delta and not token_ids and not self.done:
+            return None
+        request = self.ticket.request
+        return StreamChunk(request.parent_id, request.index, delta, tuple(token_ids), self.finish_reason, self.metrics)
+
+    def _take(self, token_ids: tuple[int, ...]) -> tuple[str, list[int]]:
+        """Text and tokens up to a stop text, if there is one among them."""
+        delta = ""
+        taken: list[int] = []
+        for token_id in token_ids:
+            taken.append(token_id)
+            if token_id in self._hidden:
+                continue  # a stop token ends the text and is no part of it
+            delta += self._stops.push(self._detokenizer.push([token_id]))
+            if self._stops.stopped:
+                self.finish_reason = "stop"
+                self._abort(self.ticket.request.request_id)
+                break
+        return delta, taken
+
+    def _finish(self) -> str:
+        """What was held back."""
+        rest = self._stops.push(self._detokenizer.flush())
+        if self._stops.stopped:
+            self.finish_reason = "stop"
+            return rest
+        return rest + self._stops.flush()
+
+    def completion(self) -> CompletionOutput:
+        """All so far, as an output."""
+        return CompletionOutput(self.ticket.request.index, self.text, list(self.token_ids), finish_reason=self.finish_reason)

@@ -1,0 +1,247 @@
+"""LLM: load a model, generate, stream, chat; and the same for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
+from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.errors import ConfigError, RequestError, explain
+from enginebay.llm.assemble import CompletionReader
+from enginebay.llm.prepare import Params, Prepared, Preparer, Prompt, Prompts
+from enginebay.loop.loop import EngineLoop
+from enginebay.loop.messages import TokenEvent
+from enginebay.types import RequestOutput, SamplingParams, StreamChunk
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model behind an engine, with a thread of its own. Use it in a `with` block, or call close().
+
+    Methods may be called from several threads at once: their requests run together.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+        **choices: Any,
+    ) -> None:
+        """Load `model` ("demo", a folder, or a hub id) with any choice of EngineConfig by keyword, or a whole config.
+
+        Raises ConfigError for an unknown or wrong choice, CheckpointError for a model that cannot be loaded, and
+        UnsupportedError for a part that cannot serve here.
+        """
+        named = dict(choices) if model is None else {"model": model, **choices}
+        if config is not None and named:
+            raise ConfigError(explain(f"config and {', '.join(named)}", "one of them", "Put the choices into the config."))
+        self._parts: Composed = build(make_plan(config or make_config(named)), progress)
+        plan = self._parts.plan
+        self.config = plan.config
+        sampler = plan.registry.find("sampler", plan.config.sampler.name).declaration
+        self.tokenizer = plan.checkpoint.load_tokenizer()
+        assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
+        self._preparer = Preparer(
+            self.tokenizer,
+            plan.checkpoint.token_info,
+            plan.model.info.vocab_size,
+            plan.config.max_model_len,
+            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            seed=plan.config.seed,
+        )
+        self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config)
+
+    @classmethod
+    def from_config(cls, path: str | Path, **choices: Any) -> LLM:
+        """An LLM of a TOML file; keywords win over the file."""
+        return cls(config=make_config(read_toml(path), choices))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fail what is under way and end the engine's thread. Closing twice is fine."""
+        self._loop.close()
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen, and why."""
+        return self._parts.plan
+
+    @property
+    def engine(self) -> Any:
+        """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
+        return self._parts.engine
+
+    def run_on_engine(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the engine's thread between steps, and return its result."""
+        return self._loop.call(function)
+
+    def warmup(self, progress: Progress | None = None) -> int:
+        """Compile every program that serving can need; how many there are. With `forbid_compiling` no other will be."""
+
+        def report(done: int, total: int, what: str) -> None:
+            if progress is not None:
+                progress("compiling", done, total)
+
+        def compile_all() -> int:
+            count: int = self._parts.engine.warmup(report)
+            self._parts.engine.runner.forbid_compiling = self.config.forbid_compiling
+            return count
+
+        return int(self._loop.call(compile_all))
+
+    # Synchronous.
+
+    def generate(self, prompts: Prompts, params: Params = None, *, progress: Progress | None = None) -> list[RequestOutput]:
+        """Complete prompts: one text, a list of texts, or lists of token ids; params for all, or one per prompt.
+
+        Returns one RequestOutput per prompt, in order. Nothing is queued when any prompt or value is refused.
+        Interrupting ends the requests.
+        """
+        prepared = self._preparer.prepare(prompts, params)
+        groups = self._submit(prepared)
+        try:
+            outputs = []
+            for done, (one, readers) in enumerate(zip(prepared, groups, strict=True), 1):
+                for reader in readers:
+                    while not reader.done:
+                        reader.feed(reader.ticket.get())
+                outputs.append(_output(one, readers))
+                if progress is not None:
+                    progress("generating", done, len(prepared))
+            return outputs
+        finally:
+            self._abandon(groups)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they are made.
+
+        The request is checked and queued at once. Leaving the iterator ends it.
+        """
+        prepared = self._preparer.prepare([prompt], params)  # type: ignore[list-item]
+        return self._stream(self._submit(prepared))
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> RequestOutput:
+        """Answer a conversation: messages with "role" and "content", put into the model's chat template."""
+        return self.generate([self._chat_prompt(messages, chat_template)], params)[0]
+
+    def chat_stream(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> Iterator[StreamChunk]:
+        """chat(), chunk by chunk."""
+        return self.stream(self._chat_prompt(messages, chat_template), params)
+
+    # asyncio.
+
+    async def agenerate(self, prompts: Prompts, params: Params = None) -> list[RequestOutput]:
+        """generate() without blocking the event loop; cancelling ends the requests."""
+        prepared = await asyncio.to_thread(self._preparer.prepare, prompts, params)
+        groups = self._submit(prepared)
+        try:
+            for readers in groups:
+                for reader in readers:
+                    async for _ in _events(reader):
+                        pass
+            return [_output(one, readers) for one, readers in zip(prepared, groups, strict=True)]
+        finally:
+            self._abandon(groups)
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamChunk]:
+        """stream() for asyncio, for one completion."""
+        if params is not None and params.n != 1:
+            raise RequestError(explain(f"n = {params.n} in astream", "n = 1", "Start one stream for each completion."))
+        prepared = await asyncio.to_thread(self._preparer.prepare, [prompt], params)
+        groups = self._submit(prepared)
+        try:
+            async for chunk in _events(groups[0][0]):
+                yield chunk
+        finally:
+            self._abandon(groups)
+
+    async def achat(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> RequestOutput:
+        """chat() for asyncio."""
+        return (await self.agenerate([self._chat_prompt(messages, chat_template)], params))[0]
+
+    def _chat_prompt(self, messages: Messages, chat_template: str | None) -> list[int]:
+        token_ids: list[int] = self.tokenizer.apply_chat_template(messages, chat_template=chat_template)
+        return token_ids
+
+    def _submit(self, prepared: Sequence[Prepared]) -> list[list[CompletionReader]]:
+        tickets = iter(self._loop.submit([request for one in prepared for request in one.requests]))
+        return [[CompletionReader(next(tickets), self.tokenizer, self._loop.abort) for _ in one.requests] for one in prepared]
+
+    def _stream(self, groups: list[list[CompletionReader]]) -> Iterator[StreamChunk]:
+        arrived: queue.SimpleQueue[CompletionReader] = queue.SimpleQueue()
+        readers = groups[0]
+        try:
+            for reader in readers:
+                _forward(reader, arrived)
+            while not all(reader.done for reader in readers):
+                reader = arrived.get()
+                for event in _waiting_events(reader):
+                    chunk = reader.feed(event)
+                    if chunk is not None:
+                        yield chunk
+        finally:
+            self._abandon(groups)
+
+    def _abandon(self, groups: Sequence[Sequence[CompletionReader]]) -> None:
+        for readers in groups:
+            for reader in readers:
+                if not reader.done:
+                    self._loop.abort(reader.ticket.request.request_id)
+
+
+def _forward(reader: CompletionReader, arrived: queue.SimpleQueue[CompletionReader]) -> None:
+    """Have a reader announced in `arrived` whenever it has events."""
+    reader.ticket.listen(lambda: arrived.put(reader))
+    arrived.put(reader)  # events that came before the listener did
+
+
+def _waiting_events(reader: CompletionReader) -> Iterator[TokenEvent]:
+    """The events that are there now."""
+    while True:
+        try:
+            yield reader.ticket.get_nowait()
+        except queue.Empty:
+            return
+
+
+async def _events(reader: CompletionReader) -> AsyncIterator[StreamChunk]:
+    """The chunks of a reader as they come, without a waiting thread."""
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+    reader.ticket.listen(lambda: loop.call_soon_threadsafe(news.set))
+    while not reader.done:
+        news.clear()
+        for event in _waiting_events(reader):
+            chunk = reader.feed(event)
+            if chunk is not None:
+                yield chunk
+        if not reader.done:
+            await news.wait()
+
+
+def _output(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
+    """The finished output of a prompt; its metrics are those of the first completion, counts those of all."""
+    metrics = readers[0].metrics
+    completions = [reader.completion() for reader in readers]
+    output = RequestOutput(prepared.request_id, prepared.prompt, prepared.prompt_token_ids, completions, finished=True, metrics=metrics)
+    output.accumulated_text = output.get_text()
+    output.num_generated_tokens = sum(len(c.token_ids) for c in completions)
+    if metrics is not None:
+        output.tokens_per_second = metrics.tokens_per_second
+        output.first_token_time = metrics.time_to_first_token_s
+        output.processing_time = metrics.finished_s - metrics.arrival_s
+        output.time_spent_generating = metrics.finished_s - metrics.first_scheduled_s
+    return output
