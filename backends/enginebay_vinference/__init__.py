@@ -1,0 +1,1 @@
+"""The contiguous-cache engine."""

@@ -1,0 +1,59 @@
+"""SlotLedger: one contiguous slot per row, promised whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.cache import Lease, Ledger
+from enginebay.errors import InternalError
+
+
+class SlotLedger(Ledger):
+    """Row i owns slot i, of up to max_model_len tokens, from admission to release.
+
+    A slot is a run of consecutive pages; `pages_per_slot` follows the arrays as they grow.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int) -> None:
+        self.num_slots = num_slots
+        self.max_model_len = max_model_len
+        self.pages_per_slot = 1
+        self._leases: dict[int, Lease] = {}
+
+    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+        if row in self._leases:
+            raise InternalError(f"row {row} is admitted twice: release its lease first")
+        if num_tokens > self.max_model_len or row >= self.num_slots:
+            return None
+        lease = Lease(row=row, capacity=num_tokens)
+        self._leases[row] = lease
+        return lease
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        if num_tokens > self.max_model_len:
+            return False
+        lease.capacity = max(lease.capacity, num_tokens)
+        return True
+
+    def release(self, lease: Lease) -> None:
+        if lease.released or self._leases.get(lease.row) is not lease:
+            raise InternalError(f"the lease of row {lease.row} is released twice")
+        lease.released = True
+        del self._leases[lease.row]
+
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        table[:] = 0
+        slots = np.asarray([lease.row for lease in leases], np.int32)
+        offsets = np.arange(min(self.pages_per_slot, table.shape[1]), dtype=np.int32)
+        table[: len(leases), : len(offsets)] = slots[:, None] * self.pages_per_slot + offsets
+
+    def check(self) -> None:
+        for row, lease in self._leases.items():
+            if lease.row != row or lease.released or lease.capacity > self.max_model_len:
+                raise InternalError(f"the ledger's books are wrong at row {row}: {lease}")
+
+    @property
+    def num_free_tokens(self) -> int:
+        return (self.num_slots - len(self._leases)) * self.max_model_len

@@ -1,0 +1,17 @@
+"""What this package offers: the engine "vinference"."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_engines(register: Register) -> None:
+    """The contiguous engine."""
+    register(
+        "vinference",
+        "enginebay_vinference.engine:VInferenceEngine",
+        options="enginebay_vinference.engine:VInferenceOptions",
+        summary="contiguous cache: one slot a row, grown by doubling",
+        capabilities={"priority": 0},
+    )
