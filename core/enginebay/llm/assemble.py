@@ -59,8 +59,9 @@ class CompletionReader:
             taken.append(token_id)
             if token_id in self._hidden:
                 continue  # a stop token ends the text and is no part of it
-            delta += self._stops.push(self._detokenizer.push([token_id]))
-            if self._stops.stopped:
+            checked = self._stops.push(self._detokenizer.push([token_id]))
+            delta += checked.text
+            if checked.stop is not None:
                 self.finish_reason = "stop"
                 self._abort(self.ticket.request.request_id)
                 break
@@ -68,11 +69,10 @@ class CompletionReader:
 
     def _finish(self) -> str:
         """What was held back."""
-        rest = self._stops.push(self._detokenizer.flush())
-        if self._stops.stopped:
+        checked = self._stops.push(self._detokenizer.flush())
+        if checked.stop is not None:
             self.finish_reason = "stop"
-            return rest
-        return rest + self._stops.flush()
+        return checked.text + self._stops.flush()
 
     def completion(self) -> CompletionOutput:
         """All so far, as an output."""

@@ -1,0 +1,44 @@
+"""Requests to measure with: random token ids from seeds, the same for every engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from enginebay.types import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Prompts and how many tokens each is to get; greedy, end-of-sequence ignored."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    new_tokens: tuple[int, ...]
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """Sampling parameters, one for each prompt."""
+        return [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in self.new_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that a run produces."""
+        return sum(self.new_tokens)
+
+
+def one_prompt(seed: int, vocab_size: int, prompt_len: int, new_tokens: int) -> Workload:
+    """A single request."""
+    rng = np.random.default_rng(seed)
+    return Workload((tuple(int(t) for t in rng.integers(0, vocab_size, prompt_len)),), (new_tokens,))
+
+
+def mixed_batch(seed: int, vocab_size: int, num_requests: int, longest_prompt: int, longest_output: int) -> Workload:
+    """Requests of uniformly random lengths, from a sixteenth of the longest."""
+    rng = np.random.default_rng(seed)
+
+    def lengths(longest: int) -> list[int]:
+        return [int(n) for n in rng.integers(max(1, longest // 16), longest + 1, num_requests)]
+
+    prompts = tuple(tuple(int(t) for t in rng.integers(0, vocab_size, n)) for n in lengths(longest_prompt))
+    return Workload(prompts, tuple(lengths(longest_output)))

@@ -1,0 +1,82 @@
+"""Slow, obvious sampling in float64 NumPy: what every sampler is compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Params:
+    """Sampling parameters of one row, as SamplingState has them."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def first_best(logits: np.ndarray) -> np.ndarray:
+    """logits [..., vocab] -> the lowest index of the largest value."""
+    return np.argmax(logits, axis=-1)
+
+
+def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+    """logits [vocab] -> bool [vocab], the tokens that top_k, top_p and min_p keep, in this order.
+
+    `slack` moves every border outward (inward when negative) by that much mass, and by that share of a score, so
+    that a result in lower precision can be held between two sets. At least the first best token is kept.
+    """
+    z = _scaled(logits, params)
+    order = np.argsort(-z, kind="stable")
+    kth = z[order[params.top_k - 1]] if 0 < params.top_k < z.size else -np.inf
+    mass = np.where(z >= kth, np.exp(z), 0.0)
+    mass /= mass.sum()
+    kept = np.isfinite(z)
+    if np.isfinite(kth):
+        kept &= z >= kth - slack * max(1.0, abs(kth))
+    if params.top_p < 1.0:
+        before = np.empty_like(mass)
+        before[order] = np.concatenate([[0.0], np.cumsum(mass[order])[:-1]])
+        kept &= before < params.top_p + slack
+    if params.min_p > 0.0:
+        kept &= mass >= params.min_p * mass.max() * (1.0 - slack)
+    kept[first_best(logits)] = True
+    return kept
+
+
+def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
+    """logits [vocab] -> float64 [vocab], the probability of each token to be chosen; sums to 1."""
+    if params.temperature == 0.0 or params.top_k == 1:
+        return np.eye(logits.size)[first_best(logits)]
+    mass = np.where(kept_tokens(logits, params), np.exp(_scaled(logits, params)), 0.0)
+    return mass / mass.sum()
+
+
+def _scaled(logits: np.ndarray, params: Params) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    return (wide - wide.max()) / params.temperature
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
+    """Pearson's statistic and its degrees of freedom; bins that expect fewer than 8 draws are taken together."""
+    large = expected >= 8.0
+    seen, wanted = counts[large].astype(np.float64), expected[large].astype(np.float64)
+    rest_seen, rest_wanted = counts[~large].sum(), expected[~large].sum()
+    if rest_wanted >= 8.0 or not large.any():
+        seen, wanted = np.append(seen, rest_seen), np.append(wanted, rest_wanted)
+    else:
+        smallest = np.argmin(wanted)
+        seen[smallest] += rest_seen
+        wanted[smallest] += rest_wanted
+    return float(((seen - wanted) ** 2 / wanted).sum()), int(wanted.size - 1)
+
+
+def chi_square_limit(degrees: int, normal_quantile: float = 5.0) -> float:
+    """The statistic that is exceeded by chance as rarely as a normal variable exceeds `normal_quantile` (3e-7 for 5).
+
+    Wilson and Hilferty's approximation (1931).
+    """
+    spread = 2.0 / (9.0 * max(degrees, 1))
+    return max(degrees, 1) * (1.0 - spread + normal_quantile * spread**0.5) ** 3
