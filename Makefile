@@ -28,6 +28,8 @@ demo: env ## text from the embedded model, and which parts made it
 	@$(BIN)/enginebay generate "Once upon a time" --max-tokens 120
 	@echo; echo '$$ enginebay generate "Once upon a time" --temperature 0.8 --seed 7'
 	@$(BIN)/enginebay generate "Once upon a time" --max-tokens 120 --temperature 0.8 --seed 7
+	@echo; echo '$$ enginebay chat "Hello!" "What color is the sky?"'
+	@$(BIN)/enginebay chat "Hello!" "What color is the sky?"
 	@echo; echo '$$ enginebay explain'
 	@$(BIN)/enginebay explain
 
@@ -37,7 +39,7 @@ test: env-test ## all tests but the slow ones
 
 .PHONY: test-slow
 test-slow: env-test ## the slow tests
-	@$(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS)
+	@$(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
 
 .PHONY: lint
 lint: env-dev ## formatting, rules, types, import contracts

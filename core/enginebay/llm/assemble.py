@@ -59,9 +59,8 @@ class CompletionReader:
             taken.append(token_id)
             if token_id in self._hidden:
                 continue  # a stop token ends the text and is no part of it
-            checked = self._stops.push(self._detokenizer.push([token_id]))
-            delta += checked.text
-            if checked.stop is not None:
+            delta += self._stops.push(self._detokenizer.push([token_id]))
+            if self._stops.stopped:
                 self.finish_reason = "stop"
                 self._abort(self.ticket.request.request_id)
                 break
@@ -69,10 +68,10 @@ class CompletionReader:
 
     def _finish(self) -> str:
         """What was held back."""
-        checked = self._stops.push(self._detokenizer.flush())
-        if checked.stop is not None:
+        rest = self._stops.push(self._detokenizer.flush())
+        if self._stops.stopped:
             self.finish_reason = "stop"
-        return checked.text + self._stops.flush()
+        return rest + self._stops.flush()
 
     def completion(self) -> CompletionOutput:
         """All so far, as an output."""

@@ -133,13 +133,13 @@ class LLM:
         prepared = self._preparer.prepare([prompt], params)  # type: ignore[list-item]
         return self._stream(self._submit(prepared))
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None) -> RequestOutput:
+    def chat(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> RequestOutput:
         """Answer a conversation: messages with "role" and "content", put into the model's chat template."""
-        return self.generate([self._chat_prompt(messages)], params)[0]
+        return self.generate([self._chat_prompt(messages, chat_template)], params)[0]
 
-    def chat_stream(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def chat_stream(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> Iterator[StreamChunk]:
         """chat(), chunk by chunk."""
-        return self.stream(self._chat_prompt(messages), params)
+        return self.stream(self._chat_prompt(messages, chat_template), params)
 
     # asyncio.
 
@@ -168,12 +168,12 @@ class LLM:
         finally:
             self._abandon(groups)
 
-    async def achat(self, messages: Messages, params: SamplingParams | None = None) -> RequestOutput:
+    async def achat(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> RequestOutput:
         """chat() for asyncio."""
-        return (await self.agenerate([self._chat_prompt(messages)], params))[0]
+        return (await self.agenerate([self._chat_prompt(messages, chat_template)], params))[0]
 
-    def _chat_prompt(self, messages: Messages) -> list[int]:
-        token_ids: list[int] = self.tokenizer.apply_chat_template(messages)
+    def _chat_prompt(self, messages: Messages, chat_template: str | None) -> list[int]:
+        token_ids: list[int] = self.tokenizer.apply_chat_template(messages, chat_template=chat_template)
         return token_ids
 
     def _submit(self, prepared: Sequence[Prepared]) -> list[list[CompletionReader]]:

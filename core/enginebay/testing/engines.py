@@ -1,0 +1,287 @@
+"""Conformance suite of the engine contract: any registered engine, on the demo model by default.
+
+Comparisons of greedy tokens stop at a near-tie: where two engines, batches or chunk sizes choose different tokens whose
+logits the reference has closer together than TOLERANCE. Such rows are counted, and more than MOST_NEAR_TIES of all fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from enginebay.engine import Engine, RowPlan, StepPlan
+from enginebay.llm import LLM
+from enginebay.testing.reference import ReferenceModel
+from enginebay.types import FrozenSampling, Request, SamplingParams
+
+TOLERANCE = 1e-3
+MOST_NEAR_TIES = 0.1
+
+Check = tuple[str, Callable[[], None]]
+
+
+@dataclasses.dataclass
+class Subject:
+    """The engine under test: its name and the choices that go with it, all else as small as possible."""
+
+    name: str
+    model: str = "demo"
+    choices: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _reference: ReferenceModel | None = None
+
+    def make(self, **more: Any) -> LLM:
+        """A fresh LLM with this engine."""
+        fixed = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+        return LLM(self.model, engine=self.name, **(fixed | self.choices | more))
+
+    def reference(self) -> ReferenceModel:
+        """The model without the engine; made once."""
+        if self._reference is None:
+            with self.make() as llm:
+                self._reference = ReferenceModel(llm.plan)
+        return self._reference
+
+
+def prompts_of(vocab_size: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    rng = np.random.default_rng(seed)
+    return [[int(t) for t in rng.integers(0, vocab_size, n)] for n in lengths]
+
+
+LENGTHS = (1, 7, 16, 33, 90, 150)
+
+
+def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """Token ids of the first completion of each prompt."""
+    return [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
+
+
+def greedy(max_tokens: int = 24) -> SamplingParams:
+    """Greedy and never ended by an end-of-sequence token."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+def seeded(max_tokens: int = 24) -> SamplingParams:
+    """Sampled with a seed."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.9, top_k=40, top_p=0.95, seed=11, ignore_eos=True)
+
+
+def assert_same_tokens(
+    reference: ReferenceModel, prompts: list[list[int]], first: list[list[int]], second: list[list[int]], *, sampled: bool = False
+) -> None:
+    """Rows are equal, or differ first at a near-tie (greedy); few rows may."""
+    different = 0
+    for prompt, a, b in zip(prompts, first, second, strict=True):
+        assert len(a) == len(b), f"a prompt of {len(prompt)} tokens gave {len(a)} and {len(b)} tokens"
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if at is None:
+            continue
+        different += 1
+        tie = sampled or reference.is_near_tie([*prompt, *a[:at]], a[at], b[at], TOLERANCE)
+        assert tie, f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
+    assert different <= MOST_NEAR_TIES * len(prompts), f"{different} of {len(prompts)} rows differ"
+
+
+def engine_checks(subject: Subject) -> list[Check]:
+    """Every check of the suite, by name."""
+    checks = (
+        greedy_tokens_are_the_models,
+        alone_equals_batch,
+        chunk_sizes_do_not_matter,
+        decode_steps_do_not_matter,
+        seeded_alone_equals_batch,
+        stop_tokens_and_lengths_end_rows,
+        state_moves_to_another_engine,
+        everything_is_released,
+        arrays_can_be_dropped,
+        nothing_compiles_after_warmup,
+    )
+    return [(check.__name__, lambda check=check: check(subject)) for check in checks]  # type: ignore[misc]
+
+
+def greedy_tokens_are_the_models(subject: Subject) -> None:
+    """Each greedy token is the best one of a single forward pass over all before it."""
+    reference = subject.reference()
+    with subject.make() as llm:
+        prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS)
+        for prompt, output in zip(prompts, generate(llm, prompts, greedy()), strict=True):
+            wrong = reference.first_wrong_token(prompt, output, TOLERANCE)
+            assert wrong is None, f"a prompt of {len(prompt)} tokens: token {wrong} is not the best one"
+
+
+def alone_equals_batch(subject: Subject) -> None:
+    """A request's greedy tokens are the same alone and among others of other lengths."""
+    with subject.make() as llm:
+        prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS)
+        together = generate(llm, prompts, greedy())
+        alone = [generate(llm, [prompt], greedy())[0] for prompt in prompts]
+    assert_same_tokens(subject.reference(), prompts, together, alone)
+
+
+def seeded_alone_equals_batch(subject: Subject) -> None:
+    """So are its sampled tokens, when it has a seed."""
+    with subject.make() as llm:
+        prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS * 2, seed=1)
+        together = generate(llm, prompts, seeded())
+        alone = [generate(llm, [prompt], seeded())[0] for prompt in prompts]
+    assert_same_tokens(subject.reference(), prompts, together, alone, sampled=True)
+
+
+def chunk_sizes_do_not_matter(subject: Subject) -> None:
+    """Prompts cut into chunks of 16 give the same tokens as prompts in one piece."""
+    outputs = []
+    for budget in (16, 256):
+        with subject.make(max_num_batched_tokens=budget) as llm:
+            prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS, seed=2)
+            outputs.append(generate(llm, prompts, greedy()))
+    assert_same_tokens(subject.reference(), prompts, *outputs)
+
+
+def decode_steps_do_not_matter(subject: Subject) -> None:
+    """1, 3 and 16 steps in a call give the same tokens."""
+    outputs = []
+    for steps in (1, 3, 16):
+        with subject.make(decode_steps=steps) as llm:
+            prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS[:4], seed=3)
+            outputs.append(generate(llm, prompts, greedy()))
+    for other in outputs[1:]:
+        assert_same_tokens(subject.reference(), prompts, outputs[0], other)
+
+
+def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
+    """A row ends with its stop token, or at max_tokens, and never after."""
+    with subject.make() as llm:
+        prompts = prompts_of(llm.plan.model.info.vocab_size, (5, 40), seed=4)
+        for prompt, whole in zip(prompts, generate(llm, prompts, greedy(20)), strict=True):
+            stop = whole[9]
+            params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
+            found = llm.generate([prompt], params)[0].outputs[0]
+            assert found.token_ids == whole[: whole.index(stop) + 1], "the row did not end with its stop token"
+            assert found.finish_reason == "stop"
+            cut = llm.generate([prompt], greedy(7))[0].outputs[0]
+            assert (cut.token_ids, cut.finish_reason) == (whole[:7], "length")
+
+
+@dataclasses.dataclass
+class Driver:
+    """Runs one request on an engine by hand, on the engine's thread."""
+
+    engine: Engine
+    request: Request
+
+    def __post_init__(self) -> None:
+        rows = self.engine.rows
+        rows.add_request(self.request)
+        self.row = rows.row_of(self.request.request_id)
+        total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
+        lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
+        assert lease is not None, "an empty engine refuses a short request"
+        assert self.engine.ledger.reserve(lease, total), "an empty engine has no room for a short request"
+        self.lease = lease
+
+    def prefill(self) -> list[int]:
+        """Process the prompt."""
+        count = len(self.request.prompt_token_ids)
+        plan = StepPlan((RowPlan(self.row, self.lease, 0, count, samples=True),))
+        return self._commit(self.engine.step(plan).read()[0])
+
+    def decode(self, num_steps: int) -> list[int]:
+        """Up to num_steps more tokens."""
+        cached = int(self.engine.rows.num_tokens[self.row]) - 1
+        plan = StepPlan((RowPlan(self.row, self.lease, cached, 1, samples=True),), num_steps)
+        return self._commit(self.engine.step(plan).read()[0])
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Take note of tokens that another engine produced."""
+        self.engine.rows.append_tokens(self.row, token_ids)
+
+    def close(self) -> None:
+        """Give row and lease back."""
+        self.engine.ledger.release(self.lease)
+        self.engine.rows.remove_request(self.request.request_id)
+
+    def _commit(self, tokens: np.ndarray) -> list[int]:
+        new = [int(t) for t in tokens if t >= 0]
+        self.engine.rows.append_tokens(self.row, new)
+        return new
+
+
+def _request(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
+    sampling = FrozenSampling(params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p, (), (), False, True)
+    return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)
+
+
+def state_moves_to_another_engine(subject: Subject) -> None:
+    """Taken out after some steps and put into another row of another engine, a request goes on with the same tokens."""
+    for params in (greedy(12), seeded(12)):
+        with subject.make(decode_steps=4) as first, subject.make(decode_steps=4) as second:
+            prompt = prompts_of(first.plan.model.info.vocab_size, (21,), seed=5)[0]
+
+            def begin(llm: LLM = first, prompt: list[int] = prompt, params: SamplingParams = params) -> tuple[Any, list[int], list[int]]:
+                driver = Driver(llm.engine, _request(prompt, params))
+                before = driver.prefill() + driver.decode(3)
+                state = llm.engine.take(driver.lease)
+                after = driver.decode(4) + driver.decode(4)
+                driver.close()
+                return state, before, after
+
+            def go_on(state: Any, before: list[int], llm: LLM = second, prompt: list[int] = prompt, params: SamplingParams = params) -> list[int]:
+                other = Driver(llm.engine, _request(prompt_of_other(prompt), params, "in the way"))
+                driver = Driver(llm.engine, _request(prompt, params))
+                llm.engine.put(driver.lease, state)
+                driver.resume(before)
+                tokens = driver.decode(4) + driver.decode(4)
+                driver.close()
+                other.close()
+                return tokens
+
+            state, before, after = first.run_on_engine(begin)
+            assert second.run_on_engine(lambda s=state, b=before, f=go_on: f(s, b)) == after, "a moved request goes on differently"
+
+
+def prompt_of_other(prompt: list[int]) -> list[int]:
+    """Some other prompt."""
+    return prompt[::-1]
+
+
+def everything_is_released(subject: Subject) -> None:
+    """After more requests than rows, with some left early, ledger and row table are as new."""
+    with subject.make() as llm:
+        free = llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens)
+        prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS * 3, seed=6)
+        llm.generate(prompts, greedy(6))
+        for stream in _left_early(llm, prompts[:3]):
+            stream.close()  # type: ignore[attr-defined]
+        llm.run_on_engine(llm.engine.ledger.check)
+        assert llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens) == free, "cache space was leaked"
+        assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0, "a row was leaked"
+
+
+def _left_early(llm: LLM, prompts: list[list[int]]) -> Iterator[Iterator[Any]]:
+    for prompt in prompts:
+        stream = llm.stream(prompt, greedy(100))
+        next(stream)
+        yield stream
+
+
+def arrays_can_be_dropped(subject: Subject) -> None:
+    """Dropping and making the arrays anew changes no tokens."""
+    with subject.make() as llm:
+        prompts = prompts_of(llm.plan.model.info.vocab_size, (9, 70), seed=7)
+        before = generate(llm, prompts, greedy(8))
+        llm.run_on_engine(llm.engine.drop_arrays)
+        llm.run_on_engine(llm.engine.make_arrays)
+        assert generate(llm, prompts, greedy(8)) == before
+
+
+def nothing_compiles_after_warmup(subject: Subject) -> None:
+    """With forbid_compiling, requests of all kinds run on what warmup() compiled."""
+    small = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 32, "decode_steps": 4}
+    with subject.make(forbid_compiling=True, **small) as llm:
+        assert llm.warmup() > 0
+        prompts = prompts_of(llm.plan.model.info.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
+        outputs = llm.generate(prompts, [greedy(n) for n in (1, 9, 20, 24, 10, 4)])
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 9, 20, 24, 10, 4]

@@ -1,0 +1,62 @@
+"""The set-up of all tests: four virtual CPU devices, a shared compilation cache, and a reason for each skip."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_HOST_DEVICES = 4
+
+
+def _prepare_jax() -> None:
+    """Settle what JAX reads from the environment. XLA reads its flags when the first device is asked for.
+
+    What the caller has set stays: JAX_PLATFORMS=cuda runs the device tests on a GPU. Processes that tests start inherit all of it.
+    """
+    cache = ROOT / ".cache" / "jax"
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: what lies in it is executed
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # Nothing that a test does may leave this machine: a hub that nobody answers for. Tests of the hub path name their own.
+    os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags:
+        flags = f"{flags} --xla_force_host_platform_device_count={NUM_HOST_DEVICES}".strip()
+        os.environ["XLA_FLAGS"] = flags
+    if "jax" in sys.modules:
+        # A plugin named with -p may have imported JAX before this file was read: too late for the variables, not for the settings.
+        import jax
+
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+_prepare_jax()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs torch where there is none."""
+    if importlib.util.find_spec("torch") is not None:
+        return
+    skip = pytest.mark.skip(
+        reason="torch is not installed; `make parity` runs this in an environment that has it"
+    )
+    for item in items:
+        if item.get_closest_marker("torch") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The folder that pyproject.toml lies in."""
+    return ROOT

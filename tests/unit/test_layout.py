@@ -1,0 +1,171 @@
+"""House sizes and house rules that a machine can check: what fits a screen, and what no file may name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("core", "backends", "samplers", "schedulers", "tools", "docs", "tests")
+KERNEL_PACKAGES = ("backends/enginebay_pallas/", "backends/enginebay_triton/")
+KERNEL_FILES = (*KERNEL_PACKAGES, "backends/enginebay_xla/")
+
+MAX_FILE_LINES, MAX_KERNEL_FILE_LINES = 400, 700
+MAX_FUNCTION_LINES, MAX_KERNEL_LINES = 60, 150
+MAX_METHODS = 12
+MAX_INIT_PARAMETERS = 6
+
+# path, or path::name, and why it may be larger. A row that is no longer needed fails too.
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+MANY_METHODS: dict[str, str] = {
+    "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
+}
+WIDE_CONSTRUCTORS: dict[str, str] = {}
+
+Definition = tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """What git tracks, or would track: generated and ignored files are not ours."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout, so the project's own files are not known")
+    paths = (ROOT / name for name in listing.split("\0") if name)
+    return tuple(path for path in paths if path.is_file())
+
+
+@cache
+def python_sources() -> dict[str, tuple[int, ast.Module]]:
+    """Number of lines and syntax tree by path."""
+    found = {}
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix == ".py" and name.startswith(SOURCES):
+            text = path.read_text(encoding="utf-8")
+            found[name] = (text.count("\n"), ast.parse(text))
+    return found
+
+
+def definitions() -> Iterator[Definition]:
+    """Every class and function with its path and qualified name."""
+
+    def walk(node: ast.AST, prefix: str, separator: str) -> Iterator[Definition]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}{separator}{child.name}"
+                yield name, child
+                yield from walk(child, name, ".")
+            else:
+                yield from walk(child, prefix, separator)
+
+    for path, (_, tree) in python_sources().items():
+        yield from walk(tree, path, "::")
+
+
+def hold(measured: dict[str, int], limit: int, exceptions: dict[str, str], what: str) -> None:
+    """Compare sizes with their limit, and the list of exceptions with what still needs one."""
+    over = {name: size for name, size in measured.items() if size > limit and name not in exceptions}
+    rows = "\n".join(f"  {size:5d}  {name}" for name, size in sorted(over.items(), key=lambda row: -row[1]))
+    assert not over, f"{what}: more than {limit}; split it, or list it in test_layout.py and say why:\n{rows}"
+    stale = [name for name in exceptions if measured.get(name, 0) <= limit]
+    assert not stale, f"{what}: no longer exceptions, take them off the list in test_layout.py: {stale}"
+
+
+def test_files_are_within_the_house_size() -> None:
+    lines = {name: count for name, (count, _) in python_sources().items()}
+    kernels = {name: count for name, count in lines.items() if name.startswith(KERNEL_FILES)}
+    others = {name: count for name, count in lines.items() if name not in kernels}
+    hold(others, MAX_FILE_LINES, LONG_FILES, "lines of a file")
+    hold(kernels, MAX_KERNEL_FILE_LINES, {}, "lines of a kernel file")
+
+
+def test_functions_fit_a_screen() -> None:
+    lines = {
+        name: (node.end_lineno or node.lineno) - node.lineno + 1
+        for name, node in definitions()
+        if not isinstance(node, ast.ClassDef)
+    }
+    kernels = {name: count for name, count in lines.items() if name.startswith(KERNEL_PACKAGES)}
+    others = {name: count for name, count in lines.items() if name not in kernels}
+    hold(others, MAX_FUNCTION_LINES, LONG_FUNCTIONS, "lines of a function")
+    hold(kernels, MAX_KERNEL_LINES, {}, "lines of a kernel")
+
+
+def is_operation(node: ast.AST) -> bool:
+    """Whether a class member is a method in the sense of the rule.
+
+    Dunder methods, pydantic validators and properties with one statement are data with another spelling.
+    """
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or re.fullmatch(r"__\w+__", node.name):
+        return False
+    decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+    if "validator" in decorators or "overload" in decorators:
+        return False
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return not ("property" in decorators and len(body) <= 1)
+
+
+def test_classes_have_few_methods() -> None:
+    methods = {
+        name: sum(map(is_operation, node.body))
+        for name, node in definitions()
+        if isinstance(node, ast.ClassDef) and not name.startswith("tests/")
+    }
+    hold(methods, MAX_METHODS, MANY_METHODS, "methods of a class")
+
+
+def test_constructors_have_few_parameters() -> None:
+    parameters = {}
+    for name, node in definitions():
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            arguments = node.args
+            parameters[name] = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+    hold(parameters, MAX_INIT_PARAMETERS, WIDE_CONSTRUCTORS, "parameters of a constructor")
+
+
+def test_every_python_file_says_what_it_is_for() -> None:
+    silent = [
+        name for name, (_, tree) in python_sources().items() if tree.body and not ast.get_docstring(tree)
+    ]
+    assert not silent, f"these open without a sentence that says what they are for: {silent}"
+
+
+def test_every_package_is_typed() -> None:
+    packages = {
+        path.parent
+        for path in files()
+        if path.name == "__init__.py" and path.parent.name.startswith("enginebay")
+    }
+    untyped = [
+        package.relative_to(ROOT).as_posix() for package in packages if not (package / "py.typed").is_file()
+    ]
+    assert packages, "no package found"
+    assert not untyped, f"py.typed is missing in {untyped}"
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    # Written in pieces, so that this file does not find itself. The checkout's own path is one machine's too.
+    homes = "|".join("/" + name + "/" for name in ("home", "Users", "root"))
+    pattern = re.compile(
+        rf"(?<![\w.$}}:/-])(?:{homes})[\w.-]+|(?<!\w)C:\\Users\\\w+|{re.escape(str(ROOT))}(?![\w-])"
+    )
+    found = []
+    for path in files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # weights and pictures
+        for number, line in enumerate(text.splitlines(), start=1):
+            if (match := pattern.search(line)) is not None:
+                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
+    assert not found, "absolute paths of one machine:\n" + "\n".join(found)

@@ -1,0 +1,95 @@
+"""What is in the wheel: every package with its types and entry points, the demo model, and nothing else."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+MAX_DEMO_BYTES = 6_000_000
+DEMO = "enginebay_models/demo/"
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("hatchling") is None or importlib.util.find_spec("pip") is None,
+        reason="building without an isolated environment needs hatchling and pip; the test extra has them",
+    ),
+    pytest.mark.xdist_group("wheel"),
+]
+
+
+@pytest.fixture(scope="module")
+def project(repo_root: Path) -> dict[str, Any]:
+    return tomllib.loads((repo_root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", str(repo_root), "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*command, "-w", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_every_package_is_in_the_wheel_with_its_types(
+    wheel: zipfile.ZipFile, project: dict[str, Any]
+) -> None:
+    folders = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    names = set(wheel.namelist())
+    for package in (PurePosixPath(folder).name for folder in folders):
+        assert f"{package}/__init__.py" in names
+        assert f"{package}/py.typed" in names
+
+
+def test_every_package_folder_of_the_tree_is_declared(repo_root: Path, project: dict[str, Any]) -> None:
+    declared = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    tops = project["tool"]["hatch"]["build"]["dev-mode-dirs"]
+    present = {
+        f"{top}/{path.parent.name}" for top in tops for path in (repo_root / top).glob("*/__init__.py")
+    }
+    assert present == declared
+
+
+def test_wheel_has_packages_and_metadata_only(wheel: zipfile.ZipFile, project: dict[str, Any]) -> None:
+    folders = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    allowed = {PurePosixPath(folder).name for folder in folders}
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == allowed
+    assert not [name for name in wheel.namelist() if "__pycache__" in name]
+
+
+def test_entry_points_name_modules_of_the_wheel(wheel: zipfile.ZipFile, project: dict[str, Any]) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    points = configparser.ConfigParser()
+    points.read_string(wheel.read(name).decode())
+    assert dict(points["enginebay"]) == project["project"]["entry-points"]["enginebay"]
+    assert points["console_scripts"]["enginebay"] == "enginebay.cli:main"
+    names = set(wheel.namelist())
+    for target in points["enginebay"].values():
+        module = target.split(":")[0].replace(".", "/")
+        assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{target} is not in the wheel"
+
+
+def test_demo_model_is_a_complete_checkpoint_of_at_most_six_megabytes(wheel: zipfile.ZipFile) -> None:
+    demo = [entry for entry in wheel.infolist() if entry.filename.startswith(DEMO)]
+    names = {entry.filename.removeprefix(DEMO) for entry in demo}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert any(name.endswith(".safetensors") for name in names)
+    assert sum(entry.compress_size for entry in demo) <= MAX_DEMO_BYTES
+
+
+def test_metadata_carries_the_licence(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = wheel.read(name).decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Author: the enginebay authors" in metadata
+    assert any(entry.endswith("licenses/LICENSE") for entry in wheel.namelist())
