@@ -20,6 +20,9 @@ Check = tuple[str, Callable[[], None]]
 
 MakeScheduler = Callable[[], Scheduler]
 
+MOST_IDLE_DECISIONS = 50
+"""More decisions on end in which no token moves are no scheduling."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
@@ -43,7 +46,7 @@ SETTINGS = {
     "rows": ROWS,
     "pool": POOL,
     "one_row": Setting(max_num_seqs=1, num_cache_tokens=80),
-    "budget_of_one": Setting(max_num_batched_tokens=1),
+    "budget_of_one": Setting(max_num_batched_tokens=1, num_cache_tokens=48),
     "many_rows": Setting(max_num_seqs=64, max_num_batched_tokens=48, num_cache_tokens=64 * 80),
     "tight_pool": Setting(max_num_seqs=16, num_cache_tokens=90, max_decode_steps=4, grows=True),
 }
@@ -81,6 +84,7 @@ class World:
         self.running: dict[str, _Sequence] = {}
         self.ended: dict[str, float] = {}
         self.num_decisions = 0
+        self._num_idle = 0
         self._num_added = 0
 
     def add(self, num_prompt: int, max_new: int, num_cached: int = 0) -> str:
@@ -89,7 +93,9 @@ class World:
         prompt = min(num_prompt, most - 1)
         name = f"r{self._num_added}"
         self._num_added += 1
-        self.waiting[name] = _Sequence(name, self.now_s, prompt, min(max_new, most - prompt), min(num_cached, prompt))
+        self.waiting[name] = _Sequence(
+            name, self.now_s, prompt, min(max_new, most - prompt), min(num_cached, prompt)
+        )
         return name
 
     def abort(self, name: str) -> None:
@@ -109,7 +115,11 @@ class World:
         setting = self.setting
         free_rows = setting.max_num_seqs - len(self.running)
         limits = Limits(
-            setting.max_num_seqs, setting.max_num_batched_tokens, setting.max_decode_steps, free_rows, self.free_tokens
+            setting.max_num_seqs,
+            setting.max_num_batched_tokens,
+            setting.max_decode_steps,
+            free_rows,
+            self.free_tokens,
         )
         waiting = (
             WaitingView(s.name, s.num_prefill, s.max_new_left, s.arrival_s, num_cached_tokens=s.num_cached)
@@ -117,7 +127,12 @@ class World:
         )
         running = (
             RunningView(
-                s.name, s.num_tokens, s.num_left, s.max_new_left, s.arrival_s, num_promised=s.num_promised if setting.grows else None
+                s.name,
+                s.num_tokens,
+                s.num_left,
+                s.max_new_left,
+                s.arrival_s,
+                num_promised=s.num_promised if setting.grows else None,
             )
             for s in self.running.values()
         )
@@ -133,15 +148,21 @@ class World:
         assert repr(self.state) == before, f"decide changed its state to {self.state!r}{case}"
         assert again == (decision, state), f"the same view and state gave {again[0]} the second time{case}"
         check_decision(view, decision, case)
-        could_run = bool(decision.prefill or decision.decode or decision.preempt) or not _something_could_run(view)
+        could_run = bool(decision.prefill or decision.decode or decision.preempt) or not _something_could_run(
+            view
+        )
         assert could_run, f"an empty decision, though something could run{case}"
         self.state = state
         self.num_decisions += 1
         self.now_s += 0.01
-        self._carry_out(decision, case)
+        self._num_idle = 0 if self._carry_out(decision, case) else self._num_idle + 1
+        stuck = self._num_idle >= MOST_IDLE_DECISIONS and (self.running or self.waiting)
+        assert not stuck, f"no token in {self._num_idle} decisions; the last:{case}"
         return decision
 
-    def _carry_out(self, decision: Decision, case: str) -> None:
+    def _carry_out(self, decision: Decision, case: str) -> bool:
+        """Whether any token was processed."""
+        moved = bool(decision.prefill)
         for name in decision.preempt:
             gone = self.running.pop(name)
             again = _Sequence(name, gone.arrival_s, max(gone.num_tokens, gone.num_prefill), gone.max_new_left)
@@ -165,6 +186,8 @@ class World:
             if not self.setting.grows or wanted - one.num_promised <= self.free_tokens:
                 one.num_promised = max(one.num_promised, wanted)
                 self._grow(one, steps)
+                moved = True
+        return moved
 
     def _grow(self, one: _Sequence, num_new: int) -> None:
         one.num_tokens += num_new
@@ -180,7 +203,9 @@ class World:
                 return
             self.act()
         left = [*self.running.values(), *self.waiting.values()]
-        assert not left, f"after {most_decisions} decisions these have not ended: {left[:4]} (view: {self.view()})"
+        assert not left, (
+            f"after {most_decisions} decisions these have not ended: {left[:4]} (view: {self.view()})"
+        )
 
 
 def check_decision(view: SchedulerView, decision: Decision, case: str) -> None:
@@ -192,20 +217,29 @@ def check_decision(view: SchedulerView, decision: Decision, case: str) -> None:
     assert len(set(names)) == len(names), f"a request is named twice{case}"
     assert set(names) <= waiting.keys() | running.keys(), f"a request is named that is not in the view{case}"
     assert set(decision.preempt) <= running.keys(), f"a request is preempted that does not run{case}"
-    assert 1 <= decision.decode_steps <= view.limits.max_decode_steps, f"decode_steps out of 1 to max_decode_steps{case}"
+    assert 1 <= decision.decode_steps <= view.limits.max_decode_steps, (
+        f"decode_steps out of 1 to max_decode_steps{case}"
+    )
     num_tokens = sum(num for _, num in decision.prefill) + len(decision.decode)
-    assert num_tokens <= view.limits.max_num_batched_tokens, f"{num_tokens} tokens are over max_num_batched_tokens{case}"
+    assert num_tokens <= view.limits.max_num_batched_tokens, (
+        f"{num_tokens} tokens are over max_num_batched_tokens{case}"
+    )
     for name, num in decision.prefill:
         left = running[name].num_left if name in running else _prompt_left(waiting[name])
         assert 1 <= num <= left, f"{name} is to prefill {num} of {left} tokens{case}"
     for name in decision.decode:
-        assert name in running and running[name].num_left == 0, f"{name} is to decode before its prompt is prefilled{case}"
+        ready = name in running and running[name].num_left == 0
+        assert ready, f"{name} is to decode before its prompt is prefilled{case}"
     admitted = [waiting[name] for name in prefilled if name in waiting]
     freed = sum(running[name].num_promised or 0 for name in decision.preempt)
-    assert len(admitted) <= view.limits.free_rows + len(decision.preempt), f"more are admitted than there are free rows{case}"
+    assert len(admitted) <= view.limits.free_rows + len(decision.preempt), (
+        f"more are admitted than there are free rows{case}"
+    )
     known = all(running[name].num_promised is not None for name in decision.preempt)
     wanted = sum(one.num_prompt_tokens for one in admitted)
-    assert not known or wanted <= view.limits.free_tokens + freed, f"prompts of {wanted} tokens are over free_tokens{case}"
+    assert not known or wanted <= view.limits.free_tokens + freed, (
+        f"prompts of {wanted} tokens are over free_tokens{case}"
+    )
 
 
 def _prompt_left(one: WaitingView) -> int:
@@ -288,7 +322,9 @@ def _nobody_starves_in_a_flood(make: MakeScheduler) -> None:
             world.act()
             if long in world.ended:
                 break
-        assert long in world.ended, f"a long request has not ended after 600 decisions while short ones kept coming ({setting})"
+        assert long in world.ended, (
+            f"a long request has not ended after 600 decisions while short ones kept coming ({setting})"
+        )
 
 
 def _invariants_hold(make: MakeScheduler, setting: Setting) -> None:
@@ -321,5 +357,12 @@ def _invariants_hold(make: MakeScheduler, setting: Setting) -> None:
         def teardown(self) -> None:
             self.world.finish(5000)
 
-    settings = hypothesis.settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True, database=None)
+    settings = hypothesis.settings(
+        max_examples=40,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+    )
     stateful.run_state_machine_as_test(Machine, settings=settings)

@@ -1,0 +1,1 @@
+"""Which tokens run next: static batch and first come, first served. Nothing here imports JAX."""

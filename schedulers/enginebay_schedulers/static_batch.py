@@ -1,0 +1,84 @@
+"""Static batching: a batch is gathered, prefilled and decoded to its end before the next one begins."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.scheduler import Decision, Limits, Scheduler, SchedulerView, WaitingView
+
+
+class StaticBatchOptions(BaseModel):
+    """The section of the scheduler "static_batch"."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_size: int | None = Field(
+        default=None, ge=1, description="most requests in a batch; None for all rows"
+    )
+
+
+class StaticBatch(Scheduler):
+    """The classic of offline work, and the plain case that other schedulers are compared with.
+
+    - A batch is the first waiting requests, as many as rows, `batch_size` and the cache allow when each of them is
+      counted with all tokens that it may generate; so nothing is ever preempted. It takes what is waiting at that
+      moment and does not wait for more.
+    - The whole batch is prefilled, in chunks where the token budget asks for it; then all of it is decoded together.
+    - Requests that come meanwhile wait until the last of the batch has ended.
+
+    The state is the ids of the batch, of which some may not be admitted yet.
+    """
+
+    def __init__(self, options: StaticBatchOptions | None = None) -> None:
+        self._options = options or StaticBatchOptions()
+
+    def initial_state(self) -> tuple[str, ...]:
+        """No batch."""
+        return ()
+
+    def decide(self, view: SchedulerView, state: tuple[str, ...]) -> tuple[Decision, tuple[str, ...]]:
+        """The next decision and the ids of the batch."""
+        present = {one.request_id for one in view.waiting} | {row.request_id for row in view.running}
+        batch = tuple(name for name in state if name in present)
+        batch += tuple(row.request_id for row in view.running if row.request_id not in batch)
+        batch = batch or self._gather(view.waiting, view.limits)
+        prefill = _prompts(view, frozenset(batch))
+        if prefill:
+            return Decision(prefill=prefill), batch
+        decoding = [row for row in view.running if row.num_left == 0 and row.max_new_left > 0]
+        decoding = decoding[: view.limits.max_num_batched_tokens]
+        if not decoding:
+            return Decision(), batch
+        steps = min(view.limits.max_decode_steps, max(row.max_new_left for row in decoding))
+        return Decision(decode=tuple(row.request_id for row in decoding), decode_steps=steps), batch
+
+    def _gather(self, waiting: tuple[WaitingView, ...], limits: Limits) -> tuple[str, ...]:
+        most = min(limits.free_rows, self._options.batch_size or limits.free_rows)
+        batch: list[str] = []
+        spare = limits.free_tokens
+        for one in waiting[: max(0, most)]:
+            spare -= one.num_prompt_tokens + one.max_new_tokens
+            if spare < 0:
+                break
+            batch.append(one.request_id)
+        if not batch and most > 0 and waiting and waiting[0].num_prompt_tokens < limits.free_tokens:
+            # Its longest answer would not fit, but it may well end before.
+            batch.append(waiting[0].request_id)
+        return tuple(batch)
+
+
+def _prompts(view: SchedulerView, batch: frozenset[str]) -> tuple[tuple[str, int], ...]:
+    """What the budget allows of the batch's prompts: rows that have begun first, then those not yet admitted."""
+    left = [(row.request_id, row.num_left) for row in view.running if row.num_left > 0]
+    left += [
+        (one.request_id, max(1, one.num_prompt_tokens - one.num_cached_tokens))
+        for one in view.waiting
+        if one.request_id in batch
+    ]
+    budget, prefill = view.limits.max_num_batched_tokens, []
+    for name, num in left:
+        if budget < 1:
+            break
+        prefill.append((name, min(num, budget)))
+        budget -= min(num, budget)
+    return tuple(prefill)
