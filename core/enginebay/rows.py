@@ -29,12 +29,23 @@ class SequenceBuffer:
     """
 
     def __init__(
-        self, max_num_reqs: int, max_model_len: int, max_num_batched_tokens: int, vocab_size: int, page_sizes: Sequence[int]
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        vocab_size: int,
+        page_sizes: Sequence[int],
     ) -> None:
         """`page_sizes` has the page size of each cache group. Raises InputError for a count below 1."""
         counts = [max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size, *page_sizes]
         if min(counts) < 1 or not page_sizes:
-            raise InputError(explain(f"a row table of {counts} (the last: page sizes)", "counts of at least 1, at least one page size", "Correct them."))
+            raise InputError(
+                explain(
+                    f"a row table of {counts} (the last: page sizes)",
+                    "counts of at least 1, at least one page size",
+                    "Correct them.",
+                )
+            )
         self.max_num_reqs = max_num_reqs
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -112,7 +123,11 @@ class SequenceBuffer:
         end = start + len(token_ids)
         if end > self.max_model_len:
             raise InputError(
-                explain(f"{len(token_ids)} tokens after the {start} of row {row}", f"{self.max_model_len} in all", "End the request before.")
+                explain(
+                    f"{len(token_ids)} tokens after the {start} of row {row}",
+                    f"{self.max_model_len} in all",
+                    "End the request before.",
+                )
             )
         self.token_ids[row, start:end] = token_ids
         self.num_tokens[row] = end
@@ -153,17 +168,37 @@ class SequenceBuffer:
 
     def _row_for(self, req_id: str, req_index: int | None) -> int:
         if req_id in self._rows:
-            raise InputError(explain(f"request id {req_id!r}", "an id that is not in the table", f"It is in row {self._rows[req_id]}: remove it first."))
+            raise InputError(
+                explain(
+                    f"request id {req_id!r}",
+                    "an id that is not in the table",
+                    f"It is in row {self._rows[req_id]}: remove it first.",
+                )
+            )
         if req_index is None:
             row = next((row for row, request in enumerate(self._requests) if request is None), None)
             if row is None:
                 given = f"request {req_id!r} for a table whose {self.max_num_reqs} rows are taken"
-                raise RuntimeError(explain(given, "a free row", "Remove a request first, or raise max_num_reqs."))
+                raise RuntimeError(
+                    explain(given, "a free row", "Remove a request first, or raise max_num_reqs.")
+                )
             return row
         if not 0 <= req_index < self.max_num_reqs:
-            raise IndexError(explain(f"row {req_index}", f"0 to {self.max_num_reqs - 1}", "Leave req_index out for the lowest free row."))
+            raise IndexError(
+                explain(
+                    f"row {req_index}",
+                    f"0 to {self.max_num_reqs - 1}",
+                    "Leave req_index out for the lowest free row.",
+                )
+            )
         if self._requests[req_index] is not None:
-            raise InputError(explain(f"row {req_index}, which is taken", "a free row", "Leave req_index out for the lowest free row."))
+            raise InputError(
+                explain(
+                    f"row {req_index}, which is taken",
+                    "a free row",
+                    "Leave req_index out for the lowest free row.",
+                )
+            )
         return req_index
 
     def _reset(self, row: int) -> None:

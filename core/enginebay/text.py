@@ -25,11 +25,18 @@ class HuggingFaceTokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to ids, with a begin-of-sequence token where the model wants one and it is asked for."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
         """Ids to text."""
 
     def apply_chat_template(
-        self, conversation: Sequence[Message], *, chat_template: str | None, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: Sequence[Message],
+        *,
+        chat_template: str | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
     ) -> str:
         """Messages to the text that the model was trained on."""
 
@@ -58,15 +65,23 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             given = f"the lone surrogate {text[error.start]!a} at character {error.start}"
-            raise RequestError(explain(given, "text that UTF-8 can write", "Decode the input with errors='replace'.")) from None
+            raise RequestError(
+                explain(given, "text that UTF-8 can write", "Decode the input with errors='replace'.")
+            ) from None
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, spaces as they are."""
-        return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return self._inner.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
     def apply_chat_template(
-        self, messages: Sequence[Message], *, chat_template: str | None = None, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Token ids of a conversation, by `chat_template` or the model's own; special tokens are the template's business.
 
@@ -76,17 +91,30 @@ class Tokenizer:
         check_messages(messages)
         if chat_template is None and not self.has_chat_template:
             raise UnsupportedError(
-                explain("messages for a tokenizer without a chat template", "a text, or a model that has one", "Give chat_template, or use generate with a prompt.")
+                explain(
+                    "messages for a tokenizer without a chat template",
+                    "a text, or a model that has one",
+                    "Give chat_template, or use generate with a prompt.",
+                )
             )
         # Comes with every tokenizer that has a chat template.
         from jinja2 import TemplateError
 
         try:
             text = self._inner.apply_chat_template(
-                messages, chat_template=chat_template, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages,
+                chat_template=chat_template,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
         except TemplateError as error:
-            raise RequestError(explain(f"messages that the chat template refuses: {error}", "what the model was trained on", "Change the messages.")) from error
+            raise RequestError(
+                explain(
+                    f"messages that the chat template refuses: {error}",
+                    "what the model was trained on",
+                    "Change the messages.",
+                )
+            ) from error
         return self.encode(text, add_special_tokens=False)
 
 
@@ -104,7 +132,11 @@ def check_messages(messages: Sequence[Message]) -> None:
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise RequestError(explain(f"message {index} with role {message.get('role')!r}", allowed, todo))
         if "content" not in message or not isinstance(message["content"], str | list | None):
-            raise RequestError(explain(f"message {index} ({message['role']}) without a text or list as content", allowed, todo))
+            raise RequestError(
+                explain(
+                    f"message {index} ({message['role']}) without a text or list as content", allowed, todo
+                )
+            )
 
 
 class IncrementalDetokenizer:

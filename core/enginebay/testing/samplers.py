@@ -62,7 +62,10 @@ def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check
             ("equals_at_the_top_p_border_are_counted", _equals_at_the_top_p_border_are_counted),
             ("extreme_values", _extreme_values),
         ]
-        checks += [(f"support_and_frequencies[{name}]", functools.partial(_frequencies, params=p)) for name, p in CASES.items()]
+        checks += [
+            (f"support_and_frequencies[{name}]", functools.partial(_frequencies, params=p))
+            for name, p in CASES.items()
+        ]
     return [(name, functools.partial(check, run)) for name, check in checks]
 
 
@@ -70,12 +73,17 @@ class _Runner:
     """Calls the sampler inside jit with NumPy rows."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self._call = jax.jit(lambda logits, state: sampler(logits, state))
+        self._call = jax.jit(sampler)
 
-    def rows(self, logits: np.ndarray, params: list[Params], seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def rows(
+        self, logits: np.ndarray, params: list[Params], seeds: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
         """logits f32 [S, vocab], S Params, seeds and positions int [S] -> int [S]."""
         keys = np.stack([np.full(len(seeds), 17), seeds], axis=1)
-        columns = [np.asarray([getattr(p, name) for p in params]) for name in ("temperature", "top_k", "top_p", "min_p")]
+        columns = [
+            np.asarray([getattr(p, name) for p in params])
+            for name in ("temperature", "top_k", "top_p", "min_p")
+        ]
         dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
         filled = [jnp.asarray(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
         state = SamplingState(jnp.asarray(keys, jnp.uint32), jnp.asarray(positions, jnp.int32), *filled)
@@ -86,7 +94,9 @@ class _Runner:
         rows = np.broadcast_to(logits, (ROWS_PER_CALL, logits.size))
         seeds = np.full(ROWS_PER_CALL, 5)
         starts = range(0, num, ROWS_PER_CALL)
-        parts = [self.rows(rows, [params] * ROWS_PER_CALL, seeds, np.arange(s, s + ROWS_PER_CALL)) for s in starts]
+        parts = [
+            self.rows(rows, [params] * ROWS_PER_CALL, seeds, np.arange(s, s + ROWS_PER_CALL)) for s in starts
+        ]
         return np.concatenate(parts)[:num]
 
 
@@ -95,7 +105,13 @@ def _logits(vocab: int, spread: float = 2.0, seed: int = 0) -> np.ndarray:
 
 
 def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[Params]]:
-    params = [Params(temperature=0.0), Params(), *CASES.values(), Params(top_p=0.3), Params(temperature=0.0, top_k=4)]
+    params = [
+        Params(temperature=0.0),
+        Params(),
+        *CASES.values(),
+        Params(top_p=0.3),
+        Params(temperature=0.0, top_k=4),
+    ]
     return np.stack([_logits(vocab, 1.0 + i % 3, i) for i in range(len(params))]), params
 
 
@@ -103,7 +119,8 @@ def _result_is_int32_per_row(run: _Runner) -> None:
     for rows, vocab in ((1, 1), (3, 2), (5, 300)):
         logits = np.stack([_logits(vocab, 1.0, i) for i in range(rows)])
         tokens = run.rows(logits, [Params(temperature=0.0)] * rows, np.arange(rows), np.arange(rows))
-        assert tokens.shape == (rows,) and tokens.dtype == np.int32, f"{rows} rows: got {tokens.dtype} {tokens.shape}"
+        got = (tokens.shape, str(tokens.dtype))
+        assert got == ((rows,), "int32"), f"{rows} rows: got {tokens.dtype} {tokens.shape}"
 
 
 def _temperature_0_is_first_best(run: _Runner) -> None:
@@ -111,7 +128,9 @@ def _temperature_0_is_first_best(run: _Runner) -> None:
         logits = np.round(np.stack([_logits(vocab, 1.0, i) for i in range(16)]))
         logits[0], logits[1, vocab // 2 :] = 3.0, -np.inf
         tokens = run.rows(logits, [Params(temperature=0.0)] * 16, np.arange(16), np.arange(16))
-        _equal(tokens, oracle.first_best(logits), f"temperature 0, vocabulary {vocab}, with equal best scores")
+        _equal(
+            tokens, oracle.first_best(logits), f"temperature 0, vocabulary {vocab}, with equal best scores"
+        )
 
 
 def _top_k_1_is_first_best(run: _Runner) -> None:
@@ -167,7 +186,9 @@ def _key_and_position_change_the_draw(run: _Runner) -> None:
     flat, same = np.zeros((64, LARGE), np.float32), np.full(64, 3)
     for what, seeds, positions in (("key", np.arange(64), same), ("position", same, np.arange(64))):
         tokens = run.rows(flat, [Params()] * 64, seeds, positions)
-        assert len(set(tokens)) > 40, f"64 draws of equal tokens, another {what} each: only {len(set(tokens))} differ"
+        assert len(set(tokens)) > 40, (
+            f"64 draws of equal tokens, another {what} each: only {len(set(tokens))} differ"
+        )
 
 
 def _neighbouring_draws_are_independent(run: _Runner) -> None:
@@ -202,12 +223,21 @@ def _extreme_values(run: _Runner) -> None:
     for vocab in (SMALL, LARGE):
         logits = _logits(vocab, 2.0)
         logits[::2] = -np.inf
-        for params in (Params(temperature=3.0), Params(top_p=0.9), Params(top_k=vocab - 1), Params(min_p=1e-6)):
+        for params in (
+            Params(temperature=3.0),
+            Params(top_p=0.9),
+            Params(top_k=vocab - 1),
+            Params(min_p=1e-6),
+        ):
             tokens = run.draws(logits, params, ROWS_PER_CALL)
             assert np.isfinite(logits[tokens]).all(), f"{params}: a token of logit -inf was chosen"
         for scale, temperature in ((1e4, 1.0), (1.0, 1e-30), (1e30, 0.5)):
             tokens = run.draws(_logits(vocab) * np.float32(scale), Params(temperature=temperature), 64)
-            _equal(tokens, np.full(64, _logits(vocab).argmax()), f"logits * {scale}, temperature {temperature}: one token has all mass")
+            _equal(
+                tokens,
+                np.full(64, _logits(vocab).argmax()),
+                f"logits * {scale}, temperature {temperature}: one token has all mass",
+            )
         for params in (Params(min_p=1.0), Params(top_p=1e-9)):
             tokens = run.draws(_logits(vocab), params, 64)
             _equal(tokens, np.full(64, _logits(vocab).argmax()), f"{params} keeps the best token only")
@@ -222,15 +252,21 @@ def _frequencies(run: _Runner, params: Params, logits: np.ndarray | None = None)
         never = np.flatnonzero((counts > 0) & ~oracle.kept_tokens(row, params, SLACK))
         assert not never.size, f"{case}: tokens {never[:8]} were chosen, which the parameters drop"
         shares = oracle.probabilities(row, params)
-        missed = np.flatnonzero((counts == 0) & (shares * tokens.size > 40.0) & oracle.kept_tokens(row, params, -SLACK))
-        assert not missed.size, f"{case}: tokens {missed[:8]} of probability {shares[missed[:8]]} were never chosen"
+        missed = np.flatnonzero(
+            (counts == 0) & (shares * tokens.size > 40.0) & oracle.kept_tokens(row, params, -SLACK)
+        )
+        assert not missed.size, (
+            f"{case}: tokens {missed[:8]} of probability {shares[missed[:8]]} were never chosen"
+        )
         _fits(counts, shares * tokens.size, case)
 
 
 def _fits(counts: np.ndarray, expected: np.ndarray, case: str) -> None:
     statistic, degrees = oracle.chi_square(counts, expected)
     limit = oracle.chi_square_limit(degrees)
-    assert statistic <= limit, f"{case}: chi-square {statistic:.1f} of {degrees} degrees of freedom, limit {limit:.1f}"
+    assert statistic <= limit, (
+        f"{case}: chi-square {statistic:.1f} of {degrees} degrees of freedom, limit {limit:.1f}"
+    )
 
 
 def _equal(got: np.ndarray, wanted: np.ndarray, case: str) -> None:
