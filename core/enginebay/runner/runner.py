@@ -137,9 +137,9 @@ class Runner:
         self._state, tokens = step(self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables)
         return LaunchedStep(tokens, order)
 
-    def decode(self, bucket: Bucket, inputs: DecodeInputs, order: np.ndarray, *, compact: bool) -> Pending:
+    def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
-        step = self._compiled(StepKey("compact" if compact else "decode", bucket))
+        step = self._compiled(key)
         self._state, tokens = step(self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables)
         return LaunchedStep(tokens, order)
 

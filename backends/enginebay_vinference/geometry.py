@@ -1,0 +1,79 @@
+"""Sizes of the contiguous engine: how large the cache must be, and which bucket a step falls into."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from enginebay.cache import CacheGroup, KVLayout
+from enginebay.ops.spec import Bucket
+from enginebay.runner.buckets import BucketSizes, round_up
+from enginebay.runner.runner import StepKey
+from enginebay_vinference.grow import SlotShape
+
+ONE_PAGE_LAYOUTS = ("hnd",)
+"""Layouts in which a slot is a single page: their kernels take pages of any size."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Pure functions of an engine's bucket sizes, its layout and whether it decodes on compact copies."""
+
+    sizes: BucketSizes
+    layout_type: type[KVLayout]
+    layout: str
+    page_size: int
+    compact_decode: bool
+
+    def shape_for(self, num_rows: int, num_tokens: int) -> SlotShape:
+        """The smallest cache with room for `num_rows` rows of `num_tokens` tokens."""
+        slots = round_up(self.sizes.decode_rows, num_rows)
+        capacity = round_up(self.sizes.kv_lens, num_tokens)
+        if self.layout in ONE_PAGE_LAYOUTS:
+            return SlotShape(slots, 1, capacity)
+        page_size = min(self.page_size, capacity)
+        return SlotShape(slots, -(-capacity // page_size), page_size)
+
+    @property
+    def largest(self) -> SlotShape:
+        """The cache at its full size."""
+        return self.shape_for(self.sizes.decode_rows[-1], self.sizes.kv_lens[-1])
+
+    def layouts(self, shape: SlotShape, groups: tuple[CacheGroup, ...], dtype: str) -> Mapping[str, KVLayout]:
+        """Each group's layout at a size."""
+        pages = shape.num_slots * shape.pages_per_slot
+        return {g.name: self.layout_type(pages, shape.page_size, g.num_kv_heads, g.head_dim, dtype) for g in groups}
+
+    def prefill_bucket(self, shape: SlotShape, num_rows: int, num_tokens: int, longest: int | None) -> Bucket:
+        """`longest` is the longest context of rows with a prefix, None when no row has one."""
+        seqs = round_up(self.sizes.prefill_rows, num_rows)
+        # the rarer shapes come in every other size only: fewer programs for a little more padding
+        common = seqs == 1 and longest is None
+        tokens = round_up(self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens)
+        if longest is None:
+            return Bucket(tokens, seqs, shape.pages_per_slot, tokens, min(tokens, shape.capacity), "prefill")
+        return Bucket(tokens, seqs, shape.pages_per_slot, tokens, round_up(self.sizes.kv_lens, longest), "mixed")
+
+    def decode_bucket(self, shape: SlotShape, num_rows: int, longest: int) -> StepKey:
+        """The program that decodes `num_rows` rows of up to `longest` tokens.
+
+        All slots at their full length are used as they lie. Otherwise the rows are copied first, where that was asked
+        for, or reached through the page tables.
+        """
+        seqs = round_up(self.sizes.decode_rows, num_rows)
+        kv_len = min(round_up(self.sizes.kv_lens, longest), shape.capacity)
+        whole = seqs == shape.num_slots and kv_len == shape.capacity and shape.pages_per_slot == 1
+        bucket = Bucket(seqs, seqs, shape.pages_per_slot, 1, kv_len, "decode", rows_are_pages=whole)
+        return StepKey("compact" if self.compact_decode and not whole else "decode", bucket)
+
+    def all_steps(self) -> list[StepKey]:
+        """Every program that a cache at its full size can need."""
+        shape, sizes = self.largest, self.sizes
+        keys: dict[StepKey, None] = {}
+        for num_rows in sizes.decode_rows:
+            keys |= dict.fromkeys(self.decode_bucket(shape, num_rows, kv_len) for kv_len in sizes.kv_lens)
+        for num_rows in sizes.prefill_rows:
+            for num_tokens in sizes.prefill_tokens:
+                for longest in (None, *sizes.kv_lens):
+                    keys[StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, longest))] = None
+        return list(keys)
