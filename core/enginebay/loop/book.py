@@ -90,6 +90,11 @@ class Book:
         tracked.num_launched = len(tracked.output)
         self.waiting = {tracked.request.request_id: tracked} | self.waiting
 
+    def clear(self) -> None:
+        """Forget all requests."""
+        self.waiting.clear()
+        self.running.clear()
+
     @property
     def everything(self) -> list[Tracked]:
         """Running and waiting."""
@@ -103,10 +108,19 @@ class Book:
     def view(self, now_s: float, limits: Limits) -> SchedulerView:
         """What the scheduler sees."""
         waiting = tuple(
-            WaitingView(r, t.num_prefill, t.num_new_left, t.request.arrival_s, t.request.priority) for r, t in self.waiting.items()
+            WaitingView(r, t.num_prefill, t.num_new_left, t.request.arrival_s, t.request.priority)
+            for r, t in self.waiting.items()
         )
         running = tuple(
-            RunningView(r, t.num_tokens, t.num_prefill - t.num_computed, t.num_new_left, t.request.arrival_s, t.request.priority)
+            RunningView(
+                r,
+                t.num_tokens,
+                t.num_prefill - t.num_computed,
+                t.num_new_left,
+                t.request.arrival_s,
+                t.request.priority,
+                t.lease.capacity if t.lease is not None else None,
+            )
             for r, t in self.running.items()
         )
         return SchedulerView(now_s, waiting, running, limits)
@@ -124,4 +138,4 @@ def record_tokens(tracked: Tracked, token_ids: np.ndarray, now_s: float) -> Toke
     if reason:
         metrics.finished_s = now_s
         tracked.finished = True
-    return TokenEvent(tuple(new), reason, metrics if reason else None)
+    return TokenEvent(tuple(new), reason, metrics)
