@@ -54,9 +54,13 @@ def random_weights(model: Model, placement: Placement, *, dtype: str, seed: int 
     weights = {}
     for path, source in model.tensor_sources().items():
         spec = model.weight_specs()[path]
-        tensors = [random_tensor(name, shape, seed) for name, shape in zip(source.names, source.shapes, strict=True)]
+        tensors = [
+            random_tensor(name, shape, seed) for name, shape in zip(source.names, source.shapes, strict=True)
+        ]
         value = source.build(tensors, (slice(None),) * len(spec.shape))
-        weights[path] = jax.device_put(np.ascontiguousarray(value).astype(jnp.dtype(dtype)), placement.weight(path, spec))
+        weights[path] = jax.device_put(
+            np.ascontiguousarray(value).astype(jnp.dtype(dtype)), placement.weight(path, spec)
+        )
     return weights
 
 
@@ -64,7 +68,14 @@ class ModelHarness:
     """A model with weights, a cache of one page a row, and compiled steps. Not for speed."""
 
     def __init__(
-        self, model: Model, weights: Weights, make_ops: MakeOps, placement: Placement, *, num_rows: int, capacity: int
+        self,
+        model: Model,
+        weights: Weights,
+        make_ops: MakeOps,
+        placement: Placement,
+        *,
+        num_rows: int,
+        capacity: int,
     ) -> None:
         self.model = model
         self.weights = weights
@@ -72,7 +83,11 @@ class ModelHarness:
         self._make_ops = make_ops(model.info, placement)
         self.layouts: dict[str, KVLayout] = {
             group.name: HndLayout(
-                num_rows, capacity, group.num_kv_heads, group.head_dim, model.info.attention[group.name].kv_dtype
+                num_rows,
+                capacity,
+                group.num_kv_heads,
+                group.head_dim,
+                model.info.attention[group.name].kv_dtype,
             )
             for group in model.info.groups
         }
@@ -103,24 +118,36 @@ class ModelHarness:
             token_ids[end - len(chunk.token_ids) : end] = chunk.token_ids
             q_lens[i], kv_lens[i] = len(chunk.token_ids), chunk.start + len(chunk.token_ids)
             table[i] = chunk.page
-        logits, self.cache = self._step(bucket, self.weights, self.cache, token_ids, q_lens, kv_lens, table)
+        _, logits, self.cache = self._step(
+            bucket, self.weights, self.cache, token_ids, q_lens, kv_lens, table
+        )
         whole = np.asarray(logits)
         return [whole[end - len(chunk.token_ids) : end] for chunk, end in zip(chunks, ends, strict=True)]
 
-    def _traced(self, bucket: Bucket, weights: Weights, cache: ModelCache, *plan: Any) -> tuple[jax.Array, ModelCache]:
+    def _traced(self, bucket: Bucket, weights: Weights, cache: ModelCache, *plan: Any) -> Any:
         token_ids, q_lens, kv_lens, table = plan
         ops = self._make_ops(bucket, self.layouts)
         batch_of = functools.partial(derive_batch, q_lens, kv_lens, table)
         batches = {name: batch_of(layout.page_size, bucket) for name, layout in self.layouts.items()}
         hidden, cache = self.model.hidden(weights, ops, token_ids, cache, batches)
-        return self.model.logits(weights, ops, hidden), cache
+        return hidden, self.model.logits(weights, ops, hidden), cache
+
+    def shapes(self, bucket: Bucket) -> Any:
+        """Shapes and dtypes of a step's (hidden states, logits, cache); nothing is compiled."""
+        ints = [
+            jax.ShapeDtypeStruct(n, jnp.int32)
+            for n in ((bucket.tokens,), (bucket.seqs,), (bucket.seqs,), (bucket.seqs, 1))
+        ]
+        return jax.eval_shape(functools.partial(self._traced, bucket), self.weights, self.cache, *ints)
 
 
 def teacher_forced(
     harness: ModelHarness, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
     """Logits [prompt + continuation, vocab] of each row, all in one prefill."""
-    chunks = [Chunk(page, 0, [*p, *c]) for page, (p, c) in enumerate(zip(prompts, continuations, strict=True))]
+    chunks = [
+        Chunk(page, 0, [*p, *c]) for page, (p, c) in enumerate(zip(prompts, continuations, strict=True))
+    ]
     longest = max(len(chunk.token_ids) for chunk in chunks)
     tokens = sum(len(chunk.token_ids) for chunk in chunks)
     return harness.run(chunks, Bucket(tokens, len(chunks), 1, longest, longest, "prefill"))

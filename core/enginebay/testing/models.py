@@ -33,7 +33,7 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "vocab_size": 96,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
@@ -107,7 +107,9 @@ class _Lab:
 def _declarations_agree(lab: _Lab) -> None:
     model = lab.model()
     specs, sources, info = model.weight_specs(), model.tensor_sources(), model.info
-    assert specs and specs.keys() == sources.keys(), f"weights and sources differ in {specs.keys() ^ sources.keys()}"
+    assert specs and specs.keys() == sources.keys(), (
+        f"weights and sources differ in {specs.keys() ^ sources.keys()}"
+    )
     for path, spec in specs.items():
         assert len(spec.shape) == len(spec.axes), f"{path}: shape {spec.shape} with axes {spec.axes}"
         unknown = {axis for axis in spec.axes if axis} - set(DEFAULT_AXIS_RULES)
@@ -117,11 +119,15 @@ def _declarations_agree(lab: _Lab) -> None:
         assert stored == np.prod(spec.shape), f"{path}: {spec.shape} of {stored} stored values"
     names = [name for source in sources.values() for name in source.names]
     assert len(names) == len(set(names)), "a checkpoint tensor is behind two weights"
-    assert [g.name for g in info.groups] == list(info.attention), "cache groups and attention specs have other names"
+    assert [g.name for g in info.groups] == list(info.attention), (
+        "cache groups and attention specs have other names"
+    )
     for group in info.groups:
         spec = info.attention[group.name]
         facts = (spec.num_kv_heads, spec.head_dim, spec.v_head_dim or spec.head_dim, spec.window)
-        assert facts == (group.num_kv_heads, group.head_dim, group.v_head_dim, group.window), f"group {group.name}"
+        assert facts == (group.num_kv_heads, group.head_dim, group.v_head_dim, group.window), (
+            f"group {group.name}"
+        )
     assert info.family == lab.family.name, "info.family is not the family's name"
 
 
@@ -131,7 +137,10 @@ def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
         for path, spec in model.weight_specs().items():
             source = model.tensor_sources()[path]
             starts = np.cumsum([0, *(np.prod(shape, dtype=int) for shape in source.shapes)])
-            tensors = [np.arange(s, s + np.prod(shape)).reshape(shape) for s, shape in zip(starts, source.shapes, strict=False)]
+            tensors = [
+                np.arange(s, s + np.prod(shape)).reshape(shape)
+                for s, shape in zip(starts, source.shapes, strict=False)
+            ]
             everything = tuple(slice(None) for _ in spec.shape)
             whole = source.build(tensors, everything)
             assert whole.shape == spec.shape, f"{path}: built {whole.shape}, declared {spec.shape}"
@@ -140,18 +149,25 @@ def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
                 for piece in (slice(0, 1), slice(spec.shape[dim] // 2, spec.shape[dim])):
                     index = (*everything[:dim], piece, *everything[dim + 1 :])
                     part = source.build(tensors, index)
-                    assert np.array_equal(part, whole[index]), f"{path}: part {index} is not that of the whole"
+                    assert np.array_equal(part, whole[index]), (
+                        f"{path}: part {index} is not that of the whole"
+                    )
 
 
 def _shapes_and_dtypes(lab: _Lab) -> None:
     for dtype in ("float32", "bfloat16"):
         harness = lab.new_harness(dtype=dtype)
-        before = jax.tree.map(lambda a: (a.shape, a.dtype), harness.cache)
-        logits = harness.run([Chunk(0, 0, lab.text(5, 1))], MIXED)[0]
-        wanted = (5, harness.model.info.vocab_size)
-        assert logits.shape == wanted and logits.dtype == np.float32, f"{dtype}: logits are {logits.dtype} {logits.shape}"
-        assert np.isfinite(logits).all(), f"{dtype}: logits are not finite"
-        after = jax.tree.map(lambda a: (a.shape, a.dtype), dict(harness.cache))
+        info = harness.model.info
+        hidden, logits, cache = harness.shapes(MIXED)
+        wanted = ((MIXED.tokens, info.hidden_size), dtype)
+        assert (hidden.shape, hidden.dtype.name) == wanted, (
+            f"{dtype}: hidden states are {hidden.dtype} {hidden.shape}"
+        )
+        wanted = ((MIXED.tokens, info.vocab_size), "float32")
+        assert (logits.shape, logits.dtype.name) == wanted, (
+            f"{dtype}: logits are {logits.dtype} {logits.shape}"
+        )
+        before, after = (jax.tree.map(lambda a: (a.shape, a.dtype), dict(c)) for c in (harness.cache, cache))
         assert before == after, f"{dtype}: the cache changed its structure"
 
 

@@ -1,0 +1,1 @@
+"""Model families in flax.nnx, loading of checkpoints, and the embedded demo model."""

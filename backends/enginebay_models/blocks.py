@@ -1,0 +1,184 @@
+"""Blocks that decoder families are put together from: attention, MLP, layer and the whole stack, in flax.nnx."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from enginebay.cache import CacheArrays
+from enginebay.model import ModelCache, TensorSource
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+from enginebay_models import tensors
+
+Batches = Mapping[str, AttnBatch]
+"""The rows of the step per cache group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """One kind of attention layer. `repeats`: how often each stored KV head appears in `spec`; `cache_group`: its group.
+
+    `qk_norm_eps` None means that queries and keys are not normed.
+    """
+
+    hidden_size: int
+    spec: AttnSpec
+    rope: RopeSpec
+    cache_group: str
+    repeats: int = 1
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm_eps: float | None = None
+
+
+def parameter(axes: tuple[str | None, ...], shape: tuple[int, ...], source: TensorSource) -> nnx.Param:
+    """A weight that is yet to come: its shape, logical axes and the checkpoint tensors behind it.
+
+    The dtype stands for none: weights come in the dtype that they were loaded in.
+    """
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes, source=source)
+
+
+def _vector(name: str, size: int) -> nnx.Param:
+    return parameter((None,), (size,), tensors.whole(name, (size,)))
+
+
+class RmsNorm(nnx.Module):
+    """Root-mean-square norm over the last axis."""
+
+    def __init__(self, name: str, size: int, eps: float) -> None:
+        self.scale = _vector(f"{name}.weight", size)
+        self.eps = eps
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """x [..., size] -> the same shape."""
+        return ops.rms_norm(x, self.scale[...], eps=self.eps)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions; `name` is the checkpoint's prefix, "model.layers.0.self_attn"."""
+
+    def __init__(self, name: str, config: AttentionConfig) -> None:
+        spec, hidden = config.spec, config.hidden_size
+        heads = (spec.num_kv_heads, spec.group, spec.head_dim)
+        fused = (spec.num_kv_heads, spec.group + 2, spec.head_dim)
+        weights, biases = (
+            (f"{name}.q_proj.{kind}", f"{name}.k_proj.{kind}", f"{name}.v_proj.{kind}")
+            for kind in ("weight", "bias")
+        )
+        qkv = tensors.fused_qkv(weights, heads, repeats=config.repeats, features=(hidden,))
+        qkv_bias = tensors.fused_qkv(biases, heads, repeats=config.repeats)
+        out = tensors.split_columns(f"{name}.o_proj.weight", (hidden, *heads))
+        self.qkv = parameter(("kv_heads", None, None, None), (*fused, hidden), qkv)
+        self.qkv_bias = parameter(("kv_heads", None, None), fused, qkv_bias) if config.qkv_bias else None
+        self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out)
+        self.out_bias = _vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
+        eps = config.qk_norm_eps
+        self.q_norm = None if eps is None else RmsNorm(f"{name}.q_norm", spec.head_dim, eps)
+        self.k_norm = None if eps is None else RmsNorm(f"{name}.k_norm", spec.head_dim, eps)
+        self.config = config
+
+    def __call__(
+        self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
+    ) -> tuple[jax.Array, CacheArrays]:
+        """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
+        spec = self.config.spec
+        qkv = ops.linear(x, self.qkv[...], _value(self.qkv_bias))
+        q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, ops), self.k_norm(k, ops)
+        q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
+        q = ops.rope(q, batch.positions, spec=self.config.rope)
+        k = ops.rope(k, batch.positions, spec=self.config.rope)
+        mixed, cache = ops.attention(q, k, v, cache, batch, spec=spec)
+        mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
+        return ops.linear(mixed, self.out[...], _value(self.out_bias)), cache
+
+
+def _wide(name: str, intermediate_size: int, hidden_size: int) -> nnx.Param:
+    shape = (intermediate_size, hidden_size)
+    return parameter(("mlp", None), shape, tensors.whole(f"{name}.weight", shape))
+
+
+def _wide_bias(name: str, intermediate_size: int) -> nnx.Param:
+    return parameter(("mlp",), (intermediate_size,), tensors.whole(f"{name}.bias", (intermediate_size,)))
+
+
+class Mlp(nnx.Module):
+    """The gated MLP down(silu(gate(x)) * up(x)); `name` is the checkpoint's prefix, "model.layers.0.mlp"."""
+
+    def __init__(self, name: str, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        # Two weights, not a pair in one: only so does each shard of "mlp" lie in one piece, as a product wants it.
+        self.gate = _wide(f"{name}.gate_proj", intermediate_size, hidden_size)
+        self.up = _wide(f"{name}.up_proj", intermediate_size, hidden_size)
+        down, tall = f"{name}.down_proj.weight", (hidden_size, intermediate_size)
+        self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall))
+        self.gate_bias = _wide_bias(f"{name}.gate_proj", intermediate_size) if bias else None
+        self.up_bias = _wide_bias(f"{name}.up_proj", intermediate_size) if bias else None
+        self.down_bias = _vector(f"{name}.down_proj.bias", hidden_size) if bias else None
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """x [T, hidden] -> [T, hidden]."""
+        gate = ops.linear(x, self.gate[...], _value(self.gate_bias))
+        up = ops.linear(x, self.up[...], _value(self.up_bias))
+        opened = jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype) * up
+        return ops.linear(opened, self.down[...], _value(self.down_bias))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, attention: Attention, mlp: Mlp, attention_norm: RmsNorm, mlp_norm: RmsNorm) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm = attention_norm
+        self.mlp_norm = mlp_norm
+
+    def __call__(
+        self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
+    ) -> tuple[jax.Array, CacheArrays]:
+        """x [T, hidden] -> (x [T, hidden], the layer's cache)."""
+        mixed, cache = self.attention(self.attention_norm(x, ops), cache, batch, ops)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x, ops), ops), cache
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm and head. With `tied` the embedding is the head too."""
+
+    def __init__(
+        self, layers: list[DecoderLayer], norm: RmsNorm, vocab_size: int, hidden_size: int, *, tied: bool
+    ) -> None:
+        table = (vocab_size, hidden_size)
+        self.embed = parameter(("vocab", None), table, tensors.whole("model.embed_tokens.weight", table))
+        self.layers = nnx.List(layers)
+        self.norm = norm
+        self.lm_head = (
+            None if tied else parameter(("vocab", None), table, tensors.whole("lm_head.weight", table))
+        )
+
+    def __call__(
+        self, token_ids: jax.Array, cache: ModelCache, batches: Batches, ops: Ops
+    ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
+        """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and layer)."""
+        x = ops.embedding(self.embed[...], token_ids)
+        done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
+        for layer in self.layers:
+            group = layer.attention.config.cache_group
+            x, arrays = layer(x, cache[group][len(done[group])], batches[group], ops)
+            done[group].append(arrays)
+        return self.norm(x, ops), {group: tuple(layers) for group, layers in done.items()}
+
+    def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
+        """hidden [S, hidden] -> f32 [S, vocab]."""
+        head = self.embed if self.lm_head is None else self.lm_head
+        return ops.linear(hidden, head[...], out_dtype=jnp.float32)
+
+
+def _value(param: nnx.Param | None) -> jax.Array | None:
+    return None if param is None else param[...]

@@ -1,0 +1,210 @@
+"""Finding a model's folder by name, path or hub id, and the tensors in it, checked against the model that wants them."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import CheckpointError, explain
+from enginebay.model import Model, TokenInfo
+from enginebay_models.safetensors_file import StoredTensor, read_file
+
+DEMO = "demo"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+HUB_PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "tokenizer.model",
+    "*.tiktoken",
+    "vocab.txt",
+    "merges.txt",
+)
+# Buffers that old checkpoints carry and every model computes for itself.
+_IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def find_folder(name_or_path: str) -> Path:
+    """The folder of the demo model, of a directory, or of a hub repository (fetched when it is not in the cache)."""
+    if name_or_path == DEMO:
+        return Path(str(importlib.resources.files("enginebay_models"))) / "demo"
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        given = f"{name_or_path!r} is a file"
+        raise CheckpointError(
+            explain(given, "a folder with config.json and *.safetensors", "Name its folder.")
+        )
+    if not _HUB_ID.fullmatch(name_or_path) or name_or_path.startswith("."):
+        raise _not_found(name_or_path, "there is no such folder")
+    return _download(name_or_path)
+
+
+def _download(repo_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    # The base of all errors of whichever HTTP library this huggingface_hub has; its own derive from it.
+    from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=list(HUB_PATTERNS)))
+    except HFValidationError as error:
+        raise _not_found(repo_id, "there is no such folder, and it is no hub id") from error
+    except LocalEntryNotFoundError as error:
+        raise _not_found(repo_id, "there is no such folder, and the hub could not be reached") from error
+    except (HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise _not_found(repo_id, f"there is no such folder, and the hub says: {reason}") from error
+
+
+def _not_found(name: str, why: str) -> CheckpointError:
+    allowed = f"{DEMO!r}, a model's folder, or the id of a repository on the hub"
+    todo = "Check the spelling; for a hub id also the network, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."
+    return CheckpointError(explain(f"model {name!r}: {why}", allowed, todo))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the checkpoint."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(
+            explain(f"{path} cannot be read: {error}", "a JSON object", "Fetch the file again.")
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            explain(f"{path} holds a {type(value).__name__}", "a JSON object", "Fetch the file again.")
+        )
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; CheckpointError when the folder is no model."""
+    if not (folder / "config.json").is_file():
+        given = f"{folder} is no model: it has no config.json"
+        raise CheckpointError(
+            explain(given, "a Hugging Face checkpoint folder", "Name the folder that config.json lies in.")
+        )
+    return read_json(folder / "config.json")
+
+
+def read_architecture(config: Mapping[str, Any]) -> str:
+    """The first architecture that config.json names."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        given = f"config.json has architectures = {names!r}"
+        raise CheckpointError(
+            explain(given, 'a list such as ["LlamaForCausalLM"]', "Add the field, or choose another model.")
+        )
+    return names[0]
+
+
+def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
+    """Special tokens of config.json and generation_config.json: ends are united, else the latter wins."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ends = dict.fromkeys([*_ids(generation, "eos_token_id"), *_ids(config, "eos_token_id")])
+    return TokenInfo(
+        tuple(ends), *(_first(generation, config, name) for name in ("bos_token_id", "pad_token_id"))
+    )
+
+
+def _ids(fields: Mapping[str, Any], name: str) -> list[int]:
+    value = fields.get(name)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+        given = f"{name} = {value!r}"
+        raise CheckpointError(
+            explain(given, "a token id or a list of them", "Correct config.json or generation_config.json.")
+        )
+    return values
+
+
+def _first(generation: Mapping[str, Any], config: Mapping[str, Any], name: str) -> int | None:
+    return next(iter([*_ids(generation, name), *_ids(config, name)]), None)
+
+
+def find_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder's *.safetensors, by the index file where there is one."""
+    if (folder / INDEX_FILE).is_file():
+        return _indexed(folder, read_json(folder / INDEX_FILE).get("weight_map"))
+    single = folder / SINGLE_FILE
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+        has = f"only {', '.join(pickles)}, which are pickles and never read" if pickles else "no weights"
+        given = f"{folder} has {has}"
+        raise CheckpointError(
+            explain(
+                given,
+                "*.safetensors",
+                "Convert the weights, or choose a repository that has them as safetensors.",
+            )
+        )
+    return {name: tensor for path in files for name, tensor in read_file(path).items()}
+
+
+def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        given = f"{folder / INDEX_FILE} has no weight_map"
+        raise CheckpointError(
+            explain(given, "an object from tensor names to file names", "Fetch the file again.")
+        )
+    found: dict[str, StoredTensor] = {}
+    for name in sorted(set(weight_map.values())):
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            wanted = sum(file == name for file in weight_map.values())
+            given = f"{INDEX_FILE} names {name!r} for {wanted} tensors, and {folder} has no such file"
+            raise CheckpointError(explain(given, "all files of the index", "Fetch the missing file."))
+        found |= read_file(path)
+    return found
+
+
+def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
+    """CheckpointError when a tensor that the model wants is missing or misshapen, or one is left over."""
+    sources = model.tensor_sources().values()
+    wanted = {
+        name: shape for source in sources for name, shape in zip(source.names, source.shapes, strict=True)
+    }
+    if missing := wanted.keys() - stored.keys():
+        given = f"the checkpoint lacks {_listing(missing)}"
+        raise CheckpointError(
+            explain(
+                given,
+                f"all tensors of a {model.info.family} of this config.json",
+                "Fetch the checkpoint again, or correct config.json.",
+            )
+        )
+    for name, shape in wanted.items():
+        if stored[name].shape != shape:
+            given = f"tensor {name!r} in {stored[name].path.name} has shape {list(stored[name].shape)}"
+            raise CheckpointError(
+                explain(
+                    given,
+                    f"{list(shape)}, as config.json says",
+                    "Correct config.json, or fetch the checkpoint again.",
+                )
+            )
+    ignored = {
+        "lm_head.weight"
+    }  # stored although tied to the embedding; an untied one is wanted, so never left over
+    if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:
+        given = f"the checkpoint has {_listing(extra)}, which a {model.info.family} of this config.json does not have"
+        raise CheckpointError(
+            explain(given, "the model's own tensors only", "Correct config.json, or choose another model.")
+        )
+
+
+def _listing(names: Iterable[str], limit: int = 3) -> str:
+    ordered = sorted(names)
+    shown = ", ".join(repr(name) for name in ordered[:limit])
+    more = f" and {len(ordered) - limit} more" if len(ordered) > limit else ""
+    return f"{'tensor' if len(ordered) == 1 else 'tensors'} {shown}{more}"

@@ -1,0 +1,139 @@
+"""From a family's description of its decoder to the core's Model: a module without arrays, merged with them in traces."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+
+from enginebay.cache import CacheArrays, CacheGroup
+from enginebay.errors import ConfigError, explain
+from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights, WeightSpec
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnSpec
+from enginebay_models.blocks import Attention, AttentionConfig, Batches, Decoder, DecoderLayer, Mlp, RmsNorm
+from enginebay_models.hf_config import DecoderConfig
+
+FULL, WINDOW = "full", "window"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What tells one decoder family from another. `windows` has one entry per layer, None for full attention."""
+
+    windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+def build_decoder(
+    family: str, config: DecoderConfig, variant: Variant, *, dtype: str, num_shards: int
+) -> Model:
+    """The model of a pre-norm decoder with grouped-query attention and a gated MLP.
+
+    Raises ConfigError when the KV heads cannot be split over, or repeated for, `num_shards` shards.
+    """
+    repeats = kv_head_repeats(config, num_shards)
+    specs = {
+        _group_name(window): AttnSpec(
+            num_q_heads=config.num_q_heads,
+            num_kv_heads=config.num_kv_heads * repeats,
+            head_dim=config.head_dim,
+            window=window,
+            q_dtype=dtype,
+            kv_dtype=dtype,
+        )
+        for window in variant.windows
+    }
+    kinds = {
+        name: AttentionConfig(
+            hidden_size=config.hidden_size,
+            spec=spec,
+            rope=config.rope,
+            cache_group=name,
+            repeats=repeats,
+            qkv_bias=variant.qkv_bias,
+            out_bias=variant.out_bias,
+            qk_norm_eps=config.norm_eps if variant.qk_norm else None,
+        )
+        for name, spec in specs.items()
+    }
+    names = [_group_name(window) for window in variant.windows]
+    layers = [_layer(i, config, kinds[name], mlp_bias=variant.mlp_bias) for i, name in enumerate(names)]
+    norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps)
+    module = Decoder(layers, norm, config.vocab_size, config.hidden_size, tied=config.tied)
+    groups = tuple(_cache_group(name, spec, names.count(name)) for name, spec in specs.items())
+    info = ModelInfo(family, config.vocab_size, config.hidden_size, config.max_model_len, groups, specs)
+    return NnxModel(info, module)
+
+
+def kv_head_repeats(config: DecoderConfig, num_shards: int) -> int:
+    """How often each KV head is repeated, so that every one of `num_shards` shards holds a whole one."""
+    heads, group = config.num_kv_heads, config.num_q_heads // config.num_kv_heads
+    if heads % num_shards == 0:
+        return 1
+    repeats = num_shards // heads
+    if num_shards % heads or group % repeats:
+        given = f"{num_shards} shards for {config.num_q_heads} query heads and {heads} KV heads"
+        allowed = f"a divisor of {heads}, or {heads} times a divisor of {group}"
+        raise ConfigError(explain(given, allowed, "Change the mesh, or map kv_heads to another axis."))
+    return repeats
+
+
+def _group_name(window: int | None) -> str:
+    return FULL if window is None else WINDOW
+
+
+def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
+    return CacheGroup(name, num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.window)
+
+
+def _layer(index: int, config: DecoderConfig, attention: AttentionConfig, *, mlp_bias: bool) -> DecoderLayer:
+    name, size = f"model.layers.{index}", config.hidden_size
+    return DecoderLayer(
+        Attention(f"{name}.self_attn", attention),
+        Mlp(f"{name}.mlp", size, config.intermediate_size, bias=mlp_bias),
+        RmsNorm(f"{name}.input_layernorm", size, config.norm_eps),
+        RmsNorm(f"{name}.post_attention_layernorm", size, config.norm_eps),
+    )
+
+
+class NnxModel(Model):
+    """A Model over any flax.nnx module that is called as Decoder is and whose Params tell `axes` and `source`.
+
+    The module is split once. A trace merges the flat weights into it; nothing of nnx is left in a compiled step.
+    """
+
+    def __init__(self, info: ModelInfo, module: Decoder) -> None:
+        self.info = info
+        self._graph, state = nnx.split(module)
+        variables = nnx.to_flat_state(state)
+        self._specs: dict[str, WeightSpec] = {}
+        self._sources: dict[str, TensorSource] = {}
+        for path, variable in variables:
+            name, facts = ".".join(map(str, path)), variable.get_metadata()
+            self._specs[name] = WeightSpec(tuple(variable.shape), facts["axes"])
+            self._sources[name] = facts["source"]
+        self._structure = jax.tree.structure(state)
+
+    def weight_specs(self) -> dict[str, WeightSpec]:
+        return dict(self._specs)
+
+    def tensor_sources(self) -> dict[str, TensorSource]:
+        return dict(self._sources)
+
+    def hidden(
+        self, weights: Weights, ops: Ops, token_ids: jax.Array, cache: ModelCache, batches: Batches
+    ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
+        return self._module(weights)(token_ids, cache, batches, ops)
+
+    def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
+        return self._module(weights).logits(hidden, ops)
+
+    def _module(self, weights: Weights) -> Any:
+        state = jax.tree.unflatten(self._structure, [weights[name] for name in self._specs])
+        return nnx.merge(self._graph, state)

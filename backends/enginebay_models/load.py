@@ -1,0 +1,138 @@
+"""Weights from the mapped files to the devices, tensor by tensor and shard by shard, never held twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from enginebay.errors import CheckpointError, ConfigError, explain
+from enginebay.model import Model, TensorSource, WeightSpec
+from enginebay_models.checkpoint import check_tensors
+from enginebay_models.safetensors_file import StoredTensor
+from enginebay_models.tensors import Index
+
+Place = Callable[[str, WeightSpec], Sharding | None]
+Progress = Callable[[int, int], None]
+
+DTYPES = ("float32", "bfloat16", "float16")
+# XLA:CPU takes a NumPy array's memory as its own, without a copy, when it is aligned to this.
+_ALIGNMENT = 64
+# What is in memory besides the weights: one piece of a tensor as it is in the file.
+_PIECE_BYTES = 32 << 20
+
+
+def load_weights(
+    model: Model,
+    stored: Mapping[str, StoredTensor],
+    *,
+    dtype: str,
+    place: Place,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, jax.Array]:
+    """Every weight of `model` from `stored` tensors, in `dtype`, each shard built on the host and sent to its devices.
+
+    `place` gives a weight's sharding, None for the default device. Peak memory is the weights, one shard in flight
+    when the devices are not the host's own, and _PIECE_BYTES. Raises CheckpointError for a missing, extra or misshapen
+    tensor, for a dtype that is not read and, with `verify`, for NaN and infinity, naming the tensor.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(explain(f"dtype {dtype!r}", ", ".join(DTYPES), "Choose one of these."))
+    check_tensors(model, stored)
+    specs, sources = model.weight_specs(), model.tensor_sources()
+    total = sum(stored[name].num_bytes for source in sources.values() for name in source.names)
+    done, weights = 0, {}
+    for path, spec in specs.items():
+        part = _Part(
+            sources[path], [stored[name] for name in sources[path].names], jnp.dtype(dtype), verify=verify
+        )
+        weights[path] = _to_devices(part, spec.shape, place(path, spec))
+        done += sum(tensor.num_bytes for tensor in part.tensors)
+        if progress is not None:
+            progress(done, total)
+    return weights
+
+
+class _Part:
+    """Builds parts of one weight in the target dtype."""
+
+    def __init__(
+        self, source: TensorSource, tensors: list[StoredTensor], dtype: np.dtype, *, verify: bool
+    ) -> None:
+        self.source = source
+        self.tensors = tensors
+        self.dtype = dtype
+        self.verify = verify
+        self.readers = [tensor.view() for tensor in tensors]
+
+    def read(self, index: Index, shape: tuple[int, ...]) -> np.ndarray:
+        """The part of the weight (of `shape` as a whole) at `index`, in fresh aligned memory, read piece by piece."""
+        bounds = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]
+        full = tuple(slice(*bound) for bound in bounds)
+        sizes = tuple(stop - start for start, stop in bounds)
+        out = _aligned_empty(sizes, self.dtype)
+        row_bytes = math.prod(sizes[1:]) * self.readers[0].itemsize
+        step = max(1, _PIECE_BYTES // max(row_bytes, 1))
+        for row in range(0, sizes[0], step):
+            stop = min(row + step, sizes[0])
+            first = full[0].start
+            built = self.source.build(self.readers, (slice(first + row, first + stop), *full[1:]))
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.copyto(out[row:stop], built, casting="unsafe")
+            if self.verify and (has_non_finite(built) or has_non_finite(out[row:stop])):
+                raise self._non_finite()
+            del built
+            for tensor in self.tensors:
+                tensor.forget()
+        return out
+
+    def _non_finite(self) -> CheckpointError:
+        for tensor, reader in zip(self.tensors, self.readers, strict=True):
+            if has_non_finite(reader):
+                given = f"tensor {tensor.name!r} in {tensor.path.name} holds NaN or infinity"
+                return CheckpointError(
+                    explain(given, "finite weights", "Fetch the checkpoint again, or choose another.")
+                )
+        names = ", ".join(repr(tensor.name) for tensor in self.tensors)
+        given = f"tensor {names} overflows {self.dtype.name}"
+        return CheckpointError(
+            explain(given, "weights that fit the dtype", "Choose dtype bfloat16 or float32.")
+        )
+
+
+def _to_devices(part: _Part, shape: tuple[int, ...], sharding: Sharding | None) -> jax.Array:
+    whole = (slice(None),) * len(shape)
+    if sharding is None:
+        return jax.block_until_ready(jax.device_put(part.read(whole, shape)))
+    by_index: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        pieces = whole if index is None else index
+        bounds = tuple(piece.indices(size)[:2] for piece, size in zip(pieces, shape, strict=True))
+        by_index.setdefault(bounds, []).append(device)
+    shards = []
+    for bounds, devices in by_index.items():
+        data = part.read(tuple(slice(*bound) for bound in bounds), shape)
+        shards += [jax.block_until_ready(jax.device_put(data, device)) for device in devices]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)
+
+
+def has_non_finite(values: np.ndarray) -> bool:
+    """Whether NaN or infinity is among values of a dtype that checkpoints have, looking at bits only."""
+    if values.dtype == np.float32:
+        bits, mask = values.view(np.uint32), 0x7F800000
+    else:
+        bits, mask = values.view(np.uint16), 0x7C00 if values.dtype == np.float16 else 0x7F80
+    # An exponent of all ones is the largest value of its bits: one pass and no array of flags.
+    return bool(bits.size) and bool(np.bitwise_and(bits, bits.dtype.type(mask)).max() == mask)

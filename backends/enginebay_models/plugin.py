@@ -1,0 +1,34 @@
+"""What this package offers: model families, and checkpoints in Hugging Face's format as a source of weights."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+_FAMILIES = {
+    "llama": ("LlamaForCausalLM",),
+    "mistral": ("MistralForCausalLM",),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
+}
+
+
+@hookimpl
+def register_models(register: Register) -> None:
+    """The families, by the architectures that their checkpoints name."""
+    for name, architectures in _FAMILIES.items():
+        register(
+            name,
+            f"enginebay_models.{name}:family",
+            summary=f"{', '.join(architectures)} in flax.nnx",
+            capabilities={"architectures": architectures},
+        )
+
+
+@hookimpl
+def register_checkpoints(register: Register) -> None:
+    """Folders, hub ids and the embedded demo model."""
+    register(
+        "huggingface",
+        "enginebay_models.source:CheckpointSource",
+        summary="a Hugging Face checkpoint: 'demo', a folder, or a hub id",
+    )

@@ -1,0 +1,25 @@
+"""The Qwen2 family (Qwen2 and Qwen2.5): biases on queries, keys and values, and windows in upper layers on request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.model import Model, ModelFamily
+from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.hf_config import layer_windows, read_decoder
+
+
+class Qwen2Family(ModelFamily):
+    """With use_sliding_window, layers from max_window_layers on have a window; layer_types, where given, decides."""
+
+    name = "qwen2"
+    architectures = ("Qwen2ForCausalLM",)
+
+    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
+        decoder = read_decoder(config)
+        variant = Variant(windows=layer_windows(config, decoder.num_layers), qkv_bias=True)
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+family = Qwen2Family()

@@ -1,0 +1,29 @@
+"""The Qwen3 family (dense): queries and keys are normed per head, and head_dim stands on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.model import Model, ModelFamily
+from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.hf_config import flag, layer_windows, read_decoder
+
+_DEFAULT_HEAD_DIM = 128
+
+
+class Qwen3Family(ModelFamily):
+    """Windows as in Qwen2; biases only where attention_bias asks for them."""
+
+    name = "qwen3"
+    architectures = ("Qwen3ForCausalLM",)
+
+    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
+        decoder = read_decoder(config, head_dim=_DEFAULT_HEAD_DIM)
+        bias = flag(config, "attention_bias", default=False)
+        windows = layer_windows(config, decoder.num_layers)
+        variant = Variant(windows=windows, qkv_bias=bias, out_bias=bias, qk_norm=True)
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+family = Qwen3Family()

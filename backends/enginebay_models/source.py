@@ -1,0 +1,53 @@
+"""CheckpointSource: a model by name, path or hub id, with all that a core needs to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from enginebay.model import Model, TokenInfo
+from enginebay_models.checkpoint import (
+    find_folder,
+    find_tensors,
+    read_architecture,
+    read_config,
+    read_token_info,
+)
+from enginebay_models.load import Place, Progress, load_weights
+
+
+class CheckpointSource:
+    """A Hugging Face checkpoint: "demo", a folder, or a hub id. CheckpointError says why it cannot be used."""
+
+    def __init__(self, name_or_path: str) -> None:
+        self.folder: Path = find_folder(name_or_path)
+        self.config: Mapping[str, Any] = read_config(self.folder)
+        self.architecture: str = read_architecture(self.config)
+
+    @cached_property
+    def token_info(self) -> TokenInfo:
+        """Special tokens of config.json and generation_config.json."""
+        return read_token_info(self.folder, self.config)
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer of the folder; CheckpointError when it has none."""
+        from enginebay_models.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.folder)
+
+    def load_weights(
+        self,
+        model: Model,
+        *,
+        dtype: str,
+        place: Place,
+        verify: bool = False,
+        progress: Progress | None = None,
+    ) -> dict[str, jax.Array]:
+        """Every weight of `model`, each shard read from the file straight to its device; see `load.load_weights`."""
+        stored = find_tensors(self.folder)
+        return load_weights(model, stored, dtype=dtype, place=place, verify=verify, progress=progress)

@@ -1,0 +1,145 @@
+"""The tokenizer of a checkpoint: transformers', or the same one without transformers' start-up where that is certain.
+
+Importing transformers takes over a second, and its AutoTokenizer imports torch where that is installed. A folder whose
+tokenizer.json says everything is therefore read by the tokenizers library, which transformers itself calls for each
+text; transformers comes in when a chat is to be rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import CheckpointError, explain
+from enginebay.text import HuggingFaceTokenizer, Message, Tokenizer
+from enginebay_models.checkpoint import read_json
+
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+# Classes that are tokenizer.json and nothing else; others may rebuild it by rules of their own.
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Settings with which transformers changes what tokenizer.json says.
+_OVERRIDES = ("add_bos_token", "add_eos_token", "split_special_tokens", "auto_map", "tokenizer_padding")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in `folder`; CheckpointError when there is none or it cannot be read. Remote code is never run."""
+    if not any((folder / name).is_file() for name in _FILES):
+        allowed = f"one of {', '.join(_FILES)}"
+        given = f"{folder} has no tokenizer"
+        raise CheckpointError(
+            explain(given, allowed, "Copy the tokenizer's files of the model into the folder.")
+        )
+    settings = folder / "tokenizer_config.json"
+    config = read_json(settings) if settings.is_file() else {}
+    if _may_be_plain(folder, config):
+        plain = PlainTokenizer(folder, config)
+        if plain.says_all(config):
+            return Tokenizer(plain)
+    return Tokenizer(_from_transformers(folder, config.get("tokenizer_class")))
+
+
+def _may_be_plain(folder: Path, config: Mapping[str, Any]) -> bool:
+    if config.get("tokenizer_class") not in _GENERIC or any(name in config for name in _OVERRIDES):
+        return False
+    if not isinstance(config.get("chat_template"), str | None):
+        return False  # several templates, chosen by name
+    model = folder / "config.json"
+    if model.is_file() and "mistral" in str(read_json(model).get("model_type")):
+        return False  # transformers mends the pattern of some of them
+    more = ("special_tokens_map.json", "added_tokens.json")
+    return (folder / "tokenizer.json").is_file() and not any((folder / name).is_file() for name in more)
+
+
+def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
+    """Special tokens that the configuration names by their role, such as eos_token."""
+    for name, value in config.items():
+        values = value if isinstance(value, list) else [value]
+        if name.endswith("_token") or name.endswith("_special_tokens"):
+            yield from (v["content"] if isinstance(v, dict) else str(v) for v in values if v is not None)
+
+
+class PlainTokenizer:
+    """What `enginebay.text.Tokenizer` uses of a fast tokenizer of transformers, from tokenizer.json alone."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import tokenizers
+
+        path = folder / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+            given = f"{path} cannot be read: {error}"
+            raise CheckpointError(
+                explain(given, "a tokenizer of the tokenizers library", "Fetch the file again.")
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._folder = folder
+        template = folder / "chat_template.jinja"
+        self.chat_template: str | None = (
+            template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
+        )
+
+    def says_all(self, config: Mapping[str, Any]) -> bool:
+        """Whether tokenizer.json has every token that tokenizer_config.json would have transformers add."""
+        tokens = self._tokenizer.get_added_tokens_decoder()
+        known = {(id_, token.content, token.special) for id_, token in tokens.items()}
+        added = config.get("added_tokens_decoder", {}).items()
+        same = all((int(i), token["content"], token.get("special", False)) in known for i, token in added)
+        special = {token.content for token in tokens.values() if token.special}
+        return same and all(name in special for name in _named_tokens(config))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
+        """Ids to text."""
+        if clean_up_tokenization_spaces:
+            return self.full.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=True
+            )
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        chat_template: str | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Messages to text, by transformers."""
+        return self.full.apply_chat_template(
+            conversation,
+            chat_template=chat_template,
+            tokenize=tokenize,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    @cached_property
+    def full(self) -> HuggingFaceTokenizer:
+        """The same tokenizer by transformers."""
+        return _from_transformers(self._folder, "PreTrainedTokenizerFast")
+
+
+def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
+    # The generic class by its own name: AutoTokenizer would import every model's configuration, and torch.
+    if kind in _GENERIC:
+        from transformers import PreTrainedTokenizerFast as Loader
+    else:
+        from transformers import AutoTokenizer as Loader
+    try:
+        loaded: HuggingFaceTokenizer = Loader.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        given = f"the tokenizer in {folder} cannot be loaded: {reason}"
+        todo = "Fetch its files again; tokenizers with code of their own are not run."
+        raise CheckpointError(explain(given, "a tokenizer that transformers knows", todo)) from error
+    return loaded

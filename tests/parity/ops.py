@@ -1,0 +1,32 @@
+"""The ops that parity tests and the models' conformance suite compute with: the plain JAX ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginebay_xla.attention import xla_attention
+from enginebay_xla.kv_write import kv_write
+from enginebay_xla.linear import embedding, linear
+from enginebay_xla.norm import rms_norm
+from enginebay_xla.rope import rope
+
+from enginebay.build.kernels import ChosenKernels, OpsBinder
+from enginebay.cache import HndLayout, KVLayout
+from enginebay.config import PHASES
+from enginebay.model import ModelInfo
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import Bucket
+from enginebay.runner.sharding import Placement
+
+
+def plain_ops(info: ModelInfo, placement: Placement) -> Callable[[Bucket, dict[str, KVLayout]], Ops]:
+    """What makes the Ops of a step, every op by enginebay_xla."""
+    plain = {
+        "embedding": embedding,
+        "linear": linear,
+        "rms_norm": rms_norm,
+        "rope": rope,
+        "kv_write": kv_write,
+    }
+    attention = dict.fromkeys(PHASES, xla_attention)
+    return OpsBinder(ChosenKernels(attention, plain, {}, "hnd", HndLayout, ()), info, placement)

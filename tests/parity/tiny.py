@@ -1,0 +1,150 @@
+"""Tiny random checkpoints of every family: the same folder for transformers and for us, and prompts to try them with."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from enginebay.model import ModelFamily
+from enginebay.testing.model_harness import random_tensor
+
+SEED = 20
+VOCAB_SIZE = 128
+PROMPT_LENGTHS = (1, 2, 7, 33, 150, 300)
+NUM_NEW_TOKENS = 64
+GOLDENS = Path(__file__).parent / "goldens"
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_MHA = {"num_key_value_heads": 4}
+
+# Old and new spellings of the rope fields take turns: both must be read.
+_LLAMA: dict[str, dict[str, Any]] = {
+    "llama-mha": _MHA | {"rope_theta": 10000.0, "rope_scaling": None},
+    "llama-tied": {
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    },
+    "llama-rope-llama3": {"rope_parameters": _LLAMA3},
+    "llama-rope-linear": {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama-rope-yarn": {"rope_theta": 10000.0, "rope_scaling": _YARN},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+}
+_MISTRAL: dict[str, dict[str, Any]] = {
+    "mistral-window": {"sliding_window": 16, "head_dim": 24},
+    "mistral-full": {"sliding_window": None},
+}
+_QWEN2: dict[str, dict[str, Any]] = {
+    "qwen2-tied": {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16},
+    "qwen2-some-windows": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+}
+_QWEN3: dict[str, dict[str, Any]] = {
+    "qwen3-tied": {"tie_word_embeddings": True, "head_dim": 24},
+    "qwen3-yarn-biases": {
+        "head_dim": 16,
+        "attention_bias": True,
+        "rope_parameters": _YARN | {"rope_theta": 1e6, "truncate": False},
+    },
+}
+_FAMILIES = {
+    "llama": ("LlamaForCausalLM", _LLAMA),
+    "mistral": ("MistralForCausalLM", _MISTRAL),
+    "qwen2": ("Qwen2ForCausalLM", _QWEN2),
+    "qwen3": ("Qwen3ForCausalLM", _QWEN3),
+}
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    variant: _COMMON | {"model_type": model_type, "architectures": [architecture]} | own
+    for model_type, (architecture, variants) in _FAMILIES.items()
+    for variant, own in variants.items()
+}
+"""config.json by variant. A variant's name begins with its family's."""
+
+
+def family_of(variant: str) -> ModelFamily:
+    """The family of a variant."""
+    family: ModelFamily = importlib.import_module(f"enginebay_models.{variant.split('-')[0]}").family
+    return family
+
+
+def tensors_of(variant: str) -> dict[str, np.ndarray]:
+    """Random checkpoint tensors f32 by name; each depends on its name and SEED alone."""
+    model = family_of(variant).build(CONFIGS[variant], dtype="float32")
+    return {
+        name: random_tensor(name, shape, SEED)
+        for source in model.tensor_sources().values()
+        for name, shape in zip(source.names, source.shapes, strict=True)
+    }
+
+
+def write_checkpoint(folder: Path, variant: str) -> Path:
+    """A checkpoint folder that transformers and enginebay can load, with a tokenizer of one word per id."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIGS[variant]), encoding="utf-8")
+    save_file(tensors_of(variant), folder / "model.safetensors", metadata={"format": "pt"})
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer with the vocabulary w0, w1, ..., separated by spaces."""
+    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def prompts() -> list[list[int]]:
+    """Random prompts of PROMPT_LENGTHS tokens."""
+    rng = np.random.default_rng(SEED)
+    return [[int(i) for i in rng.integers(0, VOCAB_SIZE, length)] for length in PROMPT_LENGTHS]
+
+
+def golden_positions(prompt_length: int) -> list[int]:
+    """The positions of prompt and continuation whose logits are stored: some of the prompt, its last, the very last."""
+    return [*range(0, prompt_length - 1, 32), prompt_length - 1, prompt_length + NUM_NEW_TOKENS - 1]
+
+
+def read_golden(variant: str) -> tuple[list[list[int]], list[np.ndarray]]:
+    """Of each prompt: the greedy tokens of transformers in f32, and its logits [golden_positions, vocab]."""
+    with np.load(GOLDENS / f"{variant}.npz") as stored:
+        token_ids = [[int(i) for i in row] for row in stored["token_ids"]]
+        counts = [len(golden_positions(length)) for length in PROMPT_LENGTHS]
+        return token_ids, np.split(stored["logits"], np.cumsum(counts)[:-1])
