@@ -29,8 +29,17 @@ def attention_cost(
     """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones included)."""
     v_dim = spec.v_head_dim or spec.head_dim
     q, kv = np.asarray(q_lens, float), np.asarray(kv_lens, float)
-    seen = np.minimum(kv, spec.window + q - 1) if spec.window else kv
-    pairs = (q * seen - (q * (q - 1) / 2 if spec.causal else 0)).sum()
+    first = (
+        kv - q + 1 if spec.causal else kv
+    )  # positions that the first new token sees; each later one sees one more
+    window = np.inf if spec.window is None else spec.window
+    seen = np.minimum(kv, window + q - 1)  # positions that any new token sees
+    num_growing = (
+        np.clip(window - first, 0, q) if spec.causal else q * 0
+    )  # tokens that see less than a window
+    pairs = (
+        num_growing * first + num_growing * (num_growing - 1) / 2 + (q - num_growing) * np.minimum(kv, window)
+    ).sum()
     row_bytes = spec.num_kv_heads * (spec.head_dim + (0 if spec.v_is_k_prefix else v_dim)) * kv_bytes
     io_bytes = q.sum() * spec.num_q_heads * q_bytes
     return Cost(
@@ -40,7 +49,9 @@ def attention_cost(
     )
 
 
-def linear_cost(rows: int, in_features: int, out_features: int, *, weight_bytes: int = 2, io_bytes: int = 2) -> Cost:
+def linear_cost(
+    rows: int, in_features: int, out_features: int, *, weight_bytes: int = 2, io_bytes: int = 2
+) -> Cost:
     """A product of [rows, in] with a weight [out, in]."""
     return Cost(
         flops=2.0 * rows * in_features * out_features,

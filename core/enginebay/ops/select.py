@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from enginebay.config import AUTO, Reason
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError, explain, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,22 +26,39 @@ def choose(
     """The candidate to use for `setting`.
 
     `wanted` is a name or "auto". A name that cannot serve is an UnsupportedError with its reason: an explicit choice
-    never falls back. "auto" takes the highest priority that can, ties by name.
+    never falls back. "auto" takes the highest priority that can, ties by name, and the reason has all the others.
+    UnknownNameError for a name that no candidate has.
     """
-    refused: list[tuple[str, str]] = []
-    for candidate in sorted(candidates, key=lambda c: (-c.priority, c.name)):
-        if wanted not in (AUTO, candidate.name):
-            continue
-        reason = candidate.unavailable or why_not(candidate.impl)
-        if reason is None:
-            why = "chosen by name" if wanted != AUTO else f"highest priority ({candidate.priority}) of those that can"
-            return candidate, Reason(setting, candidate.name, why, tuple(refused))
-        refused.append((candidate.name, reason))
-    listing = "; ".join(f"{name}: {reason}" for name, reason in refused)
-    able = [c.name for c in candidates if not c.unavailable and why_not(c.impl) is None]
+    if wanted != AUTO and all(candidate.name != wanted for candidate in candidates):
+        names = [candidate.name for candidate in candidates]
+        raise unknown_name(setting, wanted, names, "`enginebay plugins` lists what is installed.")
+    ranked = sorted(candidates, key=lambda c: (-c.priority, c.name))
+    reasons = [(candidate, candidate.unavailable or why_not(candidate.impl)) for candidate in ranked]
+    able = [candidate for candidate, reason in reasons if reason is None]
+    if wanted != AUTO:
+        refused = [f"{c.name}: {reason}" for c, reason in reasons if c.name == wanted]
+        chosen = next((candidate for candidate in able if candidate.name == wanted), None)
+        if chosen is not None:
+            return chosen, Reason(setting, wanted, "chosen by name")
+    else:
+        refused = [f"{c.name}: {reason}" for c, reason in reasons]
+        if able:
+            why = f"highest priority ({able[0].priority}) of those that can"
+            others = ((c.name, reason or _behind(c, able[0])) for c, reason in reasons if c is not able[0])
+            return able[0], Reason(setting, able[0].name, why, tuple(others))
     raise UnsupportedError(
-        explain(f"{setting} = {wanted!r} cannot be used here ({listing})", ", ".join(able) or "nothing that is installed", "Choose one of these, or auto.")
+        explain(
+            f"{setting} = {wanted!r} cannot be used here ({'; '.join(refused) or 'none is installed'})",
+            ", ".join(candidate.name for candidate in able) or "nothing that is installed",
+            "Choose one of these, or auto." if able else "`enginebay plugins` lists what is installed.",
+        )
     )
+
+
+def _behind(candidate: Candidate, first: Candidate) -> str:
+    if candidate.priority == first.priority:
+        return f"the same priority ({candidate.priority}), later by name"
+    return f"lower priority ({candidate.priority})"
 
 
 def common_layout(preferences: Sequence[Sequence[str]]) -> str | None:

@@ -1,0 +1,72 @@
+"""The op attention in plain JAX: always available, and what faster implementations are compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import UnsupportedError, explain
+from enginebay.ops.caps import Caps
+from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay_xla.attention_blocks import attend_blocks
+from enginebay_xla.attention_decode import attend_one_token_rows, fits_whole
+from enginebay_xla.kv_write import kv_write
+
+CAPS = Caps(
+    platforms=frozenset({"cpu", "cuda", "tpu"}),
+    layouts=("hnd", "nhd", "tpu_rpa"),
+    features=frozenset(
+        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map", "fused_write"}
+    ),
+    compact_decode=True,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaAttention:
+    """Attention by matrix products and an online softmax, for every platform and built-in layout.
+
+    Decode steps whose cache lies ready are two batched products; everything else runs over blocks of at most a few
+    hundred tokens of one row, so that working memory never grows with tokens * context.
+    """
+
+    name: str = "xla"
+    version: str = "1"
+    priority: int = 0
+    caps: Caps = CAPS
+
+    def default_config(self, spec: AttnSpec, layout: KVLayout) -> None:
+        """There is nothing to tune."""
+        return
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: None = None,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
+            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
+            allowed = f"v_head_dim {spec.head_dim}, no scales"
+            raise UnsupportedError(explain(given, allowed, "Choose another kernel."))
+        if k is not None and v is not None:
+            cache = kv_write(cache, batch.slots, k, v, layout)
+        if fits_whole(batch, layout):
+            out, lse = attend_one_token_rows(q, cache, batch, spec=spec, layout=layout, sinks=sinks)
+        else:
+            out, lse = attend_blocks(q, k, v, cache, batch, spec=spec, layout=layout, sinks=sinks)
+        return out, cache, lse if spec.return_lse else None
+
+
+xla_attention = XlaAttention()

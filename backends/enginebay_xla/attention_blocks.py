@@ -1,0 +1,206 @@
+"""Attention over packed ragged rows: blocks of queries of one row against chunks of its keys, softmax online."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_xla.softmax import (
+    Partial,
+    add_keys,
+    batched_dot,
+    empty_partial,
+    finish,
+    scale_scores,
+    visible_keys,
+)
+
+MAX_QUERY_BLOCK = 256
+MAX_RAGGED_QUERY_BLOCK = 128
+KEY_CHUNK = 256
+DECODE_KEY_CHUNK = 512
+"""Block sizes: 256 by 256 was the fastest of 64 to 512 on two AVX-512 cores; ragged rows waste less with 128."""
+
+ReadChunk = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeySource:
+    """Where a row's keys come from: `read(row, i)` gives k, v [Hkv, size, D] of chunk i and its first position."""
+
+    size: int
+    read: ReadChunk
+
+
+def attend_blocks(
+    q: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
+    cache: CacheArrays,
+    batch: AttnBatch,
+    *,
+    spec: AttnSpec,
+    layout: KVLayout,
+    sinks: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """q [T, Hq, D] -> (out [T, Hq, D], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
+
+    Prefill looks at the fresh k and v only; otherwise the cache, already holding them, is read chunk by chunk.
+    """
+    bucket, tokens = batch.bucket, q.shape[0]
+    if bucket.mode == "prefill" and k is not None and v is not None:
+        source = _fresh_keys(k.astype(layout.dtype), v.astype(layout.dtype), batch)
+    else:
+        source = _cached_keys(cache, batch, layout)
+    largest = _query_block(bucket)
+    heads = q.astype(layout.dtype).reshape(tokens, spec.num_kv_heads, spec.group, spec.head_dim)
+    heads = jnp.pad(heads.transpose(1, 2, 0, 3), ((0, 0), (0, 0), (0, largest), (0, 0)))
+    _, lse, out = empty_partial(heads)
+    done = (out, lse)
+    by_group = None if sinks is None else sinks.reshape(spec.num_kv_heads, spec.group)
+    one_token = 1 if spec.group > 1 else 2  # XLA:CPU multiplies a lone row of narrow values in a scalar loop.
+    if bucket.mode == "prefill":
+        sizes = {largest: batch.q_lens > 0}
+    elif bucket.mode == "decode" or bucket.max_q_len == 1:
+        sizes = {one_token: batch.kv_lens > 0}
+    else:
+        sizes = {one_token: batch.q_lens == 1, largest: batch.q_lens > 1}
+    for size, rows in sizes.items():
+        done = _run_blocks(heads, done, source, batch, rows, size, spec, by_group)
+    out, lse = (part[:, :, :tokens] for part in done)
+    out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.head_dim)
+    return out.astype(q.dtype), lse.transpose(2, 0, 1).reshape(tokens, spec.num_q_heads)
+
+
+def _query_block(bucket: Bucket) -> int:
+    largest = MAX_QUERY_BLOCK if bucket.seqs == 1 else MAX_RAGGED_QUERY_BLOCK
+    return min(largest, 1 << max(1, bucket.max_q_len - 1).bit_length())
+
+
+def _key_chunk(bucket: Bucket) -> int:
+    return DECODE_KEY_CHUNK if bucket.max_q_len == 1 else KEY_CHUNK
+
+
+def _run_blocks(
+    heads: jax.Array,
+    done: tuple[jax.Array, jax.Array],
+    source: KeySource,
+    batch: AttnBatch,
+    rows: jax.Array,
+    size: int,
+    spec: AttnSpec,
+    sinks: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Put the results of the chosen rows (bool [S]) into `done`, `size` tokens of one row at a time."""
+    q_lens = batch.q_lens
+    ends = jnp.cumsum(jnp.where(rows, -(-q_lens // size), 0))
+    num_kv_heads, group, _, head_dim = heads.shape
+
+    def run(i: jax.Array, done: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        row = jnp.searchsorted(ends, i, side="right").astype(jnp.int32)
+        offset = (i - jnp.where(row > 0, ends[row - 1], 0)) * size
+        start = batch.cu_q_lens[row] + offset
+        first = batch.kv_lens[row] - q_lens[row] + offset
+        count = jnp.minimum(size, q_lens[row] - offset)
+        block = jax.lax.dynamic_slice_in_dim(heads, start, size, axis=2)
+        block = block.reshape(num_kv_heads, group * size, head_dim)
+        positions = first + jnp.tile(jnp.arange(size), group)
+        out, lse = _attend_block(
+            block, positions, first, count, row, source, batch, spec, _per_query(sinks, size)
+        )
+        return (
+            _merge(done[0], out.reshape(num_kv_heads, group, size, head_dim), start, count),
+            _merge(done[1], lse.reshape(num_kv_heads, group, size), start, count),
+        )
+
+    return jax.lax.fori_loop(0, ends[-1], run, done)
+
+
+def _per_query(sinks: jax.Array | None, size: int) -> jax.Array | None:
+    """Sinks [Hkv, G] for a block's queries [Hkv, G * size]."""
+    return None if sinks is None else jnp.repeat(sinks, size, axis=1)
+
+
+def _attend_block(
+    block: jax.Array,
+    positions: jax.Array,
+    first: jax.Array,
+    count: jax.Array,
+    row: jax.Array,
+    source: KeySource,
+    batch: AttnBatch,
+    spec: AttnSpec,
+    sinks: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """(out f32 [Hkv, queries, D], log-sum-exp) of one block of queries [Hkv, queries, D] over its visible chunks."""
+    kv_len = batch.kv_lens[row]
+    end = jnp.minimum(kv_len, first + count) if spec.causal else kv_len
+    begin = jnp.zeros_like(first) if spec.window is None else jnp.maximum(first - spec.window + 1, 0)
+
+    def add(i: jax.Array, state: Partial) -> Partial:
+        k, v, base = source.read(row, i)
+        keys = base + jnp.arange(k.shape[1])
+        # A chunk that would reach past the end of its row is moved back, so its first keys may be another chunk's.
+        own = (keys >= i * source.size) & (keys < kv_len)
+        visible = visible_keys(keys[None], positions[:, None], kv_len, spec) & own[None]
+        scores = scale_scores(batched_dot(block, k, (2, 2), 1), visible, spec)
+        return add_keys(state, scores, jnp.where(own[None, :, None], v, 0))
+
+    state = jax.lax.fori_loop(begin // source.size, -(-end // source.size), add, empty_partial(block))
+    return finish(state, sinks)
+
+
+def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+    """`done` [Hkv, G, T + size, ...] with the first `count` tokens of a block [Hkv, G, size, ...] put at `start`."""
+    size = block.shape[2]
+    old = jax.lax.dynamic_slice_in_dim(done, start, size, axis=2)
+    chosen = (jnp.arange(size) < count).reshape(1, 1, size, *[1] * (block.ndim - 3))
+    return jax.lax.dynamic_update_slice_in_dim(done, jnp.where(chosen, block, old), start, axis=2)
+
+
+def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch) -> KeySource:
+    """The packed new tokens themselves, k and v [T, Hkv, D]."""
+    size = min(KEY_CHUNK, k.shape[0])
+    k, v = (jnp.pad(x.transpose(1, 0, 2), ((0, 0), (0, size), (0, 0))) for x in (k, v))
+
+    def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        start = batch.cu_q_lens[row] + i * size
+        take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
+        return take(k), take(v), i * size
+
+    return KeySource(size, read)
+
+
+def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout) -> KeySource:
+    """The rows' pages. Whole pages are gathered, except where a row is one page of layout hnd: there it is sliced."""
+    if layout.name == "hnd" and batch.bucket.pages_per_seq == 1:
+        return _sliced_keys(cache, batch, layout.page_size)
+    per_chunk = min(max(1, _key_chunk(batch.bucket) // layout.page_size), batch.bucket.pages_per_seq)
+    pages = jnp.pad(batch.page_table, ((0, 0), (0, per_chunk)))
+
+    def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        chosen = jax.lax.dynamic_slice(pages, (row, i * per_chunk), (1, per_chunk))[0]
+        size = per_chunk * layout.page_size
+        k, v = (x.reshape(size, *x.shape[2:]).swapaxes(0, 1) for x in layout.read(cache, chosen))
+        return k, v, i * size
+
+    return KeySource(per_chunk * layout.page_size, read)
+
+
+def _sliced_keys(cache: CacheArrays, batch: AttnBatch, capacity: int) -> KeySource:
+    size = min(_key_chunk(batch.bucket), capacity)
+    _, heads, _, head_dim = cache["k"].shape
+
+    def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        base = jnp.minimum(i * size, capacity - size)
+        at = (batch.page_table[row, 0], jnp.int32(0), base, jnp.int32(0))
+        k, v = (jax.lax.dynamic_slice(cache[n], at, (1, heads, size, head_dim))[0] for n in ("k", "v"))
+        return k, v, base
+
+    return KeySource(size, read)

@@ -1,0 +1,81 @@
+"""Attention of decode steps: two batched products over all keys of all rows at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay_xla.softmax import LOWEST, Partial, batched_dot, finish, is_cpu, scale_scores, visible_keys
+
+
+def fits_whole(batch: AttnBatch, layout: KVLayout) -> bool:
+    """Whether a decode step should look at all keys at once rather than row by row.
+
+    On the CPU it should where the cache can be multiplied as it lies; to gather pages or to cut rows short copies
+    more than the processor's cache holds, and going through the rows in chunks is faster. Accelerators gather.
+    """
+    bucket = batch.bucket
+    as_it_lies = bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
+    return bucket.mode == "decode" and (as_it_lies or not is_cpu())
+
+
+def attend_one_token_rows(
+    q: jax.Array,
+    cache: CacheArrays,
+    batch: AttnBatch,
+    *,
+    spec: AttnSpec,
+    layout: KVLayout,
+    sinks: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """q [S, Hq, D] of one token a row -> (out [S, Hq, D], log-sum-exp f32 [S, Hq])."""
+    k, v = _whole_rows(cache, batch, layout)
+    rows, heads, group = q.shape[0], spec.num_kv_heads, spec.group
+    grouped = q.reshape(rows, heads, group, spec.head_dim).astype(k.dtype)
+    if group == 1 and k.dtype != jnp.float32 and is_cpu():
+        # XLA:CPU multiplies a lone row of narrow values in a scalar loop: give it two.
+        grouped = jnp.concatenate([grouped, grouped], axis=2)
+    kv_lens = batch.kv_lens[:, None, None, None]
+    visible = visible_keys(jnp.arange(k.shape[2]), kv_lens - 1, kv_lens, spec)
+    scores = scale_scores(batched_dot(grouped, k, (3, 3), 2), visible, spec)
+    maximum = jnp.maximum(scores.max(axis=-1), LOWEST)
+    weights = jnp.exp(scores - maximum[..., None])
+    values = _weighted_values(weights.astype(v.dtype), v, visible[:, :, 0, :, None])
+    by_group = None if sinks is None else sinks.reshape(heads, group)
+    state = Partial(*(part[:, :, :group] for part in (maximum, weights.sum(axis=-1), values)))
+    out, lse = finish(state, by_group)
+    return out.reshape(rows, heads * group, -1).astype(q.dtype), lse.reshape(rows, heads * group)
+
+
+def _whole_rows(cache: CacheArrays, batch: AttnBatch, layout: KVLayout) -> tuple[jax.Array, jax.Array]:
+    """k, v [S, Hkv, keys, D] of the rows' first max_kv_len positions or more."""
+    bucket = batch.bucket
+    if bucket.rows_are_pages and layout.name == "hnd":
+        length = min(bucket.max_kv_len, layout.page_size)
+        return cache["k"][:, :, :length], cache["v"][:, :, :length]
+    num_pages = min(bucket.pages_per_seq, -(-bucket.max_kv_len // layout.page_size))
+    k, v = layout.read(cache, batch.page_table[:, :num_pages])
+    rows = (bucket.seqs, num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
+    return k.reshape(rows).swapaxes(1, 2), v.reshape(rows).swapaxes(1, 2)
+
+
+def _weighted_values(weights: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
+    """weights [S, H, G, L] @ v [S, H, L, D], not looking at v where `visible` is False (the weight is 0 there).
+
+    Only a NaN or an infinity in a stale place could tell 0 * v from 0. Zeroing v would cost XLA:CPU a copy of the
+    cache in every step, so there the product is taken as it is, and repeated in the rare case that it is not finite.
+    """
+    if not is_cpu():
+        return batched_dot(weights, jnp.where(visible, v, 0), (3, 2), 2)
+
+    def zeroed_row(row: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        weights, v, visible = row
+        return batched_dot(weights, jnp.where(visible, v, 0), (2, 1), 1)
+
+    product = batched_dot(weights, v, (3, 2), 2)
+    # Row by row: the copy is a row's, and so is the memory that is set aside for it.
+    return jax.lax.cond(
+        jnp.isfinite(product).all(), lambda: product, lambda: jax.lax.map(zeroed_row, (weights, v, visible))
+    )

@@ -1,0 +1,18 @@
+"""The op rms_norm in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+    """x [..., features] / rms(x) * weight [features], in x's dtype.
+
+    Rounds where Hugging Face's LlamaRMSNorm does: statistics and division in f32, a cast to x's dtype, then the
+    product with the weight.
+    """
+    wide = x.astype(jnp.float32)
+    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    normed = (wide * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
+    return (normed * weight).astype(x.dtype)

@@ -1,0 +1,106 @@
+"""The platforms that JAX brings itself: cpu, cuda and tpu."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import jax
+
+from enginebay.ops.caps import Env
+from enginebay.platform import Hardware, Platform
+
+GIB = 1 << 30
+
+
+def _devices(backend: str) -> list[jax.Device]:
+    """Local devices of a JAX backend, none when it is not there."""
+    try:
+        return list(jax.local_devices(backend=backend))
+    except RuntimeError:  # JAX's answer for a backend that is not installed or has no device
+        return []
+
+
+def _device_memory(device: jax.Device, otherwise: int) -> int:
+    """Bytes that JAX may allocate on a device."""
+    stats = device.memory_stats()
+    return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else otherwise
+
+
+class JaxPlatform(Platform):
+    """A platform whose devices JAX lists under `backend`."""
+
+    backend: ClassVar[str]
+    hint: ClassVar[str]
+
+    def devices(self) -> Sequence[jax.Device]:
+        return _devices(self.backend)
+
+    def why_not(self) -> str | None:
+        return None if self.devices() else f"JAX finds no {self.backend} device; {self.hint}"
+
+    def compile_options(self) -> Mapping[str, str | bool | int]:
+        return {}
+
+    def min_rows(self, dtype: str) -> int:
+        return 1
+
+
+class CpuPlatform(JaxPlatform):
+    """The host's processors. Keys of a head lie together, and a lone bf16 row is padded: see docs/performance.md."""
+
+    name = "cpu"
+    default_layout = "hnd"
+    default_dtype = "float32"
+    backend = "cpu"
+    hint = "is JAX_PLATFORMS set to something else?"
+
+    def env(self) -> Env:
+        return Env("cpu", "", "cpu")
+
+    def hardware(self) -> Hardware:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Hardware(52e9, {"float32": 482e9, "bfloat16": 400e9, "float16": 100e9}, memory, "2 cores with AVX-512 and BF16")
+
+    def min_rows(self, dtype: str) -> int:
+        return 1 if dtype == "float32" else 2
+
+
+class CudaPlatform(JaxPlatform):
+    """NVIDIA GPUs."""
+
+    name = "cuda"
+    default_layout = "nhd"
+    default_dtype = "bfloat16"
+    priority = 10
+    backend = "cuda"
+    hint = "install enginebay[gpu] and check the driver"
+
+    def env(self) -> Env:
+        device = self.devices()[0]
+        capability = str(getattr(device, "compute_capability", ""))
+        return Env("cuda", f"sm_{capability.replace('.', '')}" if capability else "", device.device_kind)
+
+    def hardware(self) -> Hardware:
+        memory = _device_memory(self.devices()[0], 80 * GIB)
+        return Hardware(4.3e12, {"float32": 50e12, "bfloat16": 790e12, "float16": 790e12}, memory, "one H200")
+
+
+class TpuPlatform(JaxPlatform):
+    """Google TPUs."""
+
+    name = "tpu"
+    default_layout = "tpu_rpa"
+    default_dtype = "bfloat16"
+    priority = 20
+    backend = "tpu"
+    hint = "install enginebay[tpu] on a machine with a TPU"
+
+    def env(self) -> Env:
+        kind = self.devices()[0].device_kind
+        return Env("tpu", kind.lower().replace("tpu ", ""), kind)
+
+    def hardware(self) -> Hardware:
+        memory = _device_memory(self.devices()[0], 16 * GIB)
+        return Hardware(819e9, {"float32": 49e12, "bfloat16": 197e12, "float16": 197e12}, memory, "published figures of a v5e")

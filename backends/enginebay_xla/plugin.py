@@ -1,0 +1,38 @@
+"""What this package offers: JAX's own platforms, and every op in plain JAX."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+EVERYWHERE = ("cpu", "cuda", "tpu")
+
+
+@hookimpl
+def register_platforms(register: Register) -> None:
+    """cpu, cuda and tpu."""
+    register("cpu", "enginebay_xla.platforms:CpuPlatform", summary="the host's processors")
+    register("cuda", "enginebay_xla.platforms:CudaPlatform", summary="NVIDIA GPUs")
+    register("tpu", "enginebay_xla.platforms:TpuPlatform", summary="Google TPUs")
+
+
+@hookimpl
+def register_kernels(register: Register) -> None:
+    """The reference implementation of each op."""
+    targets = {
+        "attention": "enginebay_xla.attention:xla_attention",
+        "kv_write": "enginebay_xla.kv_write:kv_write",
+        "embedding": "enginebay_xla.linear:embedding",
+        "linear": "enginebay_xla.linear:linear",
+        "rms_norm": "enginebay_xla.norm:rms_norm",
+        "rope": "enginebay_xla.rope:rope",
+    }
+    for op, target in targets.items():
+        register("xla", target, op=op, platforms=EVERYWHERE, summary="plain JAX, on any platform")
+
+
+@hookimpl
+def register_layouts(register: Register) -> None:
+    """The core's layouts, under their names."""
+    register("hnd", "enginebay.cache:HndLayout", summary="heads, tokens, features: XLA on CPU, cuDNN")
+    register("nhd", "enginebay.cache:NhdLayout", summary="tokens, heads, key and value: GPU kernels")
+    register("tpu_rpa", "enginebay.cache:TpuRpaLayout", summary="packed and padded to TPU tiles")

@@ -1,0 +1,139 @@
+"""Slow, obvious float64 NumPy versions of the ops: what every implementation is compared with."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from enginebay.ops.spec import AttnSpec, RopeSpec
+
+EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""Distance from 1 to the next value of a dtype."""
+
+
+def attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    spec: AttnSpec,
+    *,
+    sinks: np.ndarray | None = None,
+    weights_dtype: np.dtype | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One row: q [n, Hq, D] are the last n of the positions of k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]).
+
+    With `weights_dtype` each unnormalised weight and the output are rounded to it, as an implementation for narrow
+    dtypes must: the error that this makes is the measure of what an implementation may make.
+    """
+    num_queries, kv_len = q.shape[0], k.shape[0]
+    out = np.zeros((*q.shape[:2], v.shape[-1]))
+    lse = np.full(q.shape[:2], -np.inf)
+    for i in range(num_queries):
+        position = kv_len - num_queries + i
+        first = 0 if spec.window is None else max(0, position - spec.window + 1)
+        last = position + 1 if spec.causal else kv_len
+        for head in range(spec.num_q_heads):
+            keys = k[first:last, head // spec.group].astype(np.float64)
+            values = v[first:last, head // spec.group].astype(np.float64)
+            scores = keys @ q[i, head].astype(np.float64) * spec.softmax_scale
+            if spec.softcap is not None:
+                scores = spec.softcap * np.tanh(scores / spec.softcap)
+            sink = None if sinks is None else float(sinks[head])
+            out[i, head], lse[i, head] = _weigh(scores, values, sink, weights_dtype)
+    return (out if weights_dtype is None else out.astype(weights_dtype).astype(np.float64)), lse
+
+
+def _weigh(
+    scores: np.ndarray, values: np.ndarray, sink: float | None, weights_dtype: np.dtype | None
+) -> tuple[np.ndarray, float]:
+    highest = scores.max() if sink is None else max(scores.max(), sink)
+    weights = np.exp(scores - highest)
+    total = weights.sum() + (0.0 if sink is None else math.exp(sink - highest))
+    if weights_dtype is not None:
+        weights = weights.astype(weights_dtype).astype(np.float64)
+    return weights @ values / total, highest + math.log(total)
+
+
+def largest_score(q: np.ndarray, k: np.ndarray, spec: AttnSpec) -> float:
+    """A bound on |score| before any cap: softmax turns an absolute error of a score into a relative one of a weight."""
+    norms = np.linalg.norm(q.astype(np.float64), axis=-1).max(initial=0.0)
+    return float(norms * np.linalg.norm(k.astype(np.float64), axis=-1).max(initial=0.0) * spec.softmax_scale)
+
+
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """x [T, *in_dims], weight [*out_dims, *in_dims] -> f64 [T, *out_dims]."""
+    num_in = x.ndim - 1
+    out_dims = weight.shape[: weight.ndim - num_in]
+    flat = (
+        x.astype(np.float64).reshape(x.shape[0], -1)
+        @ weight.astype(np.float64).reshape(*out_dims, -1).reshape(math.prod(out_dims), -1).T
+    )
+    out = flat.reshape(x.shape[0], *out_dims)
+    return out if bias is None else out + bias.astype(np.float64)
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, *, eps: float) -> np.ndarray:
+    """x [..., features] / rms(x) * weight, f64."""
+    wide = x.astype(np.float64)
+    return wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + eps) * weight.astype(np.float64)
+
+
+def rope(x: np.ndarray, positions: np.ndarray, spec: RopeSpec) -> np.ndarray:
+    """x [T, heads, head_dim] with features i and i + rotary_dim / 2 turned by position * frequency i, f64."""
+    frequencies, factor = rope_frequencies(spec)
+    out, half = x.astype(np.float64), spec.rotary_dim // 2
+    first, second = out[..., :half].copy(), out[..., half : spec.rotary_dim].copy()
+    angles = (positions[:, None] * frequencies)[:, None, :]
+    out[..., :half] = (first * np.cos(angles) - second * np.sin(angles)) * factor
+    out[..., half : spec.rotary_dim] = (second * np.cos(angles) + first * np.sin(angles)) * factor
+    return out
+
+
+def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
+    """(f64 [rotary_dim / 2], factor on cos and sin), pair by pair from the published rules."""
+    pairs = [_frequency(i, spec) for i in range(spec.rotary_dim // 2)]
+    factor = 1.0
+    if spec.scaling == "yarn":
+        factor = _growth(spec.factor, 1.0) if spec.attention_factor is None else spec.attention_factor
+        if spec.attention_factor is None and spec.mscale and spec.mscale_all_dim:
+            factor = _growth(spec.factor, spec.mscale) / _growth(spec.factor, spec.mscale_all_dim)
+    return np.array(pairs), factor
+
+
+def _growth(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _frequency(i: int, spec: RopeSpec) -> float:
+    plain = spec.theta ** (-2 * i / spec.rotary_dim)
+    context = spec.original_max_position_embeddings
+    if spec.scaling == "linear":
+        return plain / spec.factor
+    if spec.scaling == "llama3":
+        turns = context * plain / (2 * math.pi)
+        if turns < spec.low_freq_factor:
+            return plain / spec.factor
+        if turns > spec.high_freq_factor:
+            return plain
+        share = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+        return (1 - share) * plain / spec.factor + share * plain
+    if spec.scaling == "yarn":
+        low, high = _yarn_range(spec)
+        share = min(1.0, max(0.0, (i - low) / (high - low)))
+        return share * plain / spec.factor + (1 - share) * plain
+    return plain
+
+
+def _yarn_range(spec: RopeSpec) -> tuple[float, float]:
+    """The pairs between which frequencies go from kept to stretched: those that turn beta_fast and beta_slow times."""
+    context = spec.original_max_position_embeddings
+
+    def pair(turns: float) -> float:
+        return spec.rotary_dim / 2 * math.log(context / (2 * math.pi * turns)) / math.log(spec.theta)
+
+    low, high = pair(spec.beta_fast), pair(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.rotary_dim - 1)
+    return low, high + (0.001 if low == high else 0.0)

@@ -1,0 +1,113 @@
+"""Layouts, and every op of enginebay_xla but attention, by the suites that any plugin's ops go through."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay.cache import BUILTIN_LAYOUTS, HndLayout
+from enginebay.testing import kernels, oracle
+from enginebay.testing.layouts import check_layout
+from enginebay_xla.kv_write import kv_write
+from enginebay_xla.linear import embedding, linear
+from enginebay_xla.norm import rms_norm
+from enginebay_xla.rope import rope, rope_frequencies
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", sorted(BUILTIN_LAYOUTS))
+def test_layout(layout: str, dtype: str) -> None:
+    check_layout(BUILTIN_LAYOUTS[layout](5, 4, 3, 8, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted(kernels.ROPE_SPECS))
+def test_rope(name: str, dtype: str) -> None:
+    kernels.check_rope(rope, kernels.ROPE_SPECS[name], dtype)
+
+
+@pytest.mark.parametrize("name", sorted(kernels.ROPE_SPECS))
+def test_rope_frequencies_follow_the_published_rules(name: str) -> None:
+    spec = kernels.ROPE_SPECS[name]
+    frequencies, factor = rope_frequencies(spec)
+    expected, expected_factor = oracle.rope_frequencies(spec)
+    np.testing.assert_allclose(frequencies, expected, rtol=1e-7)
+    assert factor == pytest.approx(expected_factor, rel=1e-7)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", [n for n in sorted(kernels.ROPE_SPECS) if n not in ("default", "partial")])
+def test_rope_frequencies_are_those_of_transformers(name: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    spec = kernels.ROPE_SPECS[name]
+    fields = {
+        "rope_type": spec.scaling,
+        "rope_theta": spec.theta,
+        "factor": spec.factor,
+        "original_max_position_embeddings": spec.original_max_position_embeddings or 4096,
+        "low_freq_factor": spec.low_freq_factor,
+        "high_freq_factor": spec.high_freq_factor,
+        "beta_fast": spec.beta_fast,
+        "beta_slow": spec.beta_slow,
+        "truncate": spec.truncate,
+        "attention_factor": spec.attention_factor,
+        "mscale": spec.mscale,
+        "mscale_all_dim": spec.mscale_all_dim,
+    }
+    wanted = {
+        "linear": ("factor",),
+        "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+        "yarn": tuple(n for n in fields if not n.startswith(("low", "high"))),
+    }[spec.scaling]
+    kept = {n: v for n, v in fields.items() if n in ("rope_type", "rope_theta", *wanted) and v is not None}
+    config = LlamaConfig(
+        hidden_size=4 * 64,
+        num_attention_heads=4,
+        head_dim=64,
+        max_position_embeddings=spec.original_max_position_embeddings * int(spec.factor) or 4096,
+        rope_parameters=kept,
+    )
+    theirs, their_factor = ROPE_INIT_FUNCTIONS[spec.scaling](config, "cpu")
+    ours, our_factor = rope_frequencies(spec)
+    # Theirs is computed in f32 throughout.
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=2e-6)
+    assert our_factor == pytest.approx(their_factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm(dtype: str) -> None:
+    kernels.check_rms_norm(rms_norm, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 17])
+def test_linear(dtype: str, rows: int) -> None:
+    kernels.check_linear(linear, dtype, rows=rows)
+    kernels.check_linear(linear, dtype, rows=rows, bias=True)
+    kernels.check_linear(linear, dtype, rows=rows, in_dims=(24,), out_dims=(2, 5, 8))
+    kernels.check_linear(linear, dtype, rows=rows, in_dims=(3, 8), out_dims=(12,), out_dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding(dtype: str) -> None:
+    kernels.check_embedding(embedding, dtype)
+
+
+def test_kv_write_of_one_token_changes_its_slot_alone() -> None:
+    layout = HndLayout(3, 4, 2, 8, "float32")
+    ones = jnp.ones((1, 2, 8))
+    cache = jax.jit(functools.partial(kv_write, layout=layout))(
+        layout.init(), jnp.asarray([6]), ones, 2 * ones
+    )
+    k, v = (np.asarray(x).reshape(12, 2, 8) for x in layout.read(cache, jnp.arange(3)))
+    assert (k[6] == 1).all()
+    assert (v[6] == 2).all()
+    assert not np.delete(k, 6, axis=0).any()
