@@ -58,16 +58,16 @@ parity: env-parity ## compare live with transformers on torch
 	@$(PARITY_VENV)/bin/python -m pytest -m torch $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: env-parity ## speed, with transformers beside us
-	@$(PARITY_VENV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
+bench: env-test env-parity ## speed, with transformers beside us (BENCH_ARGS="--models M")
+	@$(BIN)/python -m tests.benchmarks --torch-python $(PARITY_VENV)/bin/python $(BENCH_ARGS)
 
 .PHONY: goldens
 goldens: env-parity ## write the stored reference outputs anew
-	@$(PARITY_VENV)/bin/python tools/make_goldens.py
+	@$(PARITY_VENV)/bin/python -m tests.parity.make_goldens
 
 .PHONY: demo-model
 demo-model: env-dev ## generate the corpus and train the embedded model anew
-	@$(BIN)/python tools/demo_model/train.py
+	@$(BIN)/python tools/demo_model/train.py --work build/demo --out backends/enginebay_models/demo
 
 .PHONY: wheel
 wheel: env-test ## dist/*.whl

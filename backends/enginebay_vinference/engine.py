@@ -97,8 +97,7 @@ class VInferenceEngine(Engine):
     def _prefill(self, plan: StepPlan) -> Pending:
         fresh = all(row.num_computed == 0 for row in plan.rows)
         num_tokens = sum(row.num_tokens for row in plan.rows)
-        longest = max(row.num_computed + row.num_tokens for row in plan.rows)
-        bucket = self.geometry.prefill_bucket(self._shape, len(plan.rows), num_tokens, None if fresh else longest)
+        bucket = self.geometry.prefill_bucket(self._shape, len(plan.rows), num_tokens, fresh=fresh)
         inputs, places = prefill_inputs(plan.rows, bucket, self.rows, self.ledger, self.runner.layouts)
         return self.runner.prefill(bucket, inputs, places)
 

@@ -44,15 +44,15 @@ class Geometry:
         pages = shape.num_slots * shape.pages_per_slot
         return {g.name: self.layout_type(pages, shape.page_size, g.num_kv_heads, g.head_dim, dtype) for g in groups}
 
-    def prefill_bucket(self, shape: SlotShape, num_rows: int, num_tokens: int, longest: int | None) -> Bucket:
-        """`longest` is the longest context of rows with a prefix, None when no row has one."""
+    def prefill_bucket(self, shape: SlotShape, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
+        """`fresh`: no row has a prefix. Rows with one come in one context length only: the slots' own."""
         seqs = round_up(self.sizes.prefill_rows, num_rows)
         # the rarer shapes come in every other size only: fewer programs for a little more padding
-        common = seqs == 1 and longest is None
+        common = seqs == 1 and fresh
         tokens = round_up(self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens)
-        if longest is None:
+        if fresh:
             return Bucket(tokens, seqs, shape.pages_per_slot, tokens, min(tokens, shape.capacity), "prefill")
-        return Bucket(tokens, seqs, shape.pages_per_slot, tokens, round_up(self.sizes.kv_lens, longest), "mixed")
+        return Bucket(tokens, seqs, shape.pages_per_slot, tokens, shape.capacity, "mixed")
 
     def decode_bucket(self, shape: SlotShape, num_rows: int, longest: int) -> StepKey:
         """The program that decodes `num_rows` rows of up to `longest` tokens.
@@ -74,6 +74,6 @@ class Geometry:
             keys |= dict.fromkeys(self.decode_bucket(shape, num_rows, kv_len) for kv_len in sizes.kv_lens)
         for num_rows in sizes.prefill_rows:
             for num_tokens in sizes.prefill_tokens:
-                for longest in (None, *sizes.kv_lens):
-                    keys[StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, longest))] = None
+                for fresh in (True, False):
+                    keys[StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh))] = None
         return list(keys)

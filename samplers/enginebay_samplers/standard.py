@@ -122,8 +122,9 @@ def _among_candidates(rows: _Scaled) -> tuple[jax.Array, jax.Array]:
     """
     vocab = rows.z.shape[-1]
     num = min(NUM_CANDIDATES, vocab)
-    # The barrier keeps slices of the result out of the operation, which XLA would then lower to a whole sort.
-    z, ids = lax.optimization_barrier(tuple(lax.top_k(rows.z, num)))
+    # A barrier keeps slices of the result out of the operation, which XLA would then lower to a whole sort. One each:
+    # a barrier over the pair takes the operation itself as its operand, which XLA's partitioner cannot decompose.
+    z, ids = (lax.optimization_barrier(part) for part in lax.top_k(rows.z, num))
     mass = jnp.exp(z)
     kth = jnp.take_along_axis(z, jnp.minimum(rows.top_k, num) - 1, axis=-1)
     cut = rows.top_k < vocab

@@ -107,9 +107,8 @@ class _Lab:
 def _declarations_agree(lab: _Lab) -> None:
     model = lab.model()
     specs, sources, info = model.weight_specs(), model.tensor_sources(), model.info
-    assert specs and specs.keys() == sources.keys(), (
-        f"weights and sources differ in {specs.keys() ^ sources.keys()}"
-    )
+    assert specs, "the model has no weights"
+    assert specs.keys() == sources.keys(), f"weights and sources differ in {specs.keys() ^ sources.keys()}"
     for path, spec in specs.items():
         assert len(spec.shape) == len(spec.axes), f"{path}: shape {spec.shape} with axes {spec.axes}"
         unknown = {axis for axis in spec.axes if axis} - set(DEFAULT_AXIS_RULES)
@@ -123,8 +122,8 @@ def _declarations_agree(lab: _Lab) -> None:
         "cache groups and attention specs have other names"
     )
     for group in info.groups:
-        spec = info.attention[group.name]
-        facts = (spec.num_kv_heads, spec.head_dim, spec.v_head_dim or spec.head_dim, spec.window)
+        kind = info.attention[group.name]
+        facts = (kind.num_kv_heads, kind.head_dim, kind.v_head_dim or kind.head_dim, kind.window)
         assert facts == (group.num_kv_heads, group.head_dim, group.v_head_dim, group.window), (
             f"group {group.name}"
         )

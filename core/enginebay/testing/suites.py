@@ -1,0 +1,285 @@
+"""From a registered part to the checks of its contract: what `--enginebay-check` and tests/conformance run."""
+
+from __future__ import annotations
+
+import functools
+import unittest
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from enginebay.cache import KVLayout
+from enginebay.config import EngineConfig
+from enginebay.errors import PluginError, UnsupportedError, explain, unknown_name
+from enginebay.hooks import INTERFACE_VERSIONS
+from enginebay.platform import Platform
+from enginebay.registry import Entry, Registry
+
+Check = tuple[str, Callable[[], None]]
+"""A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when it was not made."""
+
+EVERYTHING = "all"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def label(entry: Entry) -> str:
+    """How a part is named on the command line: KIND:NAME, or kernel:OP:NAME."""
+    return ":".join(part for part in (entry.kind, entry.op, entry.name) if part)
+
+
+def select(registry: Registry, selector: str) -> list[Entry]:
+    """The parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME stands for; UnknownNameError when none is."""
+    if selector == EVERYTHING:
+        return list(registry.entries)
+    kind, *rest = selector.split(":")
+    if kind not in INTERFACE_VERSIONS:
+        raise unknown_name(
+            "kind", kind, INTERFACE_VERSIONS, f"Write {EVERYTHING}, KIND, KIND:NAME or kernel:OP:NAME."
+        )
+    op = rest.pop(0) if kind == "kernel" and rest else ""
+    if rest:
+        return [registry.find(kind, ":".join(rest), op)]
+    found = [e for e in registry.entries if e.kind == kind and op in ("", e.op)]
+    if not found:
+        raise unknown_name(
+            "part", selector, map(label, registry.entries), "`enginebay plugins` lists what is installed."
+        )
+    return found
+
+
+def part_checks(registry: Registry, entry: Entry) -> list[Check]:
+    """Every check of one part: its declaration, and the suite of its kind where there is one.
+
+    A part that cannot be used here gives a single check, which skips with the reason; a broken one fails with it.
+    """
+    if entry.state == "broken":
+        return [("loads", functools.partial(_fail, entry.reason))]
+    if entry.state == "unavailable":
+        return [("loads", functools.partial(_skip, entry.reason))]
+    checks: list[Check] = [("declaration_holds", functools.partial(_declaration_holds, registry, entry))]
+    try:
+        registry.load(entry)
+    except PluginError:
+        return checks  # declaration_holds tells what is wrong
+    suite = _SUITES.get(entry.kind)
+    return checks + (suite(registry, entry) if suite is not None else [])
+
+
+def _fail(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def _skip(reason: str) -> None:
+    raise unittest.SkipTest(reason)
+
+
+def _declaration_holds(registry: Registry, entry: Entry) -> None:
+    """The target and the options can be imported; options have defaults, are frozen and refuse unknown fields."""
+    declaration = entry.declaration
+    assert declaration is not None, "parts that are not broken are declared"
+    target = registry.load(entry)
+    if declaration.options is not None:
+        made = registry.options(entry, {})
+        assert isinstance(made, BaseModel), f"options {declaration.options} is no pydantic model"
+        assert made.model_config.get("frozen"), f"{declaration.options} is not frozen"
+        assert made.model_config.get("extra") == "forbid", f'{declaration.options} has no extra="forbid"'
+    if entry.kind in ("layout", "platform", "scheduler"):
+        assert isinstance(target, type), f"{declaration.target} is no class"
+    else:
+        assert callable(target) or entry.kind == "model", f"{declaration.target} is not callable"
+    if entry.op == "attention":
+        assert target.name == entry.name, (
+            f"the kernel calls itself {target.name!r}, it is registered as {entry.name!r}"
+        )
+
+
+def _made(registry: Registry, entry: Entry) -> Any:
+    """The part with its default options."""
+    options = registry.options(entry, {})
+    target = registry.load(entry)
+    return target() if options is None else target(options)
+
+
+def best_platform(registry: Registry) -> Platform:
+    """The usable platform of the highest priority, as "auto" takes it."""
+    entries = (e for e in registry.entries if e.kind == "platform" and e.state == "ready")
+    able = [p for p in (registry.load(e)() for e in entries) if p.why_not() is None]
+    if not able:
+        raise UnsupportedError(
+            explain("no platform has a device", "at least one", "Install one that fits this machine.")
+        )
+    best: Platform = max(able, key=lambda p: p.priority)
+    return best
+
+
+def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.schedulers import scheduler_checks
+
+    return scheduler_checks(functools.partial(_made, registry, entry))
+
+
+def _sampler(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.samplers import sampler_checks
+
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    return sampler_checks(
+        registry.load(entry), greedy_only=bool(entry.declaration.capabilities.get("greedy_only"))
+    )
+
+
+def _layout(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.layouts import check_layout
+
+    kind: type[KVLayout] = registry.load(entry)
+    shapes = ((3, 4, 2, 8), (2, 16, 3, 40))
+    return [
+        (
+            f"layout[{dtype}-{'x'.join(map(str, shape))}]",
+            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype),
+        )
+        for dtype in DTYPES
+        for shape in shapes
+    ]
+
+
+def _platform(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.platforms import platform_checks
+
+    return platform_checks(registry.load(entry)(), registry)
+
+
+def _engine(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.engines import Subject, engine_checks
+
+    return engine_checks(Subject(entry.name))
+
+
+def _model(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.build.kernels import OpsBinder, choose_kernels
+    from enginebay.testing.models import model_checks
+
+    platform = best_platform(registry)
+
+    def make_ops(info: Any, placement: Any) -> OpsBinder:
+        config = EngineConfig(layout="hnd")  # what the harness lays its cache out in
+        return OpsBinder(
+            choose_kernels(registry, config, platform.env(), info, placement, "hnd"), info, placement
+        )
+
+    return model_checks(registry.load(entry), make_ops, num_devices=len(platform.devices()))
+
+
+def _kernel(registry: Registry, entry: Entry) -> list[Check]:
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    env = best_platform(registry).env()
+    platforms = entry.declaration.platforms
+    if platforms and env.platform not in platforms:
+        return [
+            (
+                "runs_here",
+                functools.partial(_skip, f"needs platform {' or '.join(platforms)}, this is {env.platform}"),
+            )
+        ]
+    kernel = registry.load(entry)
+    if entry.op == "attention":
+        return list(_attention(registry, kernel, env))
+    return list(_plain_op(registry, entry.op, kernel))
+
+
+def _attention(registry: Registry, kernel: Any, env: Any) -> Iterable[Check]:
+    """Every case in the first layout, the plain ones in all; rows are compared bit by bit in one case of each mode."""
+    from enginebay.testing import kernels
+
+    layouts = [
+        registry.load(registry.find("layout", name))
+        for name in kernel.caps.layouts
+        if name in registry.names("layout")
+    ]
+
+    def run(check: Callable[..., None], case: kernels.AttentionCase, layout: type[KVLayout]) -> None:
+        reason = kernels.why_not(kernel, case, layout, env)
+        if reason is not None:
+            raise unittest.SkipTest(reason)
+        check(kernel, case, layout)
+
+    for case in kernels.attention_cases():
+        everywhere = case.name.endswith(("_paged_float32", "_paged_bfloat16"))
+        for layout in layouts if everywhere else layouts[:1]:
+            yield (
+                f"{case.name}[{layout.__name__}]",
+                functools.partial(run, kernels.check_attention, case, layout),
+            )
+        if case.name.endswith("_paged_float32"):
+            independent = functools.partial(run, kernels.check_rows_are_independent, case, layouts[0])
+            yield f"rows_are_independent[{case.mode}]", independent
+
+
+def _plain_op(registry: Registry, op: str, kernel: Any) -> Iterable[Check]:
+    from enginebay.testing import kernels
+
+    if op == "rope":
+        for name, spec in kernels.ROPE_SPECS.items():
+            yield f"rope[{name}]", functools.partial(kernels.check_rope, kernel, spec, "float32")
+    elif op == "kv_write":
+        for name in registry.names("layout"):
+            yield (
+                f"kv_write[{name}]",
+                functools.partial(_kv_write, kernel, registry.load(registry.find("layout", name))),
+            )
+    for dtype in DTYPES:
+        if op == "rope":
+            yield (
+                f"rope[{dtype}]",
+                functools.partial(kernels.check_rope, kernel, kernels.ROPE_SPECS["default"], dtype),
+            )
+        elif op == "rms_norm":
+            yield f"rms_norm[{dtype}]", functools.partial(kernels.check_rms_norm, kernel, dtype)
+        elif op == "embedding":
+            yield f"embedding[{dtype}]", functools.partial(kernels.check_embedding, kernel, dtype)
+        elif op == "linear":
+            for case, fields in LINEAR_CASES.items():
+                yield (
+                    f"linear[{dtype}-{case}]",
+                    functools.partial(kernels.check_linear, kernel, dtype, **fields),
+                )
+
+
+LINEAR_CASES: dict[str, dict[str, Any]] = {
+    "3_rows": {},
+    "1_row": {"rows": 1},
+    "bias": {"bias": True},
+    "heads_out": {"out_dims": (5, 8)},
+    "heads_in": {"in_dims": (6, 8)},
+    "to_float32": {"out_dtype": "float32"},
+}
+
+
+def _kv_write(kernel: Any, kind: type[KVLayout]) -> None:
+    """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their number."""
+    import jax
+    import numpy as np
+
+    layout = kind(3, 8, 2, 16, "float32")
+    rng = np.random.default_rng(0)
+    for slots in ([5], [-1], [17, -1, 3, 8], [23, 0]):
+        k, v = (rng.normal(size=(len(slots), 2, 16)).astype(np.float32) for _ in range(2))
+        where = np.asarray(slots, np.int32)
+        wanted = layout.write(layout.init(), where, k, v)
+        got = jax.jit(functools.partial(kernel, layout=layout), donate_argnums=0)(layout.init(), where, k, v)
+        for name, array in wanted.items():
+            assert np.array_equal(got[name], array), (
+                f"slots {slots}: {name} differs from the layout's own write"
+            )
+
+
+_SUITES: dict[str, Callable[[Registry, Entry], list[Check]]] = {
+    "engine": _engine,
+    "kernel": _kernel,
+    "layout": _layout,
+    "model": _model,
+    "platform": _platform,
+    "sampler": _sampler,
+    "scheduler": _scheduler,
+}
+"""The kinds that have a suite; of the others only the declaration is checked."""

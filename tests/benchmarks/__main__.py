@@ -1,0 +1,70 @@
+"""`make bench`: enginebay and transformers in turn on the same weights and the same work; prints a table of ratios.
+
+Each run is a process of its own, the two take turns, figures are medians over rounds. The machine should be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.models import SIZES, write_model
+
+FIGURES = ("decode_tokens_per_s", "prefill_tokens_per_s", "batch32_tokens_per_s", "start_s", "peak_rss_mib")
+Runs = dict[str, list[dict[str, Any]]]
+
+
+def main() -> int:
+    """Run the contest."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--models", default="S,M", help=f"of {', '.join(SIZES)}")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--engines", default="auto", help="engines of enginebay")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of each contestant")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements in each process")
+    parser.add_argument("--torch-python", default=sys.executable, help="interpreter with torch, for transformers")
+    parser.add_argument("--folder", type=Path, default=Path(".cache/benchmarks"), help="where the random models are kept")
+    args = parser.parse_args()
+    for size in args.models.split(","):
+        for dtype in args.dtypes.split(","):
+            folder = write_model(args.folder, size, dtype)
+            contestants = {"transformers": [args.torch_python, "-m", "tests.benchmarks.with_transformers", str(folder), dtype, str(args.repeats)]}
+            for engine in args.engines.split(","):
+                contestants[f"enginebay {engine}"] = [
+                    sys.executable, "-m", "tests.benchmarks.with_enginebay", str(folder), dtype, str(args.repeats), engine,
+                ]  # fmt: skip
+            runs: Runs = {name: [] for name in contestants}
+            for _ in range(args.rounds):
+                for name, command in contestants.items():
+                    runs[name].append(_run(command))
+            _print(f"{size} {dtype}", runs)
+    return 0
+
+
+def _run(command: list[str]) -> dict[str, Any]:
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["figure"]: line["value"] for line in lines}
+
+
+def _print(title: str, runs: Runs) -> None:
+    print(f"\n## {title}\n\n| | {' | '.join(FIGURES)} | tokens equal |\n|---|{'---|' * (len(FIGURES) + 1)}")
+    reference = runs["transformers"]
+    for name, own in runs.items():
+        cells = []
+        for figure in FIGURES:
+            value, theirs = (statistics.median(run[figure] for run in each) for each in (own, reference))
+            cells.append(f"{value:.4g}" if own is reference else f"{value:.4g} ({value / theirs:.2f}x)")
+        equal = sum(a == b for a, b in zip(own[0]["tokens"], reference[0]["tokens"], strict=True))
+        print(f"| {name} | {' | '.join(cells)} | {equal} of {len(reference[0]['tokens'])} |", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
