@@ -51,7 +51,7 @@ def _download(repo_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     # The base of all errors of whichever HTTP library this huggingface_hub has; its own derive from it.
-    from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 
     try:
         return Path(snapshot_download(repo_id, allow_patterns=list(HUB_PATTERNS)))

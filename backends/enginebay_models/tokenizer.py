@@ -56,7 +56,7 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     """Special tokens that the configuration names by their role, such as eos_token."""
     for name, value in config.items():
         values = value if isinstance(value, list) else [value]
-        if name.endswith("_token") or name.endswith("_special_tokens"):
+        if name.endswith(("_token", "_special_tokens")):
             yield from (v["content"] if isinstance(v, dict) else str(v) for v in values if v is not None)
 
 
@@ -69,7 +69,7 @@ class PlainTokenizer:
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        except Exception as error:  # the library raises nothing narrower
             given = f"{path} cannot be read: {error}"
             raise CheckpointError(
                 explain(given, "a tokenizer of the tokenizers library", "Fetch the file again.")

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from enginebay_xla.attention import xla_attention
-from enginebay_xla.kv_write import kv_write
-from enginebay_xla.linear import embedding, linear
-from enginebay_xla.norm import rms_norm
-from enginebay_xla.rope import rope
-
 from enginebay.build.kernels import ChosenKernels, OpsBinder
 from enginebay.cache import HndLayout, KVLayout
 from enginebay.config import PHASES
@@ -17,6 +11,11 @@ from enginebay.model import ModelInfo
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket
 from enginebay.runner.sharding import Placement
+from enginebay_xla.attention import xla_attention
+from enginebay_xla.kv_write import kv_write
+from enginebay_xla.linear import embedding, linear
+from enginebay_xla.norm import rms_norm
+from enginebay_xla.rope import rope
 
 
 def plain_ops(info: ModelInfo, placement: Placement) -> Callable[[Bucket, dict[str, KVLayout]], Ops]:

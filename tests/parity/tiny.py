@@ -89,7 +89,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def family_of(variant: str) -> ModelFamily:
     """The family of a variant."""
-    family: ModelFamily = importlib.import_module(f"enginebay_models.{variant.split('-')[0]}").family
+    family: ModelFamily = importlib.import_module(f"enginebay_models.{variant.partition('-')[0]}").family
     return family
 
 

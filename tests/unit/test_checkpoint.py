@@ -1,0 +1,371 @@
+"""Checkpoints are found, checked and loaded; whatever is wrong with one is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from enginebay.errors import CheckpointError, ConfigError
+from enginebay.model import Model, TokenInfo, WeightSpec
+from enginebay.testing.model_harness import place_over, random_tensor
+from enginebay_models.checkpoint import INDEX_FILE, SINGLE_FILE, find_folder, find_tensors, read_token_info
+from enginebay_models.llama import family
+from enginebay_models.load import has_non_finite, load_weights
+from enginebay_models.source import CheckpointSource
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+Tensors = dict[str, np.ndarray]
+NORM = "model.norm.weight"
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def model_of(**fields: Any) -> Model:
+    return family.build(CONFIG | fields, dtype="float32")
+
+
+def random_tensors(model: Model) -> Tensors:
+    sources = model.tensor_sources().values()
+    pairs = [pair for source in sources for pair in zip(source.names, source.shapes, strict=True)]
+    return {name: random_tensor(name, shape, 1) for name, shape in pairs}
+
+
+def write(folder: Path, tensors: Tensors, **fields: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | fields))
+    save_file(tensors, folder / SINGLE_FILE)
+    return folder
+
+
+def load(
+    folder: Path, *, dtype: str = "float32", verify: bool = False, num_shards: int = 1, **fields: Any
+) -> Any:
+    source = CheckpointSource(str(folder))
+    model = family.build(source.config, dtype=dtype, num_shards=num_shards)
+    place = place_over(num_shards).weight if num_shards > 1 else default_place
+    return source.load_weights(model, dtype=dtype, place=place, verify=verify, **fields)
+
+
+def default_place(path: str, spec: WeightSpec) -> None:
+    return None
+
+
+def whole_weights(model: Model, tensors: Tensors) -> Tensors:
+    return {
+        path: source.build(
+            [tensors[name] for name in source.names], (slice(None),) * len(model.weight_specs()[path].shape)
+        )
+        for path, source in model.tensor_sources().items()
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", random_tensors(model_of()))
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_dtype_is_read_into_every_dtype(tmp_path: Path, stored: Any, dtype: str) -> None:
+    tensors = {name: tensor.astype(stored) for name, tensor in random_tensors(model_of()).items()}
+    loaded = load(write(tmp_path / "model", tensors), dtype=dtype)
+    for path, wanted in whole_weights(model_of(), tensors).items():
+        assert loaded[path].dtype == dtype
+        np.testing.assert_array_equal(
+            np.asarray(loaded[path]), wanted.astype(loaded[path].dtype), err_msg=path
+        )
+
+
+@pytest.mark.parametrize("num_shards", [2, 4])
+def test_shards_hold_their_part_of_the_whole(folder: Path, num_shards: int) -> None:
+    model = family.build(CONFIG, dtype="float32", num_shards=num_shards)
+    loaded = load(folder, num_shards=num_shards)
+    for path, wanted in whole_weights(model, random_tensors(model)).items():
+        np.testing.assert_array_equal(np.asarray(loaded[path]), wanted, err_msg=path)
+        for shard in loaded[path].addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), wanted[shard.index])
+    assert (
+        loaded["layers.0.attention.qkv"].addressable_shards[0].data.shape[0]
+        == max(2, num_shards) // num_shards
+    )
+
+
+def test_weights_read_in_small_pieces_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = load(folder)
+    monkeypatch.setattr("enginebay_models.load._PIECE_BYTES", 100)
+    for path, weight in load(folder).items():
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(at_once[path]), err_msg=path)
+
+
+def split(folder: Path) -> dict[str, str]:
+    """Turn a folder of one file into one of two files and an index."""
+    tensors = random_tensors(model_of())
+    names = sorted(tensors)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    (folder / SINGLE_FILE).unlink()
+    for file, own in files.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+    weight_map = {name: file for file, own in files.items() for name in own}
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return weight_map
+
+
+def test_several_files_are_read_by_their_index_or_without(folder: Path) -> None:
+    single = load(folder)
+    split(folder)
+    for _ in range(2):
+        for path, weight in load(folder).items():
+            np.testing.assert_array_equal(np.asarray(weight), np.asarray(single[path]), err_msg=path)
+        (folder / INDEX_FILE).unlink(missing_ok=True)
+
+
+def test_known_buffers_and_a_tied_head_may_be_left_over(tmp_path: Path) -> None:
+    tensors = random_tensors(model_of())
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
+    loaded = load(write(tmp_path / "model", tensors, tie_word_embeddings=True))
+    assert "lm_head" not in loaded
+
+
+def test_progress_ends_with_everything(folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    load(folder, progress=lambda done, total: calls.append((done, total)))
+    total = sum(tensor.nbytes for tensor in random_tensors(model_of()).values())
+    assert calls == sorted(calls)
+    assert calls[-1] == (total, total)
+
+
+def drop(tensors: Tensors) -> None:
+    del tensors[DOWN]
+
+
+def reshape(tensors: Tensors) -> None:
+    tensors[DOWN] = np.ascontiguousarray(tensors[DOWN].T)
+
+
+def add(tensors: Tensors) -> None:
+    tensors["model.layers.2.input_layernorm.weight"] = np.ones(16, np.float32)
+
+
+def narrow(tensors: Tensors) -> None:
+    tensors[DOWN] = tensors[DOWN].astype(np.int8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, f"lacks tensor '{DOWN}'"),
+        (reshape, rf"tensor '{DOWN}' in model.safetensors has shape \[24, 16\]. Allowed: \[16, 24\]"),
+        (add, r"has tensor 'model\.layers\.2\.input_layernorm\.weight', which a llama"),
+        (narrow, f"tensor '{DOWN}' in model.safetensors is I8. Allowed: F32, BF16, F16"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    tmp_path: Path, change: Callable[[Tensors], None], message: str
+) -> None:
+    tensors = random_tensors(model_of())
+    change(tensors)
+    with pytest.raises(CheckpointError, match=message):
+        load(write(tmp_path / "model", tensors))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_verify_names_the_tensor_that_is_not_finite(tmp_path: Path, value: float, stored: Any) -> None:
+    tensors = {name: tensor.astype(stored) for name, tensor in random_tensors(model_of()).items()}
+    tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = value
+    folder = write(tmp_path / "model", tensors)
+    load(folder)
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'model\.layers\.1\.self_attn\.k_proj\.weight' .* holds NaN or inf"
+    ):
+        load(folder, verify=True)
+
+
+def test_verify_names_the_tensor_that_overflows(tmp_path: Path) -> None:
+    tensors = random_tensors(model_of())
+    tensors[NORM][3] = 1e6
+    with pytest.raises(CheckpointError, match=f"tensor '{NORM}' overflows float16"):
+        load(write(tmp_path / "model", tensors), dtype="float16", verify=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_largest_and_smallest_numbers_are_finite(dtype: Any) -> None:
+    limits = ml_dtypes.finfo(dtype)
+    assert not has_non_finite(np.array([limits.max, limits.min, limits.tiny, 0], dtype))
+    assert not has_non_finite(np.array([], dtype))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1, -400])
+def test_truncated_file_is_named(folder: Path, keep: int) -> None:
+    data = (folder / SINGLE_FILE).read_bytes()
+    (folder / SINGLE_FILE).write_bytes(data[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors (is|says|has).*Fetch the file again"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("not json", "header that is not a JSON object"),
+        ("[1]", "header that is not a JSON object"),
+        ('{"a": {"dtype": "F32"}}', "describes tensor 'a'"),
+        ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "gives tensor 'a' 4 bytes"),
+        ('{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', "describes tensor 'a' with shape"),
+        ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}', "describes tensor 'a' with shape"),
+        (
+            '{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}',
+            "truncated: tensor 'a' ends at byte 36",
+        ),
+    ],
+)
+def test_broken_header_is_named(folder: Path, header: str, message: str) -> None:
+    data = len(header).to_bytes(8, "little") + header.encode() + bytes(8)
+    (folder / SINGLE_FILE).write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        find_tensors(folder)
+
+
+def test_missing_file_of_an_index_is_named(folder: Path) -> None:
+    split(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"index\.json names 'b\.safetensors' for \d+ tensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": {"a": 1}}', "{"])
+def test_broken_index_is_named(folder: Path, index: str) -> None:
+    (folder / INDEX_FILE).write_text(index)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        load(folder)
+
+
+def test_index_cannot_name_files_elsewhere(folder: Path) -> None:
+    save_file({"a": np.zeros(1, np.float32)}, folder.parent / "x.safetensors")
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"names '\.\./x\.safetensors'"):
+        load(folder)
+
+
+def test_pickles_are_never_read(folder: Path) -> None:
+    (folder / SINGLE_FILE).rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, which are pickles and never read"):
+        load(folder)
+
+
+def test_folder_without_weights(folder: Path) -> None:
+    (folder / SINGLE_FILE).unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        load(folder)
+
+
+def test_folder_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is no model: it has no config\.json"):
+        CheckpointSource(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"architectures": []}', "{}", '{"architectures": "LlamaForCausalLM"}']
+)
+def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        CheckpointSource(str(tmp_path))
+
+
+def test_names_that_are_no_model(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file"):
+        find_folder(str(folder / "config.json"))
+    for name in ("./nowhere", "a/b/c", "/no/such/folder", "bad name", "--"):
+        with pytest.raises(
+            CheckpointError, match=r"there is no such folder.*'demo', a model's folder, or the id"
+        ):
+            find_folder(name)
+
+
+def test_dtype_that_is_not_read(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype 'float8'"):
+        load_weights(model_of(), find_tensors(folder), dtype="float8", place=default_place)
+
+
+def test_special_tokens_of_both_files_are_united(folder: Path) -> None:
+    config = {"eos_token_id": 2, "bos_token_id": 1}
+    assert read_token_info(folder, config) == TokenInfo((2,), 1, None)
+    (folder / "generation_config.json").write_text(
+        '{"eos_token_id": [7, 2], "bos_token_id": 0, "pad_token_id": 3}'
+    )
+    assert read_token_info(folder, config) == TokenInfo((7, 2), 0, 3)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(CheckpointError, match="eos_token_id = '</s>'"):
+        read_token_info(folder, config)
+
+
+def test_demo_model_loads() -> None:
+    source = CheckpointSource("demo")
+    model = family.build(source.config, dtype="bfloat16")
+    loaded = source.load_weights(model, dtype="bfloat16", place=default_place, verify=True)
+    assert {path: spec.shape for path, spec in model.weight_specs().items()} == {
+        p: a.shape for p, a in loaded.items()
+    }
+    assert source.token_info.eos_token_ids
+
+
+# The high-water mark of /proc, not ru_maxrss: that one begins with what the parent process had.
+MEASURE = """
+import json, sys
+from pathlib import Path
+import jax
+from enginebay_models.llama import family
+from enginebay_models.source import CheckpointSource
+
+def resident(field):
+    return int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0]) * 1024
+
+jax.device_put(1).block_until_ready()
+source = CheckpointSource(sys.argv[1])
+model = family.build(source.config, dtype=sys.argv[2])
+before = resident("VmRSS")
+weights = source.load_weights(model, dtype=sys.argv[2], place=lambda path, spec: None)
+print(json.dumps([sum(w.nbytes for w in weights.values()), resident("VmHWM") - before]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize(("stored", "dtype"), [(np.float32, "float32"), (np.float32, "bfloat16")])
+def test_peak_memory_is_that_of_the_weights(tmp_path: Path, stored: Any, dtype: str) -> None:
+    scale = 1 if dtype == "float32" else 2  # the weights as loaded are about 220 MB
+    fields = {
+        "vocab_size": 48000 * scale,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2 * scale,
+    }
+    tensors = {
+        name: np.zeros(shape, stored)
+        for source in model_of(**fields).tensor_sources().values()
+        for name, shape in zip(source.names, source.shapes, strict=True)
+    }
+    folder = write(tmp_path / "model", tensors, **fields)
+    del tensors
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(folder), dtype], check=True, capture_output=True, text=True
+    )
+    num_bytes, peak = json.loads(done.stdout)
+    assert num_bytes > 200e6
+    assert peak <= 1.25 * num_bytes, f"{peak / 1e6:.0f} MB for {num_bytes / 1e6:.0f} MB of weights"
