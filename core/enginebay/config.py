@@ -6,16 +6,17 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from enginebay.errors import ConfigError, explain
 from enginebay.types import describe_validation
 
-AUTO = "auto"
+AUTO: Final = "auto"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-PHASES = ("decode", "prefill", "mixed")
+PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill", "mixed")
+PARTS = ("engine", "scheduler", "sampler")
 
 DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "batch": None,
@@ -47,7 +48,10 @@ class Choice(Frozen):
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "options" not in value:
-            return {"name": value.get("name", AUTO), "options": {k: v for k, v in value.items() if k != "name"}}
+            return {
+                "name": value.get("name", AUTO),
+                "options": {k: v for k, v in value.items() if k != "name"},
+            }
         return value
 
 
@@ -75,16 +79,32 @@ class EngineConfig(Frozen):
     sampler: Choice = Choice()
     kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
     layout: str = Field(default=AUTO, description="cache layout")
-    max_model_len: int | None = Field(default=None, ge=2, description="longest prompt plus output, in tokens; unset: the model's, at most 4096")
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="longest prompt plus output, in tokens; unset: the model's, at most 4096",
+    )
     max_num_seqs: int = Field(default=32, ge=1, le=4096, description="most requests that run together")
     max_num_batched_tokens: int = Field(default=1024, ge=16, description="most prompt tokens in one step")
-    decode_steps: int = Field(default=16, ge=1, le=256, description="most tokens a row gets in one compiled call")
-    mesh: dict[str, int] = Field(default_factory=dict, description="devices per mesh axis, such as {tensor = 2}")
-    axis_rules: dict[str, str | None] = Field(default_factory=dict, description="logical axis -> mesh axis, over the defaults")
+    decode_steps: int = Field(
+        default=16, ge=1, le=256, description="most tokens a row gets in one compiled call"
+    )
+    mesh: dict[str, int] = Field(
+        default_factory=dict, description="devices per mesh axis, such as {tensor = 2}"
+    )
+    axis_rules: dict[str, str | None] = Field(
+        default_factory=dict, description="logical axis -> mesh axis, over the defaults"
+    )
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="makes unseeded requests repeatable")
-    verify_weights: bool = Field(default=False, description="refuse NaN and infinity in the weights while loading")
-    compile_cache: str = Field(default=AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"')
-    forbid_compiling: bool = Field(default=False, description="after warmup(), a program still to be compiled is an error")
+    verify_weights: bool = Field(
+        default=False, description="refuse NaN and infinity in the weights while loading"
+    )
+    compile_cache: str = Field(
+        default=AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"'
+    )
+    forbid_compiling: bool = Field(
+        default=False, description="after warmup(), a program still to be compiled is an error"
+    )
 
     @field_validator("mesh")
     @classmethod
@@ -98,7 +118,9 @@ class EngineConfig(Frozen):
     def _axes_are_known(cls, value: dict[str, str | None]) -> dict[str, str | None]:
         unknown = set(value) - set(DEFAULT_AXIS_RULES)
         if unknown:
-            raise ValueError(f"unknown logical axis {', '.join(sorted(unknown))}; known are {', '.join(DEFAULT_AXIS_RULES)}")
+            raise ValueError(
+                f"unknown logical axis {', '.join(sorted(unknown))}; known are {', '.join(DEFAULT_AXIS_RULES)}"
+            )
         return value
 
     @property
@@ -120,9 +142,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(explain(f"configuration file {path}: {error.strerror}", "a readable TOML file", "Correct the path.")) from None
+        raise ConfigError(
+            explain(
+                f"configuration file {path}: {error.strerror}", "a readable TOML file", "Correct the path."
+            )
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(explain(f"configuration file {path}: {error}", "TOML", "Correct the file.")) from None
+        raise ConfigError(
+            explain(f"configuration file {path}: {error}", "TOML", "Correct the file.")
+        ) from None
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
@@ -139,15 +167,40 @@ def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
-        old = merged.get(key)
-        if key in ("engine", "scheduler", "sampler") and isinstance(value, str):
-            same = (old if isinstance(old, str) else (old or {}).get("name", AUTO)) == value
-            merged[key] = old if same else {"name": value}  # another part's options do not carry over
-        elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merge(old, value)
+        old, new = _written_out(key, merged.get(key)), _written_out(key, value)
+        if key in PARTS and isinstance(old, Mapping) and isinstance(new, Mapping):
+            same = "name" not in new or new["name"] == old.get("name")
+            merged[key] = _over(old, new) if same else new  # another part's options do not carry over
         else:
-            merged[key] = value
+            merged[key] = _over(old, new)
     return merged
+
+
+def _over(old: Any, new: Any) -> Any:
+    """`new`, over `old` key by key where both are sections."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return new
+    return dict(old) | {key: _over(old.get(key), value) for key, value in new.items()}
+
+
+def _written_out(key: str, value: Any) -> Any:
+    """A value in its longest form: parts as {"name": ..., "options": {...}}, kernels with their phases."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if key in PARTS and isinstance(value, str):
+        return {"name": value}
+    if key in PARTS and isinstance(value, Mapping) and "options" not in value:
+        name = {"name": value["name"]} if "name" in value else {}
+        return {**name, "options": {k: v for k, v in value.items() if k != "name"}}
+    if key == "kernels" and isinstance(value, Mapping):
+        return {op: _by_phase(choice) for op, choice in value.items()}
+    return value
+
+
+def _by_phase(choice: Any) -> Any:
+    if isinstance(choice, BaseModel):
+        return choice.model_dump()
+    return dict.fromkeys(PHASES, choice) if isinstance(choice, str) else choice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,9 +61,13 @@ def explain(given: str, allowed: str, todo: str) -> str:
     return f"{given}. Allowed: {allowed}. {todo}"
 
 
-def unknown_name(what: str, name: str, known: Iterable[str], todo: str = "Choose one of these.") -> UnknownNameError:
+def unknown_name(
+    what: str, name: str, known: Iterable[str], todo: str = "Choose one of these."
+) -> UnknownNameError:
     """The error for a name that is not among `known`; it names the nearest match, if there is one."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    return UnknownNameError(explain(f"unknown {what} {name!r}", ", ".join(names) or "none is installed", hint + todo))
+    return UnknownNameError(
+        explain(f"unknown {what} {name!r}", ", ".join(names) or "none is installed", hint + todo)
+    )

@@ -46,7 +46,7 @@ class Declaration:
 
     `target` and `options` are "module:attribute", imported when the part is picked; `options` names a frozen
     pydantic model with extra="forbid". `platforms` empty means any. `requires` are modules that must be installed,
-    `extra` the extra (or requirement) that installs them. `interface` is the contract's version it was written for.
+    `extra` the extra of the plugin's distribution that installs them. `interface` is the contract's version it was written for.
     `capabilities` are facts that other parts may ask for, such as the architectures of a model family.
     """
 
@@ -144,5 +144,3 @@ def make_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Hooks)
     return manager
-
-

@@ -14,6 +14,7 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
+from enginebay.config import AUTO
 from enginebay.errors import ConfigError, PluginError, explain, unknown_name
 from enginebay.hooks import Declaration
 from enginebay.types import describe_validation
@@ -65,25 +66,46 @@ class Registry:
         Raises UnknownNameError with the list of names, and PluginError when the part is broken or unavailable.
         """
         package, _, plain = name.rpartition("/")
-        same = [e for e in self.entries if (e.kind, e.op, e.name) == (kind, op, plain) and package in ("", e.package)]
+        same = [
+            e
+            for e in self.entries
+            if (e.kind, e.op, e.name) == (kind, op, plain) and package in ("", e.package)
+        ]
         if not same:
             self._raise_if_its_plugin_broke(kind, name)
             what = f"{kind} of op {op}" if op else kind
-            raise unknown_name(what, name, self.names(kind, op), "`enginebay plugins` lists what is installed.")
+            raise unknown_name(
+                what, name, self.names(kind, op), "`enginebay plugins` lists what is installed."
+            )
         entry = same[0]
         if entry.state != "ready":
-            raise PluginError(explain(f"{kind} {name!r} cannot be used: {entry.reason}", ", ".join(self.names(kind, op)), "Mend or choose another."))
+            raise PluginError(
+                explain(
+                    f"{kind} {name!r} cannot be used: {entry.reason}",
+                    ", ".join(self.names(kind, op)),
+                    "Mend or choose another.",
+                )
+            )
         return entry
 
     def _raise_if_its_plugin_broke(self, kind: str, name: str) -> None:
+        package, _, plain = name.rpartition("/")
         for entry in self.entries:
-            if entry.kind == "plugin" and entry.name == name:
-                raise PluginError(explain(f"{kind} {name!r}: plugin {name!r} could not be loaded: {entry.reason}", ", ".join(self.names(kind)), "Mend the plugin or choose another."))
+            if entry.kind == "plugin" and entry.name == (package or plain):
+                raise PluginError(
+                    explain(
+                        f"{kind} {name!r}: plugin {entry.name!r} could not be loaded: {entry.reason}",
+                        ", ".join(self.names(kind)),
+                        "Mend the plugin or choose another.",
+                    )
+                )
 
     def load(self, entry: Entry) -> Any:
         """Import the code behind an entry. An import that fails raises PluginError with its reason."""
         assert entry.declaration is not None, "find() returns declared parts only"
-        return _import_target(entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}")
+        return _import_target(
+            entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}"
+        )
 
     def options(self, entry: Entry, values: Mapping[str, Any]) -> BaseModel | None:
         """The part's options, validated by its own model; ConfigError names each wrong one."""
@@ -91,7 +113,13 @@ class Registry:
         what = f"{entry.kind} {entry.name!r}"
         if entry.declaration.options is None:
             if values:
-                raise ConfigError(explain(f"options {', '.join(values)} for {what}", "none: it has no options", "Leave them out."))
+                raise ConfigError(
+                    explain(
+                        f"options {', '.join(values)} for {what}",
+                        "none: it has no options",
+                        "Leave them out.",
+                    )
+                )
             return None
         model = _import_target(entry.declaration.options, f"options of {what}")
         try:
@@ -106,49 +134,71 @@ def _import_target(target: str, what: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever a plugin's import raises must not take the host down
-        raise PluginError(explain(f"{what}: importing {target} failed: {type(error).__name__}: {error}", "an importable \"module:attribute\"", "Mend the plugin.")) from error
+    except (Exception, SystemExit) as error:  # whatever a plugin's import raises must not take the host down
+        raise PluginError(
+            explain(
+                f"{what}: importing {target} failed: {_one_line(error)}",
+                'an importable "module:attribute"',
+                "Mend the plugin.",
+            )
+        ) from error
     return found
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def load_registry(names: Iterable[str] | None = None) -> Registry:
     """Load the plugins of the entry-point group, all or those named.
 
     `names` None reads ENGINEBAY_PLUGINS. A name that no entry point has raises UnknownNameError; a plugin that fails
-    to load is listed as broken.
+    to load is listed as broken. Built-in plugins come first: nobody else's can take one of their names.
     """
-    points = {p.name: p for p in importlib.metadata.entry_points(group=hooks.GROUP)}
+    points = sorted(importlib.metadata.entry_points(group=hooks.GROUP), key=_built_in_first)
+    known = {point.name for point in points}
     if names is None:
-        names = [n.strip() for n in os.environ.get(PLUGINS_VARIABLE, "").split(",") if n.strip()] or sorted(points)
-    chosen = list(names)
-    for name in chosen:
-        if name not in points:
-            raise unknown_name("plugin", name, points, f"Correct {PLUGINS_VARIABLE}, or install the plugin.")
+        listed = os.environ.get(PLUGINS_VARIABLE, "").split(",")
+        names = [name.strip() for name in listed if name.strip()] or known
+    chosen = set(names)
+    for name in sorted(chosen - known):
+        raise unknown_name("plugin", name, known, f"Correct {PLUGINS_VARIABLE}, or install the plugin.")
     manager = hooks.make_manager()
     entries: list[Entry] = []
-    for name in sorted(chosen, key=lambda n: (_distribution(points[n])[0] != "enginebay", n)):
-        entries += _load_plugin(manager, points[name], entries)
+    for point in points:
+        if point.name in chosen:
+            entries += _load_plugin(manager, point, entries)
     return Registry(entries)
+
+
+def _built_in_first(point: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
+    distribution, _ = _distribution(point)
+    return distribution != "enginebay", point.name, distribution
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
     return (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
 
 
-def _load_plugin(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, before: list[Entry]) -> list[Entry]:
+def _load_plugin(
+    manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, before: list[Entry]
+) -> list[Entry]:
     """The entries of one plugin; a single broken one when its module or its hooks fail."""
     distribution, version = _distribution(point)
 
     def broken(reason: str) -> list[Entry]:
         return [Entry("plugin", point.name, point.name, version, distribution, "broken", reason)]
 
+    if manager.has_plugin(point.name):
+        return broken("another distribution has a plugin of this name")
     try:
         module = point.load()
         manager.register(module, point.name)
         manager.check_pending()
-    except Exception as error:  # one broken plugin never takes the host down
-        manager.unregister(name=point.name) if manager.has_plugin(point.name) else None
-        return broken(f"{type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # one broken plugin never takes the host down
+        if manager.has_plugin(point.name):
+            manager.unregister(name=point.name)
+        return broken(_one_line(error))
     if not manager.get_hookcallers(module):
         return broken("it implements no hook of enginebay (are its functions marked with @hookimpl?)")
     found: list[Declaration] = []
@@ -157,12 +207,23 @@ def _load_plugin(manager: pluggy.PluginManager, point: importlib.metadata.EntryP
         caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
         try:
             caller(register=_collector(kind, found))
-        except Exception as error:  # as above
-            return broken(f"{hooks.hook_name(kind)} failed: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
+            return broken(f"{hooks.hook_name(kind)} failed: {_one_line(error)}")
     entries: list[Entry] = []
     for declaration in found:
-        state, reason = _state(declaration, before + entries)
-        entries.append(Entry(declaration.kind, declaration.name, point.name, version, distribution, state, reason, declaration))
+        state, reason = _state(declaration, distribution, before + entries)
+        entries.append(
+            Entry(
+                declaration.kind,
+                declaration.name,
+                point.name,
+                version,
+                distribution,
+                state,
+                reason,
+                declaration,
+            )
+        )
     return entries
 
 
@@ -180,25 +241,71 @@ def _collector(kind: str, into: list[Declaration]) -> hooks.Register:
         extra: str | None = None,
         capabilities: Mapping[str, Any] | None = None,
     ) -> None:
-        if ":" not in target:
-            raise PluginError(explain(f"{kind} {name!r} has target {target!r}", '"module:attribute"', "Correct the plugin."))
-        if (kind == "kernel") != bool(op):
-            raise PluginError(explain(f"{kind} {name!r} has op {op!r}", "an op for kernels, none for other kinds", "Correct the plugin."))
-        into.append(Declaration(kind, name, target, summary, op, options, interface, tuple(platforms), tuple(requires), extra, dict(capabilities or {})))
+        declaration = Declaration(
+            kind,
+            name,
+            target,
+            summary,
+            op,
+            options,
+            interface,
+            platforms,
+            requires,
+            extra,
+            dict(capabilities or {}),
+        )
+        _check(declaration)
+        into.append(declaration)
 
     return register
 
 
-def _state(declaration: Declaration, taken: Iterable[Entry]) -> tuple[State, str]:
+def _check(declaration: Declaration) -> None:
+    """PluginError for what the host could not work with later: it would fail far from the plugin."""
+    name, op, target = declaration.name, declaration.op, declaration.target
+    lists = (declaration.platforms, declaration.requires)
+    tests = (
+        (isinstance(name, str) and name not in ("", AUTO) and "/" not in name, "a name without /, not auto"),
+        (isinstance(target, str) and ":" in target, f'"module:attribute" for a target, not {target!r}'),
+        (
+            isinstance(op, str) and (declaration.kind == "kernel") == bool(op),
+            f"an op for kernels only, not {op!r}",
+        ),
+        (
+            all(not isinstance(value, str) for value in lists),
+            "tuples for platforms and requires, not one text",
+        ),
+        (isinstance(declaration.capabilities.get("priority", 0), int), "a whole number for the priority"),
+    )
+    for is_right, allowed in tests:
+        if not is_right:
+            raise PluginError(explain(f"{declaration.kind} {name!r}", allowed, "Correct the plugin."))
+
+
+def _state(declaration: Declaration, distribution: str, taken: Iterable[Entry]) -> tuple[State, str]:
     """Whether a declared part can be used here, and if not, why."""
     wanted = hooks.INTERFACE_VERSIONS[declaration.kind]
     if declaration.interface != wanted:
-        return "broken", f"written for version {declaration.interface} of the {declaration.kind} interface, this is version {wanted}"
+        return (
+            "broken",
+            f"written for version {declaration.interface} of the {declaration.kind} interface, this is version {wanted}",
+        )
     for entry in taken:
-        if (entry.kind, entry.op, entry.name) == (declaration.kind, declaration.op, declaration.name) and entry.state != "broken":
+        if (entry.kind, entry.op, entry.name) == (
+            declaration.kind,
+            declaration.op,
+            declaration.name,
+        ) and entry.state != "broken":
             return "broken", f"the name is already taken by plugin {entry.package!r}"
-    missing = [module for module in declaration.requires if importlib.util.find_spec(module) is None]
+    missing = [module for module in declaration.requires if not _is_installed(module)]
     if missing:
-        install = f"; install enginebay[{declaration.extra}]" if declaration.extra else ""
+        install = f"; install {distribution}[{declaration.extra}]" if declaration.extra else ""
         return "unavailable", f"needs {', '.join(missing)}{install}"
     return "ready", ""
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # the parent of a dotted name is missing, or the name is none
+        return False

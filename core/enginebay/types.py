@@ -30,7 +30,9 @@ class SamplingParams(BaseModel):
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
     top_k: int = Field(default=0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's")
+    min_p: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's"
+    )
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="equal seeds give equal samples")
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
     stop: tuple[str, ...] = Field(default=(), description="texts that end the completion")
@@ -78,8 +80,19 @@ def make_sampling_params(**fields: object) -> SamplingParams:
 
 def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
     """Pydantic's findings as our three-part message."""
-    wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or model.__name__} = {e['input']!r}: {e['msg']}" for e in error.errors())
-    return explain(wrong, "the fields " + ", ".join(model.model_fields), "Correct the value or leave the field out.")
+    wrong = "; ".join(
+        f"{'.'.join(map(str, e['loc'])) or model.__name__} = {_shown(e['input'])}: {e['msg']}"
+        for e in error.errors()
+    )
+    return explain(
+        wrong, "the fields " + ", ".join(model.model_fields), "Correct the value or leave the field out."
+    )
+
+
+def _shown(value: object, limit: int = 100) -> str:
+    """A value in one line of bearable length."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,7 +135,9 @@ class RequestMetrics:
     def tokens_per_second(self) -> float:
         """Decode rate after the first token; nan for fewer than two tokens."""
         span = self.finished_s - self.first_token_s
-        return (self.num_generated_tokens - 1) / span if self.num_generated_tokens > 1 and span > 0 else math.nan
+        return (
+            (self.num_generated_tokens - 1) / span if self.num_generated_tokens > 1 and span > 0 else math.nan
+        )
 
 
 @dataclasses.dataclass(slots=True)

@@ -31,15 +31,23 @@ class Result:
 def compare_tokens(llms: dict[str, LLM], workload: Workload) -> dict[str, tuple[int, int]]:
     """For each engine: how many leading tokens equal the first engine's, and how many there are, over all requests."""
     outputs = {
-        name: [o.outputs[0].token_ids for o in llm.generate([list(p) for p in workload.prompts], workload.params)]
+        name: [
+            o.outputs[0].token_ids for o in llm.generate([list(p) for p in workload.prompts], workload.params)
+        ]
         for name, llm in llms.items()
     }
     reference = next(iter(outputs.values()))
-    return {name: (sum(map(_common_prefix, reference, tokens)), workload.num_output_tokens) for name, tokens in outputs.items()}
+    return {
+        name: (sum(map(_common_prefix, reference, tokens)), workload.num_output_tokens)
+        for name, tokens in outputs.items()
+    }
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )
 
 
 def latency_round(prompt_len: int, new_tokens: int) -> Round:
@@ -49,7 +57,11 @@ def latency_round(prompt_len: int, new_tokens: int) -> Round:
         vocab = llm.plan.model.info.vocab_size
         first = _timed(llm, one_prompt(2 * number, vocab, prompt_len, 1))
         whole = _timed(llm, one_prompt(2 * number + 1, vocab, prompt_len, 1 + new_tokens))
-        return {"ttft_s": first, "prefill_tokens_per_s": prompt_len / first, "decode_tokens_per_s": new_tokens / (whole - first)}
+        return {
+            "ttft_s": first,
+            "prefill_tokens_per_s": prompt_len / first,
+            "decode_tokens_per_s": new_tokens / (whole - first),
+        }
 
     return run
 
@@ -71,7 +83,11 @@ def _timed(llm: LLM, workload: Workload) -> float:
 
 
 def measure(
-    llms: dict[str, LLM], run: Round, parity: Workload, rounds: int, progress: Callable[[str, int, int], None] | None = None
+    llms: dict[str, LLM],
+    run: Round,
+    parity: Workload,
+    rounds: int,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Result]:
     """Warm each engine up, compare tokens, then run rounds in turn, engine by engine."""
     warmups = {}
@@ -99,4 +115,3 @@ def measure(
         )
         for name, llm in llms.items()
     ]
-

@@ -33,7 +33,9 @@ def one_prompt(seed: int, vocab_size: int, prompt_len: int, new_tokens: int) -> 
     return Workload((tuple(int(t) for t in rng.integers(0, vocab_size, prompt_len)),), (new_tokens,))
 
 
-def mixed_batch(seed: int, vocab_size: int, num_requests: int, longest_prompt: int, longest_output: int) -> Workload:
+def mixed_batch(
+    seed: int, vocab_size: int, num_requests: int, longest_prompt: int, longest_output: int
+) -> Workload:
     """Requests of uniformly random lengths, from a sixteenth of the longest."""
     rng = np.random.default_rng(seed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,15 @@ from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
 from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.config import AUTO, EngineConfig, Reason
 from enginebay.engine import Engine
-from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
+from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily
 from enginebay.platform import Platform
 from enginebay.registry import Registry, load_registry
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.sharding import Placement, make_placement
 from enginebay.scheduler import Scheduler
+
+log = logging.getLogger("enginebay.build")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is, and how much there is."""
@@ -68,9 +71,15 @@ def make_plan(config: EngineConfig, registry: Registry | None = None) -> Plan:
         model_max_len=model.info.max_model_len,
     )
     settled, reasons = resolve(config, facts)
-    for kind, choice in (("engine", settled.engine), ("scheduler", settled.scheduler), ("sampler", settled.sampler)):
+    for kind, choice in (
+        ("engine", settled.engine),
+        ("scheduler", settled.scheduler),
+        ("sampler", settled.sampler),
+    ):
         registry.options(registry.find(kind, choice.name), choice.options)
-    kernels = choose_kernels(registry, settled, platform.env(), model.info, placement, platform.default_layout)
+    kernels = choose_kernels(
+        registry, settled, platform.env(), model.info, placement, platform.default_layout
+    )
     return Plan(registry, settled, reasons + kernels.reasons, platform, checkpoint, model, placement, kernels)
 
 
@@ -84,7 +93,11 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
 
     def load_weights() -> dict[str, jax.Array]:
         return plan.checkpoint.load_weights(
-            plan.model, dtype=config.dtype, place=plan.placement.weight, verify=config.verify_weights, progress=report
+            plan.model,
+            dtype=config.dtype,
+            place=plan.placement.weight,
+            verify=config.verify_weights,
+            progress=report,
         )
 
     parts = EngineParts(
@@ -115,7 +128,11 @@ def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) 
 
 def _facts(registry: Registry, kind: str) -> list[NamedFact]:
     return [
-        NamedFact(e.name, int(e.declaration.capabilities.get("priority", 0)) if e.declaration else 0, e.reason or None)
+        NamedFact(
+            e.name,
+            int(e.declaration.capabilities.get("priority", 0)) if e.declaration else 0,
+            e.reason or None,
+        )
         for e in registry.entries
         if e.kind == kind
     ]
@@ -128,8 +145,8 @@ def _platforms(registry: Registry) -> dict[str, Platform]:
         if entry.kind == "platform" and entry.state == "ready":
             try:
                 found[entry.name] = registry.load(entry)()
-            except PluginError:
-                continue
+            except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
+                log.warning("platform %s of plugin %s cannot be made: %s", entry.name, entry.package, error)
     return found
 
 
@@ -137,14 +154,26 @@ def _pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str
     if config.platform == AUTO:
         able = [p for p in platforms.values() if p.why_not() is None]
         if not able:
-            raise UnsupportedError(explain("no platform has a device", ", ".join(platforms) or "none is installed", "Install one that fits this machine."))
+            raise UnsupportedError(
+                explain(
+                    "no platform has a device",
+                    ", ".join(platforms) or "none is installed",
+                    "Install one that fits this machine.",
+                )
+            )
         return max(able, key=lambda p: p.priority)
     entry = registry.find("platform", config.platform)
     platform: Platform = platforms.get(config.platform) or registry.load(entry)()
     reason = platform.why_not()
     if reason is not None:
         able_names = [n for n, p in platforms.items() if p.why_not() is None]
-        raise UnsupportedError(explain(f"platform = {config.platform!r}: {reason}", ", ".join(able_names) or "none here", "Choose one of these, or auto."))
+        raise UnsupportedError(
+            explain(
+                f"platform = {config.platform!r}: {reason}",
+                ", ".join(able_names) or "none here",
+                "Choose one of these, or auto.",
+            )
+        )
     return platform
 
 
@@ -155,6 +184,8 @@ def find_family(registry: Registry, architecture: str) -> ModelFamily:
         if entry.kind == "model" and entry.declaration is not None and entry.state == "ready":
             served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry.name)
     if architecture not in served:
-        raise CheckpointError(str(unknown_name("architecture", architecture, served, "Install a plugin that serves it.")))
+        raise CheckpointError(
+            str(unknown_name("architecture", architecture, served, "Install a plugin that serves it."))
+        )
     family: ModelFamily = registry.load(registry.find("model", served[architecture]))
     return family

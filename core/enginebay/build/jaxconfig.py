@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from enginebay.config import AUTO
 from enginebay.errors import ConfigError, explain
@@ -17,8 +18,8 @@ log = logging.getLogger("enginebay.build")
 
 def default_cache_folder() -> Path:
     """$XDG_CACHE_HOME/enginebay/programs, or the same below ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "enginebay" / "programs"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the standard ignores a relative one
+    return (base if base.is_absolute() else Path.home() / ".cache") / "enginebay" / "programs"
 
 
 def configure_compile_cache(choice: str) -> Path | None:
@@ -34,16 +35,33 @@ def configure_compile_cache(choice: str) -> Path | None:
     if choice == AUTO and given:
         _keep_everything()
         return Path(given)
-    folder = default_cache_folder() if choice == AUTO else Path(choice)
-    problem = _make_private(folder)
+    folder, problem = _find_folder(choice)
     if problem and choice != AUTO:
-        raise ConfigError(explain(f"compile_cache = {choice!r}: {problem}", "a folder of your own with mode 0700", "Correct its mode, or choose another."))
+        raise ConfigError(
+            explain(
+                f"compile_cache = {choice!r}: {problem}",
+                "a folder of your own with mode 0700",
+                "Correct its mode, or choose another.",
+            )
+        )
     if problem:
-        log.warning("compiled programs are not kept: %s: %s", folder, problem)
+        log.warning("compiled programs are not kept: %s", problem)
         return None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if str(folder) != given:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        compilation_cache.reset_cache()  # JAX settles whether and where it keeps programs when it first compiles
     _keep_everything()
     return folder
+
+
+def _find_folder(choice: str) -> tuple[Path, str | None]:
+    """The folder of a choice, made if need be, and why it cannot be used, or None."""
+    try:
+        folder = default_cache_folder() if choice == AUTO else Path(choice).expanduser()
+    except RuntimeError as error:  # a user without a home
+        return Path(choice), str(error)
+    problem = _make_private(folder)
+    return folder, f"{folder}: {problem}" if problem else None
 
 
 def _keep_everything() -> None:

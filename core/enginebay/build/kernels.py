@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose, common_layout
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
 from enginebay.registry import Entry, Registry
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Layouts
@@ -52,7 +53,11 @@ def _candidate(registry: Registry, entry: Entry, env: Env) -> Candidate:
     if entry.state != "ready" or declared is None:
         return Candidate(entry.name, 0, unavailable=entry.reason)
     if declared.platforms and env.platform not in declared.platforms:
-        return Candidate(entry.name, 0, unavailable=f"needs platform {' or '.join(declared.platforms)}, this is {env.platform}")
+        return Candidate(
+            entry.name,
+            0,
+            unavailable=f"needs platform {' or '.join(declared.platforms)}, this is {env.platform}",
+        )
     try:
         impl = registry.load(entry)
     except PluginError as error:
@@ -61,7 +66,14 @@ def _candidate(registry: Registry, entry: Entry, env: Env) -> Candidate:
     return Candidate(entry.name, int(priority), impl)
 
 
-def choose_kernels(registry: Registry, config: EngineConfig, env: Env, info: ModelInfo, placement: Placement, default_layout: str) -> ChosenKernels:
+def choose_kernels(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    info: ModelInfo,
+    placement: Placement,
+    default_layout: str,
+) -> ChosenKernels:
     """Settle every op and the layout; an explicit name that cannot serve is an error with its reason."""
     known = {e.op for e in registry.entries if e.kind == "kernel"}
     for op in config.kernels:
@@ -74,7 +86,10 @@ def choose_kernels(registry: Registry, config: EngineConfig, env: Env, info: Mod
     wanted = config.kernels.get("attention", KernelChoice())
     for phase in PHASES:
         found, why = choose(
-            f"kernels.attention.{phase}", getattr(wanted, phase), candidates(registry, "attention", env), lambda i, p=phase: _why_not(i, env, specs, p, layout)
+            f"kernels.attention.{phase}",
+            getattr(wanted, phase),
+            candidates(registry, "attention", env),
+            functools.partial(_why_not, env=env, specs=specs, phase=phase, layout=layout),
         )
         attention[phase] = found.impl
         reasons.append(why)
@@ -82,7 +97,11 @@ def choose_kernels(registry: Registry, config: EngineConfig, env: Env, info: Mod
     for op in PLAIN_OPS:
         choice = config.kernels.get(op, KernelChoice())
         if len(set(choice.model_dump().values())) > 1:
-            raise ConfigError(explain(f"kernels.{op} differs by phase", "one name: this op has no phases", "Give a single name."))
+            raise ConfigError(
+                explain(
+                    f"kernels.{op} differs by phase", "one name: this op has no phases", "Give a single name."
+                )
+            )
         found, why = choose(f"kernels.{op}", choice.decode, candidates(registry, op, env), lambda _: None)
         plain[op] = found.impl
         reasons.append(why)
@@ -92,31 +111,55 @@ def choose_kernels(registry: Registry, config: EngineConfig, env: Env, info: Mod
 
 def _sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
     """A layout of the kind for asking what can serve it; counts do not matter to capabilities, page size does."""
-    return kind(num_pages=2, page_size=64, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.kv_dtype)
+    return kind(
+        num_pages=2, page_size=64, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.kv_dtype
+    )
 
 
-def _why_not(impl: AttentionImpl, env: Env, specs: Sequence[AttnSpec], phase: str, layout: KVLayout) -> str | None:
-    bucket = Bucket(tokens=1 if phase == "decode" else 16, seqs=1, pages_per_seq=1, max_q_len=1, max_kv_len=64, mode=phase)  # type: ignore[arg-type]
+def _why_not(
+    impl: AttentionImpl, env: Env, specs: Sequence[AttnSpec], phase: Mode, layout: KVLayout
+) -> str | None:
+    bucket = Bucket(
+        tokens=1 if phase == "decode" else 16, seqs=1, pages_per_seq=1, max_q_len=1, max_kv_len=64, mode=phase
+    )
     reasons = [impl.caps.why_not(env, spec, bucket, layout) for spec in specs]
     return next((r for r in reasons if r), None)
 
 
-def _choose_layout(registry: Registry, config: EngineConfig, env: Env, specs: Sequence[AttnSpec], default: str) -> tuple[KVLayout, Reason]:
+def _choose_layout(
+    registry: Registry, config: EngineConfig, env: Env, specs: Sequence[AttnSpec], default: str
+) -> tuple[KVLayout, Reason]:
     """The layout that the wanted implementations share; the configured one is taken as it is."""
     if config.layout != AUTO:
         kind = registry.load(registry.find("layout", config.layout))
         return _sample_layout(kind, specs[0]), Reason("layout", config.layout, "chosen by name")
     wanted = config.kernels.get("attention", KernelChoice())
     named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
-    found = {c.name: c for c in candidates(registry, "attention", env)}
+    found: dict[str, Candidate] = {}
+    for candidate in candidates(registry, "attention", env):
+        found.setdefault(
+            candidate.name, candidate
+        )  # one of a name that is taken comes after the one that has it
     for name in sorted(named - set(found)):
-        raise unknown_name("kernel of op attention", name, found, "`enginebay plugins` lists what is installed.")
+        raise unknown_name(
+            "kernel of op attention", name, found, "`enginebay plugins` lists what is installed."
+        )
     lists = [found[name].impl.caps.layouts for name in sorted(named) if found[name].impl is not None]
     layout = common_layout(lists) if lists else default
     if layout is None:
-        raise UnsupportedError(explain(f"attention kernels {', '.join(sorted(named))} share no cache layout", "implementations with a common layout", "Choose others for some phase."))
-    why = f"first that {', '.join(sorted(named))} share" if lists else f"the default of platform {env.platform}"
-    return _sample_layout(registry.load(registry.find("layout", layout)), specs[0]), Reason("layout", layout, why)
+        raise UnsupportedError(
+            explain(
+                f"attention kernels {', '.join(sorted(named))} share no cache layout",
+                "implementations with a common layout",
+                "Choose others for some phase.",
+            )
+        )
+    why = (
+        f"first that {', '.join(sorted(named))} share" if lists else f"the default of platform {env.platform}"
+    )
+    return _sample_layout(registry.load(registry.find("layout", layout)), specs[0]), Reason(
+        "layout", layout, why
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,26 +180,52 @@ class OpsBinder:
         ) -> tuple[jax.Array, CacheArrays]:
             return self._attention(impl, by_spec[spec], spec, (q, k, v, cache, batch))
 
-        return Ops(attention, plain["embedding"], plain["linear"], plain["rms_norm"], plain["rope"], self.chosen.names)
+        return Ops(
+            attention,
+            plain["embedding"],
+            plain["linear"],
+            plain["rms_norm"],
+            plain["rope"],
+            self.chosen.names,
+        )
 
-    def _attention(self, impl: AttentionImpl, layout: KVLayout, spec: AttnSpec, args: tuple[Any, ...]) -> tuple[jax.Array, CacheArrays]:
+    def _attention(
+        self, impl: AttentionImpl, layout: KVLayout, spec: AttnSpec, args: tuple[Any, ...]
+    ) -> tuple[jax.Array, CacheArrays]:
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
         config = impl.default_config(local_spec, local)
 
-        def run(q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch) -> tuple[jax.Array, CacheArrays]:
+        def run(
+            q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch
+        ) -> tuple[jax.Array, CacheArrays]:
             fused = "fused_write" in impl.caps.features
             if not fused:
                 cache = self.chosen.plain["kv_write"](cache, batch.slots, k, v, layout=local)
-            out, cache, _ = impl(q, k if fused else None, v if fused else None, cache, batch, spec=local_spec, layout=local, config=config)
+            out, cache, _ = impl(
+                q,
+                k if fused else None,
+                v if fused else None,
+                cache,
+                batch,
+                spec=local_spec,
+                layout=local,
+                config=config,
+            )
             return out, cache
 
         if shards == 1:
             return run(*args)
         heads = PartitionSpec(None, self.placement.rules["kv_heads"])
-        arrays = {n: self.placement.spec((None,) * axis + ("kv_heads",)) for n, axis in layout.head_axis().items()}
+        arrays = {
+            n: self.placement.spec((None,) * axis + ("kv_heads",)) for n, axis in layout.head_axis().items()
+        }
         sharded = jax.shard_map(
-            run, mesh=self.placement.mesh, in_specs=(heads, heads, heads, arrays, PartitionSpec()), out_specs=(heads, arrays), check_vma=False
+            run,
+            mesh=self.placement.mesh,
+            in_specs=(heads, heads, heads, arrays, PartitionSpec()),
+            out_specs=(heads, arrays),
+            check_vma=False,
         )
         return sharded(*args)

@@ -39,9 +39,21 @@ def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
     able = sorted((f for f in facts if f.refused is None), key=lambda f: (-f.priority, f.name))
     refused = tuple((f.name, f.refused) for f in facts if f.refused is not None)
     if not able:
-        raise ConfigError(explain(f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})", "an installed one", "Install a plugin that offers it."))
-    passed = tuple((f.name, f"lower priority ({f.priority})") for f in able[1:])
+        raise ConfigError(
+            explain(
+                f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})",
+                "an installed one",
+                "Install a plugin that offers it.",
+            )
+        )
+    passed = tuple((f.name, _behind(f, able[0])) for f in able[1:])
     return Reason(setting, able[0].name, f"highest priority ({able[0].priority})", refused + passed)
+
+
+def _behind(fact: NamedFact, first: NamedFact) -> str:
+    if fact.priority == first.priority:
+        return f"the same priority ({fact.priority}), later by name"
+    return f"lower priority ({fact.priority})"
 
 
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
@@ -77,7 +89,17 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
 def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
     if config.max_model_len is None:
         length = min(facts.model_max_len, MOST_AUTO_MODEL_LEN)
-        return Reason("max_model_len", str(length), f"the model's {facts.model_max_len}, at most {MOST_AUTO_MODEL_LEN} unless asked for")
+        return Reason(
+            "max_model_len",
+            str(length),
+            f"the model's {facts.model_max_len}, at most {MOST_AUTO_MODEL_LEN} unless asked for",
+        )
     if config.max_model_len > facts.model_max_len:
-        raise ConfigError(explain(f"max_model_len = {config.max_model_len}", f"at most {facts.model_max_len}, the model's own", "Ask for less."))
+        raise ConfigError(
+            explain(
+                f"max_model_len = {config.max_model_len}",
+                f"at most {facts.model_max_len}, the model's own",
+                "Ask for less.",
+            )
+        )
     return Reason("max_model_len", str(config.max_model_len), "chosen by name")

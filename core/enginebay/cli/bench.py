@@ -23,11 +23,22 @@ VARIED = ("engine", "scheduler", "attention", "dtype")
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """What to measure, how often, and the engines; --engine, --scheduler, --attention and --dtype take lists."""
-    parser.add_argument("what", choices=["latency", "throughput"], help="one stream, or a batch of mixed requests")
+    parser.add_argument(
+        "what", choices=["latency", "throughput"], help="one stream, or a batch of mixed requests"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--prompt-len", type=int, metavar="N", help="tokens; throughput: the longest (default: an eighth of the context)")
-    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens; throughput: the most (default: as --prompt-len)")
-    parser.add_argument("--num-requests", type=int, default=32, metavar="N", help="throughput: requests of the batch")
+    parser.add_argument(
+        "--prompt-len",
+        type=int,
+        metavar="N",
+        help="tokens; throughput: the longest (default: an eighth of the context)",
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, metavar="N", help="tokens; throughput: the most (default: as --prompt-len)"
+    )
+    parser.add_argument(
+        "--num-requests", type=int, default=32, metavar="N", help="throughput: requests of the batch"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_engine_arguments(parser)
 
@@ -38,8 +49,10 @@ def run(name: str, args: argparse.Namespace) -> int:
     from enginebay.bench.workload import mixed_batch
     from enginebay.llm import LLM
 
-    if args.rounds < 1:
-        raise InputError(explain(f"--rounds {args.rounds}", "at least 1", "Correct it."))
+    for flag in ("rounds", "prompt_len", "new_tokens", "num_requests"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise InputError(explain(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it."))
     with ExitStack() as stack, progress() as report:
         llms: dict[str, LLM] = {}
         for variant, values in _variants(args):
@@ -50,9 +63,19 @@ def run(name: str, args: argparse.Namespace) -> int:
         prompt_len = args.prompt_len or context // 8
         new_tokens = args.new_tokens or prompt_len
         if prompt_len + new_tokens >= context:
-            raise InputError(explain(f"{prompt_len} prompt and {new_tokens} new tokens", f"fewer than {context} together", "Lower them, or raise --max-model-len."))
+            raise InputError(
+                explain(
+                    f"{prompt_len} prompt and {new_tokens} new tokens",
+                    f"fewer than {context} together",
+                    "Lower them, or raise --max-model-len.",
+                )
+            )
         latency = args.what == "latency"
-        rounds = latency_round(prompt_len, new_tokens) if latency else throughput_round(args.num_requests, prompt_len, new_tokens)
+        rounds = (
+            latency_round(prompt_len, new_tokens)
+            if latency
+            else throughput_round(args.num_requests, prompt_len, new_tokens)
+        )
         parity = mixed_batch(0, first.plan.model.info.vocab_size, 4, min(64, prompt_len), min(32, new_tokens))
         results = measure(llms, rounds, parity, args.rounds, report)
     records = [dataclasses.asdict(result) for result in results]
@@ -62,7 +85,8 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Every combination of the comma-separated choices, named by what differs."""
-    lists = {flag: getattr(args, flag).split(",") for flag in VARIED if getattr(args, flag)}
+    given = {flag: getattr(args, flag) for flag in VARIED if getattr(args, flag)}
+    lists = {flag: list(dict.fromkeys(text.split(","))) for flag, text in given.items()}
     variants = []
     for combination in itertools.product(*lists.values()):
         single = argparse.Namespace(**vars(args))
@@ -75,12 +99,25 @@ def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 def _print(records: list[dict[str, Any]]) -> None:
     figures = list(records[0]["figures"])
-    table = Table("variant", *figures, "ratio to the first", "equal tokens", "warm-up s", "programs", box=None, pad_edge=False)
+    table = Table(
+        "variant",
+        *figures,
+        "ratio to the first",
+        "equal tokens",
+        "warm-up s",
+        "programs",
+        box=None,
+        pad_edge=False,
+    )
     reference = records[0]["figures"][figures[-1]]
     for record in records:
         values = [f"{record['figures'][f]:.4g}" for f in figures]
         equal = f"{record['equal_tokens']} of {record['compared_tokens']}"
         ratio = f"{record['figures'][figures[-1]] / reference:.2f}"
-        table.add_row(record["variant"], *values, ratio, equal, f"{record['warmup_s']:.1f}", str(record["num_compiled"]))
+        table.add_row(
+            record["variant"], *values, ratio, equal, f"{record['warmup_s']:.1f}", str(record["num_compiled"])
+        )
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
-    print("Medians; the ratio is of the last figure. Tokens of a narrow dtype may differ early: compare logits instead.")
+    print(
+        "Medians; the ratio is of the last figure. Tokens of a narrow dtype may differ early: compare logits instead."
+    )

@@ -1,4 +1,4 @@
-"""chat: a conversation on the terminal, one line a turn; with --message or piped input it answers and ends."""
+"""chat: a conversation on the terminal, one line a turn; with messages or piped input it answers and ends."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import json
 import sys
 from collections.abc import Iterator
 
-from enginebay.cli.generate import add_sampling_arguments, metrics_record, sampling_from
+from enginebay.cli.generate import add_sampling_arguments, metrics_record, read_stdin, sampling_from
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.cli.show import progress
+from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """Messages, the sampling flags and the engine's."""
-    parser.add_argument("message", nargs="*", metavar="MESSAGE", help="say these, one turn each, and end; none: read turns from stdin")
+    parser.add_argument(
+        "message",
+        nargs="*",
+        metavar="MESSAGE",
+        help="say these, one turn each, and end; none: read turns from stdin",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     add_sampling_arguments(parser)
@@ -26,6 +32,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 def run(name: str, args: argparse.Namespace) -> int:
     """Hold the conversation."""
     params = sampling_from(args)
+    if params.n != 1:
+        raise InputError(explain(f"-n {params.n} in a conversation", "1", "Leave it out."))
     config = config_from(args)
     with progress() as report:
         llm = LLM(config=config, progress=report)
@@ -46,7 +54,7 @@ def _turns(given: list[str], *, show_prompt: bool) -> Iterator[str]:
     while True:
         if show_prompt:
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = read_stdin(sys.stdin.readline)
         if not line:
             return
         if line.strip():
@@ -57,8 +65,18 @@ def _answer(llm: LLM, history: list[dict[str, str]], params: SamplingParams, *, 
     if as_json:
         output = llm.chat(history, params)
         completion = output.outputs[0]
-        record = {"text": completion.text, "token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
-        print(json.dumps(record | {"finish_reason": completion.finish_reason, "metrics": metrics_record(output.metrics)}), flush=True)
+        record = {
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "prompt_token_ids": output.prompt_token_ids,
+        }
+        print(
+            json.dumps(
+                record
+                | {"finish_reason": completion.finish_reason, "metrics": metrics_record(output.metrics)}
+            ),
+            flush=True,
+        )
         return completion.text
     text = ""
     for chunk in llm.chat_stream(history, params):

@@ -7,20 +7,32 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.cli.show import progress
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
-from enginebay.types import RequestMetrics, SamplingParams, make_sampling_params
+from enginebay.types import (
+    CompletionOutput,
+    RequestMetrics,
+    SamplingParams,
+    StreamChunk,
+    make_sampling_params,
+)
 
 DEFAULT_PROMPT = "Once upon a time"
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """The prompt, the sampling flags and the engine's."""
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=f"text to complete (default: {DEFAULT_PROMPT!r}); - reads stdin")
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help=f"text to complete (default: {DEFAULT_PROMPT!r}); - reads stdin",
+    )
     parser.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of a text")
     parser.add_argument("--json", action="store_true", help="print one JSON object per completion")
     add_sampling_arguments(parser)
@@ -37,8 +49,22 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, default=0.0, metavar="P")
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="text that ends the completion; may be repeated")
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that ends the completion; may be repeated",
+    )
     group.add_argument("--ignore-eos", action="store_true", help="run through end-of-sequence tokens")
+
+
+def read_stdin(read: Callable[[], str]) -> str:
+    """What `read` gets of standard input; InputError when it is no text."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise InputError(explain(f"standard input: {error}", "text", "Convert it first.")) from None
 
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
@@ -63,14 +89,15 @@ def run(name: str, args: argparse.Namespace) -> int:
     with progress() as report:
         llm = LLM(config=config, progress=report)
     with llm:
+        chunks = llm.stream(prompt, params)  # before anything is printed: the prompt may be refused
         if args.json:
-            _print_records(llm, prompt, params)
+            prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            _print_whole(chunks, params.n, lambda one: json.dumps(_record(one, prompt_ids)))
         elif params.n > 1:
-            for completion in llm.generate([prompt], params)[0].outputs:
-                print(f"[{completion.index}] {completion.text}")
+            _print_whole(chunks, params.n, lambda one: f"[{one.output.index}] {one.output.text}")
         else:
             print(prompt if isinstance(prompt, str) else "", end="", flush=True)
-            for chunk in llm.stream(prompt, params):
+            for chunk in chunks:
                 print(chunk.delta_text, end="", flush=True)
             print()
     return 0
@@ -83,23 +110,47 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
         try:
             return [int(part) for part in args.prompt_ids.split(",")]
         except ValueError:
-            raise InputError(explain(f"--prompt-ids {args.prompt_ids}", "numbers with commas between", "Correct them.")) from None
+            raise InputError(
+                explain(f"--prompt-ids {args.prompt_ids}", "numbers with commas between", "Correct them.")
+            ) from None
     if args.prompt == "-":
-        return sys.stdin.read()
+        return read_stdin(sys.stdin.read)
     return DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
 
 
-def _print_records(llm: LLM, prompt: str | list[int], params: SamplingParams) -> None:
-    output = llm.generate([prompt], params)[0]
-    for completion in output.outputs:
-        record = {
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "prompt_token_ids": output.prompt_token_ids,
-            "finish_reason": completion.finish_reason,
-            "metrics": metrics_record(output.metrics),
-        }
-        print(json.dumps(record))
+@dataclasses.dataclass
+class _Completion:
+    output: CompletionOutput
+    metrics: RequestMetrics | None = None
+
+
+def _print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[_Completion], str]) -> None:
+    """A line for each completion; interrupted, with what there is of them."""
+    completions = [_Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        for chunk in chunks:
+            one = completions[chunk.index]
+            one.output.text += chunk.delta_text
+            one.output.token_ids += chunk.delta_token_ids
+            one.output.finish_reason = chunk.finish_reason or "abort"
+            one.metrics = chunk.metrics
+    except KeyboardInterrupt as error:
+        interrupt = error
+    for one in completions:
+        print(show(one), flush=True)
+    if interrupt is not None:
+        raise interrupt
+
+
+def _record(one: _Completion, prompt_token_ids: list[int]) -> dict[str, Any]:
+    return {
+        "text": one.output.text,
+        "token_ids": one.output.token_ids,
+        "prompt_token_ids": prompt_token_ids,
+        "finish_reason": one.output.finish_reason,
+        "metrics": metrics_record(one.metrics),
+    }
 
 
 def metrics_record(metrics: RequestMetrics | None) -> dict[str, Any] | None:

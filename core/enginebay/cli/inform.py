@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import platform as host
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,19 @@ from enginebay import __version__
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.config import EngineConfig
 
-PACKAGES = ("jax", "jaxlib", "flax", "transformers", "tokenizers", "numpy", "pydantic", "pluggy", "safetensors", "jax-triton", "libtpu")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pydantic",
+    "pluggy",
+    "safetensors",
+    "jax-triton",
+    "libtpu",
+)
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -38,12 +51,12 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False).print(table)
+    Console(width=width, highlight=False, markup=False).print(table)
 
 
 def _plugins(args: argparse.Namespace) -> None:
@@ -68,7 +81,12 @@ def _explain(args: argparse.Namespace) -> None:
             "max_model_len": plan.model.info.max_model_len,
         },
         "choices": [
-            {"setting": r.setting, "chosen": r.chosen, "why": r.why, "refused": [{"name": n, "reason": w} for n, w in r.refused]}
+            {
+                "setting": r.setting,
+                "chosen": r.chosen,
+                "why": r.why,
+                "refused": [{"name": n, "reason": w} for n, w in r.refused],
+            }
             for r in plan.reasons
         ],
     }

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except EnginebayError as error:
-        print(f"enginebay: {error}", file=sys.stderr)
+        print(f"enginebay: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -58,11 +58,20 @@ def _dispatch(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for command, (module, summary) in COMMANDS.items():
         sub = commands.add_parser(command, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        sub.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"], help="how much to tell on stderr")
+        sub.add_argument(
+            "--log-level",
+            default="warning",
+            choices=["debug", "info", "warning", "error"],
+            help="how much to tell on stderr",
+        )
         if command == name:
             importlib.import_module(module).add_arguments(command, sub)
     args = parser.parse_args(arguments)
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
     code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
     return code
 
@@ -72,7 +81,9 @@ def _run_plugin_command(name: str, arguments: list[str]) -> int:
 
     registry = load_registry()
     if name not in registry.names("command"):
-        raise unknown_name("command", name, [*COMMANDS, *registry.names("command")], "See `enginebay --help`.")
+        raise unknown_name(
+            "command", name, [*COMMANDS, *registry.names("command")], "See `enginebay --help`."
+        )
     code: int = registry.load(registry.find("command", name))(arguments[arguments.index(name) + 1 :])
     return code
 

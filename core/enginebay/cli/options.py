@@ -20,9 +20,21 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--scheduler", metavar="NAME")
     group.add_argument("--sampler", metavar="NAME")
     group.add_argument("--attention", metavar="NAME", help="attention kernel, for all phases")
-    group.add_argument("--kernel", metavar="OP[.PHASE]=NAME", action="append", default=[], help="kernel of an op; may be repeated")
+    group.add_argument(
+        "--kernel",
+        metavar="OP[.PHASE]=NAME",
+        action="append",
+        default=[],
+        help="kernel of an op; may be repeated",
+    )
     group.add_argument("--layout", metavar="NAME", help="cache layout")
-    group.add_argument("--mesh", metavar="AXIS=N", action="append", default=[], help="devices along a mesh axis, such as tensor=2")
+    group.add_argument(
+        "--mesh",
+        metavar="AXIS=N",
+        action="append",
+        default=[],
+        help="devices along a mesh axis, such as tensor=2",
+    )
     for name, what in (
         ("max-model-len", "longest prompt plus output, in tokens"),
         ("max-num-seqs", "most requests that run together"),
@@ -30,12 +42,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("decode-steps", "most tokens a row gets in one compiled call"),
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", help=what)
-    group.add_argument("--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading")
+    group.add_argument(
+        "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
+    )
     group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
 
 
-PLAIN = ("model", "platform", "dtype", "engine", "scheduler", "sampler", "layout", "max_model_len", "max_num_seqs")
-PLAIN += ("max_num_batched_tokens", "decode_steps", "verify_weights", "compile_cache")
+PLAIN = (
+    "model",
+    "platform",
+    "dtype",
+    "engine",
+    "scheduler",
+    "sampler",
+    "layout",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "decode_steps",
+    "verify_weights",
+    "compile_cache",
+)
+"""Flags whose values are configuration values as they are."""
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:
@@ -56,12 +84,14 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
     if kernels:
         values["kernels"] = kernels
     if args.mesh:
-        values["mesh"] = {axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)}
+        values["mesh"] = {
+            axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)
+        }
     return values
 
 
 def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
-    """"a=b" as a pair; InputError naming the flag otherwise."""
+    """The two sides of a=b; InputError naming the flag otherwise."""
     left, equals, right = text.partition("=")
     if not (left and equals and right):
         raise InputError(explain(f"{flag} {text}", form, "Write both sides."))
@@ -69,6 +99,6 @@ def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
 
 
 def _count(text: str, axis: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise InputError(explain(f"--mesh {axis}={text}", "a whole number of devices", "Correct it."))
     return int(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 
 from enginebay.loop.messages import Ticket, TokenEvent
@@ -25,8 +27,12 @@ class CompletionReader:
         self.metrics: RequestMetrics | None = None
         self._hidden = frozenset(sampling.stop_token_ids)
         self._abort = abort
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
-        self._stops = StopChecker(sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=sampling.skip_special_tokens
+        )
+        self._stops = StopChecker(
+            sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output
+        )
 
     @property
     def done(self) -> bool:
@@ -39,7 +45,7 @@ class CompletionReader:
             raise event.error
         if self.done:
             return None
-        delta, token_ids = self._take(event.token_ids)
+        delta, token_ids = self._take(event)
         if not self.done and event.finish_reason is not None:
             self.finish_reason = event.finish_reason
             self.metrics = event.metrics
@@ -49,22 +55,31 @@ class CompletionReader:
         if not delta and not token_ids and not self.done:
             return None
         request = self.ticket.request
-        return StreamChunk(request.parent_id, request.index, delta, tuple(token_ids), self.finish_reason, self.metrics)
+        return StreamChunk(
+            request.parent_id, request.index, delta, tuple(token_ids), self.finish_reason, self.metrics
+        )
 
-    def _take(self, token_ids: tuple[int, ...]) -> tuple[str, list[int]]:
+    def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
         """Text and tokens up to a stop text, if there is one among them."""
         delta = ""
         taken: list[int] = []
-        for token_id in token_ids:
+        for token_id in event.token_ids:
             taken.append(token_id)
             if token_id in self._hidden:
                 continue  # a stop token ends the text and is no part of it
             delta += self._stops.push(self._detokenizer.push([token_id]))
             if self._stops.stopped:
-                self.finish_reason = "stop"
-                self._abort(self.ticket.request.request_id)
+                self._stop(len(self.token_ids) + len(taken), event.metrics)
                 break
         return delta, taken
+
+    def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
+        """A stop text has come: end the request, and settle its figures as they are now."""
+        self.finish_reason = "stop"
+        if metrics is not None:
+            now_s = time.monotonic()
+            self.metrics = dataclasses.replace(metrics, finished_s=now_s, num_generated_tokens=num_tokens)
+        self._abort(self.ticket.request.request_id)
 
     def _finish(self) -> str:
         """What was held back."""
@@ -75,4 +90,6 @@ class CompletionReader:
 
     def completion(self) -> CompletionOutput:
         """All so far, as an output."""
-        return CompletionOutput(self.ticket.request.index, self.text, list(self.token_ids), finish_reason=self.finish_reason)
+        return CompletionOutput(
+            self.ticket.request.index, self.text, list(self.token_ids), finish_reason=self.finish_reason
+        )

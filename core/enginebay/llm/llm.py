@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
@@ -42,7 +44,9 @@ class LLM:
         """
         named = dict(choices) if model is None else {"model": model, **choices}
         if config is not None and named:
-            raise ConfigError(explain(f"config and {', '.join(named)}", "one of them", "Put the choices into the config."))
+            raise ConfigError(
+                explain(f"config and {', '.join(named)}", "one of them", "Put the choices into the config.")
+            )
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
         self.config = plan.config
@@ -58,16 +62,21 @@ class LLM:
             seed=plan.config.seed,
         )
         self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config)
+        weakref.finalize(
+            self, self._loop.close
+        )  # one that nobody closed, at exit too: the thread must not outlive JAX
 
     @classmethod
     def from_config(cls, path: str | Path, **choices: Any) -> LLM:
         """An LLM of a TOML file; keywords win over the file."""
         return cls(config=make_config(read_toml(path), choices))
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -104,7 +113,9 @@ class LLM:
 
     # Synchronous.
 
-    def generate(self, prompts: Prompts, params: Params = None, *, progress: Progress | None = None) -> list[RequestOutput]:
+    def generate(
+        self, prompts: Prompts, params: Params = None, *, progress: Progress | None = None
+    ) -> list[RequestOutput]:
         """Complete prompts: one text, a list of texts, or lists of token ids; params for all, or one per prompt.
 
         Returns one RequestOutput per prompt, in order. Nothing is queued when any prompt or value is refused.
@@ -130,14 +141,22 @@ class LLM:
 
         The request is checked and queued at once. Leaving the iterator ends it.
         """
-        prepared = self._preparer.prepare([prompt], params)  # type: ignore[list-item]
-        return self._stream(self._submit(prepared))
+        groups = self._submit(self._preparer.prepare_one(prompt, params))
+        chunks = self._stream(groups)
+        weakref.finalize(
+            chunks, self._abandon, groups
+        ).atexit = False  # one that nobody began to read has no `finally`
+        return chunks
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> RequestOutput:
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+    ) -> RequestOutput:
         """Answer a conversation: messages with "role" and "content", put into the model's chat template."""
         return self.generate([self._chat_prompt(messages, chat_template)], params)[0]
 
-    def chat_stream(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> Iterator[StreamChunk]:
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+    ) -> Iterator[StreamChunk]:
         """chat(), chunk by chunk."""
         return self.stream(self._chat_prompt(messages, chat_template), params)
 
@@ -156,11 +175,15 @@ class LLM:
         finally:
             self._abandon(groups)
 
-    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamChunk]:
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[StreamChunk]:
         """stream() for asyncio, for one completion."""
         if params is not None and params.n != 1:
-            raise RequestError(explain(f"n = {params.n} in astream", "n = 1", "Start one stream for each completion."))
-        prepared = await asyncio.to_thread(self._preparer.prepare, [prompt], params)
+            raise RequestError(
+                explain(f"n = {params.n} in astream", "n = 1", "Start one stream for each completion.")
+            )
+        prepared = await asyncio.to_thread(self._preparer.prepare_one, prompt, params)
         groups = self._submit(prepared)
         try:
             async for chunk in _events(groups[0][0]):
@@ -168,7 +191,9 @@ class LLM:
         finally:
             self._abandon(groups)
 
-    async def achat(self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None) -> RequestOutput:
+    async def achat(
+        self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+    ) -> RequestOutput:
         """chat() for asyncio."""
         return (await self.agenerate([self._chat_prompt(messages, chat_template)], params))[0]
 
@@ -178,7 +203,10 @@ class LLM:
 
     def _submit(self, prepared: Sequence[Prepared]) -> list[list[CompletionReader]]:
         tickets = iter(self._loop.submit([request for one in prepared for request in one.requests]))
-        return [[CompletionReader(next(tickets), self.tokenizer, self._loop.abort) for _ in one.requests] for one in prepared]
+        return [
+            [CompletionReader(next(tickets), self.tokenizer, self._loop.abort) for _ in one.requests]
+            for one in prepared
+        ]
 
     def _stream(self, groups: list[list[CompletionReader]]) -> Iterator[StreamChunk]:
         arrived: queue.SimpleQueue[CompletionReader] = queue.SimpleQueue()
@@ -221,7 +249,12 @@ async def _events(reader: CompletionReader) -> AsyncIterator[StreamChunk]:
     """The chunks of a reader as they come, without a waiting thread."""
     loop = asyncio.get_running_loop()
     news = asyncio.Event()
-    reader.ticket.listen(lambda: loop.call_soon_threadsafe(news.set))
+
+    def announce() -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody reads any more
+            loop.call_soon_threadsafe(news.set)
+
+    reader.ticket.listen(announce)
     while not reader.done:
         news.clear()
         for event in _waiting_events(reader):
@@ -236,7 +269,14 @@ def _output(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestO
     """The finished output of a prompt; its metrics are those of the first completion, counts those of all."""
     metrics = readers[0].metrics
     completions = [reader.completion() for reader in readers]
-    output = RequestOutput(prepared.request_id, prepared.prompt, prepared.prompt_token_ids, completions, finished=True, metrics=metrics)
+    output = RequestOutput(
+        prepared.request_id,
+        prepared.prompt,
+        prepared.prompt_token_ids,
+        completions,
+        finished=True,
+        metrics=metrics,
+    )
     output.accumulated_text = output.get_text()
     output.num_generated_tokens = sum(len(c.token_ids) for c in completions)
     if metrics is not None:

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -16,8 +17,12 @@ from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
 
 Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
+Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+MOST_TEMPERATURE = 1e30
+"""Higher ones make no difference, and would not fit the f32 of the device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +38,16 @@ class Prepared:
 class Preparer:
     """Makes requests for one engine: knows its tokenizer, its context and what its sampler can do."""
 
-    def __init__(self, tokenizer: Tokenizer, tokens: TokenInfo, vocab_size: int, max_model_len: int, *, greedy_only: bool, seed: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tokens: TokenInfo,
+        vocab_size: int,
+        max_model_len: int,
+        *,
+        greedy_only: bool,
+        seed: int | None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.tokens = tokens
         self.vocab_size = vocab_size
@@ -44,14 +58,35 @@ class Preparer:
 
     def prepare(self, prompts: Prompts, params: Params) -> list[Prepared]:
         """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that cannot be served."""
-        listed = as_prompts(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * len(listed)
-        else:
-            each = list(params)
-            if len(each) != len(listed):
-                raise RequestError(explain(f"{len(each)} sampling parameters for {len(listed)} prompts", "one for all, or one per prompt", "Give as many."))
-        return [self._prepare_one(prompt, own) for prompt, own in zip(listed, each, strict=True)]
+        return self._prepare_all(as_prompts(prompts), params)
+
+    def prepare_one(self, prompt: Prompt, params: SamplingParams | None) -> list[Prepared]:
+        """A list of one Prepared, of one prompt: where a list of ids is meant and no list of prompts."""
+        check_prompt(prompt)
+        return self._prepare_all([prompt], params)
+
+    def _prepare_all(self, prompts: list[Prompt], params: Params) -> list[Prepared]:
+        if params is None:
+            params = SamplingParams()
+        each = cast("list[SamplingParams]", list(params) if _is_list(params) else [params] * len(prompts))
+        for one in each:
+            if not isinstance(one, SamplingParams):
+                raise RequestError(
+                    explain(
+                        f"sampling parameters of type {type(one).__name__}",
+                        "SamplingParams, or one of them per prompt",
+                        "Make them with SamplingParams(...).",
+                    )
+                )
+        if len(each) != len(prompts):
+            raise RequestError(
+                explain(
+                    f"{len(each)} sampling parameters for {len(prompts)} prompts",
+                    "one for all, or one per prompt",
+                    "Give as many.",
+                )
+            )
+        return [self._prepare_one(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
 
     def _prepare_one(self, prompt: Prompt, params: SamplingParams) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
@@ -78,26 +113,56 @@ class Preparer:
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
-            raise RequestError(explain("an empty prompt", "at least one token", "Give some text, or a begin-of-sequence token."))
-        wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(explain(f"token id {wrong}", f"0 to {self.vocab_size - 1}, the model's vocabulary", "Use the model's own tokenizer."))
+            raise RequestError(
+                explain(
+                    "an empty prompt", "at least one token", "Give some text, or a begin-of-sequence token."
+                )
+            )
+        self._check_ids(token_ids, "token id")
         if len(token_ids) >= self.max_model_len:
             raise RequestError(
-                explain(f"a prompt of {len(token_ids)} tokens", f"at most {self.max_model_len - 1}, which leaves room for one new token", "Shorten it, or raise max_model_len.")
+                explain(
+                    f"a prompt of {len(token_ids)} tokens",
+                    f"at most {self.max_model_len - 1}, which leaves room for one new token",
+                    "Shorten it, or raise max_model_len.",
+                )
             )
         if self.greedy_only and params.temperature > 0:
-            raise RequestError(explain(f"temperature = {params.temperature} with a sampler that is greedy only", "temperature = 0", "Choose sampler standard to sample."))
+            raise RequestError(
+                explain(
+                    f"temperature = {params.temperature} with a sampler that is greedy only",
+                    "temperature = 0",
+                    "Choose sampler standard to sample.",
+                )
+            )
+
+    def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
+        wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                explain(
+                    f"{what} {wrong}",
+                    f"0 to {self.vocab_size - 1}, the model's vocabulary",
+                    "Use the model's own tokenizer.",
+                )
+            )
 
     def _freeze(self, params: SamplingParams, num_prompt_tokens: int) -> FrozenSampling:
         eos = () if params.ignore_eos else self.tokens.eos_token_ids
+        self._check_ids(params.stop_token_ids, "stop token id")
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         if len(stop_ids) > MAX_STOP_TOKENS:
-            raise RequestError(explain(f"{len(stop_ids)} stop tokens, end-of-sequence tokens included", f"at most {MAX_STOP_TOKENS}", "Give fewer."))
+            raise RequestError(
+                explain(
+                    f"{len(stop_ids)} stop tokens, end-of-sequence tokens included",
+                    f"at most {MAX_STOP_TOKENS}",
+                    "Give fewer.",
+                )
+            )
         return FrozenSampling(
             max_tokens=min(params.max_tokens, self.max_model_len - num_prompt_tokens),
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
+            temperature=min(params.temperature, MOST_TEMPERATURE),
+            top_k=params.top_k if 0 < params.top_k < self.vocab_size else 0,
             top_p=params.top_p,
             min_p=params.min_p,
             stop=params.stop,
@@ -111,11 +176,30 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts from one text, one list of token ids, or a list of either. RequestError for anything else."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(p, int | np.integer) for p in listed):
-        return [listed]  # type: ignore[list-item]
-    for prompt in listed:
-        ids = not isinstance(prompt, str) and isinstance(prompt, Sequence | np.ndarray) and all(isinstance(t, int | np.integer) for t in prompt)
-        if not (isinstance(prompt, str) or ids):
-            raise RequestError(explain(f"a prompt of type {type(prompt).__name__}", "text, or a list of token ids", "Convert it first."))
-    return listed  # type: ignore[return-value]
+    if not _is_list(prompts):
+        raise _no_prompt(prompts)
+    if len(prompts) and all(isinstance(p, int | np.integer) for p in prompts):
+        return [cast("Sequence[int]", prompts)]
+    for prompt in prompts:
+        check_prompt(prompt)
+    return cast("list[Prompt]", list(prompts))
+
+
+def check_prompt(prompt: object) -> None:
+    """RequestError unless this is a text or a list of token ids."""
+    is_ids = _is_list(prompt) and all(isinstance(t, int | np.integer) for t in prompt)
+    if not isinstance(prompt, str) and not is_ids:
+        raise _no_prompt(prompt)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _no_prompt(value: object) -> RequestError:
+    given = f"a prompt of type {type(value).__name__}"
+    if _is_list(value):
+        given += " that holds other things than token ids"
+    return RequestError(explain(given, "text, or a list of token ids", "Convert it first."))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, StoppedError
 from enginebay.types import FinishReason, Request, RequestMetrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """New tokens of a request; the last event has a finish reason, and an error when the reason is "error"."""
+    """New tokens of a request; the last event has a finish reason, and an error when the reason is "error".
+
+    `metrics` belong to the engine thread until the last event: a reader that ends a request earlier takes a copy.
+    """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
@@ -46,7 +50,7 @@ class Ticket:
         return self._events.get_nowait()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, on the engine thread, after each event from now on; it must not block."""
+        """Have `listener` called, on the engine thread, after each event from now on; it must neither block nor raise."""
         self._listener = listener
 
 
@@ -78,3 +82,51 @@ class Stop:
 
 
 Message = Submit | Abort | Call | Stop
+
+
+class Inbox:
+    """What other threads want of the engine thread, in order. Closed once: nothing is put into it after that."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._why_closed: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self._messages.empty()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; messages may still wait."""
+        return self._why_closed is not None
+
+    def put(self, *messages: Message) -> None:
+        """Add messages, all or none. StoppedError once it is closed."""
+        with self._lock:
+            if self._why_closed is not None:
+                raise StoppedError(self._why_closed)
+            for message in messages:
+                self._messages.put(message)
+
+    def get(self, timeout_s: float | None = None) -> Message:
+        """The next message; queue.Empty when none came within timeout_s."""
+        return self._messages.get(timeout=timeout_s)
+
+    def close(self, why: str, last: Message | None = None) -> None:
+        """Refuse further messages with this reason, after a last one. Nothing happens when it is closed already."""
+        with self._lock:
+            if self._why_closed is None:
+                self._why_closed = why
+                if last is not None:
+                    self._messages.put(last)
+
+    def refuse_all(self, error: EnginebayError) -> None:
+        """Answer everything that still waits with an error."""
+        while not self._messages.empty():
+            match self._messages.get():
+                case Submit(ticket):
+                    ticket.put(TokenEvent((), "error", error=error))
+                case Call(_, result):
+                    result.set_exception(error)

@@ -258,13 +258,14 @@ LINEAR_CASES: dict[str, dict[str, Any]] = {
 def _kv_write(kernel: Any, kind: type[KVLayout]) -> None:
     """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their number."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     layout = kind(3, 8, 2, 16, "float32")
     rng = np.random.default_rng(0)
     for slots in ([5], [-1], [17, -1, 3, 8], [23, 0]):
-        k, v = (rng.normal(size=(len(slots), 2, 16)).astype(np.float32) for _ in range(2))
-        where = np.asarray(slots, np.int32)
+        k, v = (jnp.asarray(rng.normal(size=(len(slots), 2, 16)), jnp.float32) for _ in range(2))
+        where = jnp.asarray(slots, jnp.int32)
         wanted = layout.write(layout.init(), where, k, v)
         got = jax.jit(functools.partial(kernel, layout=layout), donate_argnums=0)(layout.init(), where, k, v)
         for name, array in wanted.items():

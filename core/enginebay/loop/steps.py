@@ -1,0 +1,182 @@
+"""Steps: carries decisions out on the engine, and commits what launched steps have produced."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import time
+
+from enginebay.config import EngineConfig
+from enginebay.engine import Engine, Pending, RowPlan, StepPlan
+from enginebay.errors import EnginebayError, InternalError
+from enginebay.loop.book import Book, Tracked, record_tokens
+from enginebay.loop.messages import TokenEvent
+from enginebay.scheduler import Decision, Limits
+from enginebay.types import FinishReason
+
+
+@dataclasses.dataclass(slots=True)
+class InFlight:
+    """A launched step and the requests of its rows, in the plan's order."""
+
+    pending: Pending
+    rows: list[Tracked]
+
+
+class Steps:
+    """Everything between a scheduler's decision and the tokens in the outboxes. Belongs to the loop's thread."""
+
+    def __init__(self, engine: Engine, config: EngineConfig, book: Book) -> None:
+        self.engine = engine
+        self.config = config
+        self.book = book
+        self.in_flight: collections.deque[InFlight] = collections.deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.book.waiting or self.book.running or self.in_flight)
+
+    def limits(self) -> Limits:
+        """What the next decision may use."""
+        return Limits(
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_decode_steps=self.config.decode_steps,
+            free_rows=self.config.max_num_seqs - len(self.book.running),
+            free_tokens=self.engine.ledger.num_free_tokens,
+        )
+
+    def launch(self, decision: Decision) -> bool:
+        """Do what the scheduler says; whether a step was launched."""
+        for request_id in decision.preempt:
+            self._preempt(request_id)
+        prefilled = self._launch_prefill(decision)
+        return self._launch_decode(decision) or prefilled
+
+    def commit_next(self) -> None:
+        """Read the oldest launched step and tell its tokens. Rows whose request has ended meanwhile are passed over."""
+        step = self.in_flight.popleft()
+        tokens = step.pending.read()
+        now_s = time.monotonic()
+        for tracked, row_tokens in zip(step.rows, tokens, strict=True):
+            if tracked.finished:
+                continue
+            event = record_tokens(tracked, row_tokens, now_s)
+            if event.token_ids:
+                assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
+                self.engine.rows.append_tokens(tracked.lease.row, event.token_ids)
+            if tracked.finished:
+                self._free(tracked)
+                self.book.drop(tracked)
+            if event.token_ids or event.finish_reason:
+                tracked.ticket.put(event)
+
+    def commit_all(self) -> None:
+        """Read every launched step."""
+        while self.in_flight:
+            self.commit_next()
+
+    def end(self, tracked: Tracked, reason: FinishReason, error: EnginebayError | None = None) -> None:
+        """End a request before its natural end."""
+        tracked.finished = True
+        tracked.metrics.finished_s = time.monotonic()
+        self.book.drop(tracked)
+        tracked.ticket.put(TokenEvent((), reason, tracked.metrics, error))
+        self._free(tracked)
+
+    def begin_anew(self) -> None:
+        """Fresh arrays, after every request that had part in the old ones has ended."""
+        self.in_flight.clear()
+        self.engine.rows.clear()  # a row whose admission failed half-way has no request any more
+        self.engine.drop_arrays()
+        self.engine.make_arrays()
+
+    def _preempt(self, request_id: str) -> None:
+        """Take a running request's row away, after reading what it has produced so far."""
+        self.commit_all()
+        tracked = self.book.running.get(request_id)
+        if tracked is not None:
+            self._free(tracked)
+            self.book.requeue(tracked)
+
+    def _launch_prefill(self, decision: Decision) -> bool:
+        plans: list[RowPlan] = []
+        rows: list[Tracked] = []
+        demand = self.book.demand()
+        for request_id, num_tokens in decision.prefill:
+            tracked = self.book.find(request_id)
+            if tracked is None or (tracked.lease is None and not self._admit(tracked)):
+                continue
+            plans.append(self._plan_chunk(tracked, num_tokens))
+            rows.append(tracked)
+        if plans:
+            self.in_flight.append(InFlight(self.engine.step(StepPlan(tuple(plans), 0, demand)), rows))
+        return bool(plans)
+
+    def _admit(self, tracked: Tracked) -> bool:
+        request = tracked.request
+        table = self.engine.rows
+        table.add_request(request)
+        row = table.row_of(request.request_id)
+        table.append_tokens(row, tracked.output)
+        token_ids = table.token_ids[row, : tracked.num_prefill]
+        lease = self.engine.ledger.admit(row, token_ids, tracked.num_total)
+        if lease is None:
+            table.remove_request(request.request_id)
+            return False
+        tracked.lease = lease
+        tracked.num_computed = lease.num_cached
+        tracked.metrics.num_cached_tokens = lease.num_cached
+        if math.isnan(tracked.metrics.first_scheduled_s):
+            tracked.metrics.first_scheduled_s = time.monotonic()
+        del self.book.waiting[request.request_id]
+        self.book.running[request.request_id] = tracked
+        return True
+
+    def _plan_chunk(self, tracked: Tracked, num_tokens: int) -> RowPlan:
+        lease = tracked.lease
+        assert lease is not None, "only admitted requests are planned"
+        start = tracked.num_computed
+        count = min(num_tokens, tracked.num_prefill - start)
+        if count < 1:
+            left = tracked.num_prefill - start
+            raise InternalError(
+                f"the scheduler prefills {num_tokens} tokens of a request with {left} left: at least 1 of each"
+            )
+        tracked.num_computed += count
+        samples = tracked.num_computed == tracked.num_prefill
+        tracked.num_launched += samples
+        if not self.engine.ledger.reserve(lease, tracked.num_computed):
+            raise InternalError(
+                f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
+            )
+        return RowPlan(lease.row, lease, start, count, samples)
+
+    def _launch_decode(self, decision: Decision) -> bool:
+        chosen = [t for r in decision.decode if (t := self.book.running.get(r)) and t.num_new_left > 0]
+        most = max((t.num_new_left for t in chosen), default=0)
+        steps = min(decision.decode_steps, self.config.decode_steps, most)
+        plans: list[RowPlan] = []
+        rows: list[Tracked] = []
+        for tracked in chosen:
+            lease = tracked.lease
+            assert lease is not None, "running requests have a lease"
+            cached = tracked.num_tokens - 1
+            if not self.engine.ledger.reserve(lease, min(cached + steps, tracked.num_total)):
+                continue
+            plans.append(RowPlan(lease.row, lease, cached, 1, samples=True))
+            rows.append(tracked)
+            tracked.num_launched += min(steps, tracked.num_new_left)
+        if plans:
+            plan = StepPlan(tuple(plans), steps, self.book.demand())
+            self.in_flight.append(InFlight(self.engine.step(plan), rows))
+        return bool(plans)
+
+    def _free(self, tracked: Tracked) -> None:
+        """Give back a request's row and lease, if it holds them."""
+        if tracked.lease is not None:
+            lease, tracked.lease = tracked.lease, None
+            self.engine.rows.remove_request(tracked.request.request_id)
+            self.engine.ledger.release(lease)

@@ -1,0 +1,157 @@
+"""The documentation is complete and true: names are in it, links lead somewhere, code blocks marked `run` run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enginebay import hooks
+from enginebay.cli.main import COMMANDS, main
+from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
+from enginebay.hooks import Declaration, Hooks
+from enginebay.ops.caps import Caps
+from enginebay.platform import Hardware, Platform
+from enginebay.registry import load_registry
+from enginebay.types import SamplingParams
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def missing(names: Iterator[str] | list[str], text: str) -> list[str]:
+    """Names that do not stand between backticks in a page, alone or as a call."""
+    code = " ".join(re.findall(r"`([^`\n]+)`", text))
+    return sorted(name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", code))
+
+
+def test_every_hook_kind_field_and_state_is_in_the_plugins_page() -> None:
+    text = page("plugins.md")
+    defined = [name for name, _ in inspect.getmembers(Hooks, inspect.isfunction)]
+    assert sorted(defined) == sorted(hooks.hook_name(kind) for kind in hooks.INTERFACE_VERSIONS)
+    names = [*defined, *(f.name for f in dataclasses.fields(Declaration)), "ready", "unavailable", "broken"]
+    assert not missing(names, text)
+    assert not [kind for kind in hooks.INTERFACE_VERSIONS if f" {kind} " not in text]
+    assert not missing([f.name for f in dataclasses.fields(Caps)], text)
+
+
+def test_every_field_and_part_option_is_in_the_configuration_page() -> None:
+    names = list(EngineConfig.model_fields)
+    registry = load_registry()
+    for entry in registry.entries:
+        if entry.distribution == "enginebay" and entry.declaration and entry.declaration.options:
+            names += type(registry.options(entry, {})).model_fields
+    assert not missing(names, page("configuration.md"))
+
+
+def test_every_built_in_part_is_named_somewhere() -> None:
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    names = {entry.name for entry in load_registry().entries if entry.distribution == "enginebay"}
+    assert not missing(sorted(names), everything)
+
+
+def test_every_command_and_flag_is_in_the_commands_page() -> None:
+    text = page("commands.md")
+    assert not missing(list(COMMANDS), text)
+    for command, (module, _) in COMMANDS.items():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(module).add_arguments(command, parser)
+        flags = [flag for action in parser._actions for flag in action.option_strings if flag != "-h"]
+        assert not missing([*flags, "--log-level", "--version"], text), command
+
+
+def test_every_sampling_parameter_is_in_the_sampling_page() -> None:
+    assert not missing(list(SamplingParams.model_fields), page("sampling.md"))
+
+
+def test_every_member_of_the_platform_contract_is_in_its_page() -> None:
+    members = [*Platform.__annotations__, *(n for n, m in vars(Platform).items() if inspect.isfunction(m))]
+    members += [field.name for field in dataclasses.fields(Hardware)]
+    assert not missing(members, page("platforms.md"))
+
+
+def test_every_logical_axis_is_in_the_glossary() -> None:
+    assert not missing(list(DEFAULT_AXIS_RULES), page("axes.md"))
+
+
+def test_layers_of_the_architecture_page_are_those_that_are_held() -> None:
+    held = re.search(
+        r"^layers = \[(.*?)^\]",
+        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert held is not None
+    layers = re.findall(r'"([^"]+)"', held[1])
+    assert "\n".join(f"    {layer}" for layer in layers) in page("architecture.md")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = [t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t and t[0] != "#"]
+    assert not [t for t in targets if not (path.parent / t.split("#")[0]).exists()]
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in reached or not path.exists():
+            continue
+        reached.add(path)
+        if path.is_dir():
+            waiting += path.glob("*.md")
+        elif path.suffix == ".md":
+            links = LINK.findall(path.read_text(encoding="utf-8"))
+            waiting += [path.parent / t.split("#")[0] for t in links if "://" not in t and t[0] != "#"]
+    unreached = {p for p in PAGES if p.parent != ROOT and "examples" not in p.parts} - reached
+    assert not unreached
+
+
+def test_promises_name_tests_that_exist() -> None:
+    text = page("promises.md")
+    ids = re.findall(r"^\| ([A-Z]+\d+) \|", text, re.MULTILINE)
+    assert len(ids) == len(set(ids)), "an id is given twice"
+    rows = [line for line in text.splitlines() if re.match(r"\| [A-Z]+\d+ \|", line)]
+    assert not [row for row in rows if not TEST_NAME.search(row)], "a promise names no test"
+    for file, test in TEST_NAME.findall(text):
+        source = ROOT / file
+        assert source.is_file(), f"{file} is named in promises.md and does not exist"
+        defined = re.search(rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE)
+        assert defined, f"{file} has no {test}, which promises.md names"
+
+
+def runnable_blocks() -> Iterator[pytest.ParameterSet]:
+    for path in PAGES:
+        name = path.relative_to(ROOT).as_posix()
+        for number, match in enumerate(FENCE.finditer(path.read_text(encoding="utf-8")), 1):
+            yield pytest.param(match[1], match[2], id=f"{name}-{number}")
+
+
+@pytest.mark.parametrize(("language", "code"), list(runnable_blocks()))
+def test_code_block_runs(
+    language: str, code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    if language == "python":
+        exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+        return
+    assert language == "sh"
+    for line in code.splitlines():
+        program, *arguments = shlex.split(line, comments=True) or ["enginebay", "--help"]
+        assert program == "enginebay", f"{line}: only enginebay's own commands are run"
+        assert main(arguments) == 0, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), f"{line} printed nothing"

@@ -1,0 +1,73 @@
+"""Installing the example plugins into a folder of their own, without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def can_build() -> bool:
+    """Whether a distribution can be built and installed without a network."""
+    return all(importlib.util.find_spec(name) is not None for name in ("hatchling", "pip"))
+
+
+def install(example: str, site: Path) -> Path:
+    """Install an example with pip where that is possible, else write by hand what pip would write."""
+    source = EXAMPLES / example
+    if can_build():
+        options = [
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-compile",
+            "--disable-pip-version-check",
+        ]
+        command = [sys.executable, "-m", "pip", "install", *options, "--target", str(site), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return site
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    heading = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (info / "METADATA").write_text(heading, encoding="utf-8")
+    points = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["enginebay"].items())
+    (info / "entry_points.txt").write_text(f"[enginebay]\n{points}", encoding="utf-8")
+    (package,) = (path.parent for path in source.glob("*/__init__.py"))
+    (site / package.name).symlink_to(package, target_is_directory=True)
+    return site
+
+
+def run(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`enginebay ARGUMENTS` in a process that sees the folder."""
+    return python(site, "-m", "enginebay", *arguments, **variables)
+
+
+def python(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process that sees the folder, with more environment variables."""
+    env = (
+        {k: v for k, v in os.environ.items() if k != "ENGINEBAY_PLUGINS"}
+        | {"PYTHONPATH": str(site)}
+        | variables
+    )
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=env, cwd=site
+    )
+
+
+def listed(site: Path, **variables: str) -> list[dict[str, Any]]:
+    """What `enginebay plugins --json` prints."""
+    done = run(site, "plugins", "--json", **variables)
+    assert done.returncode == 0, done.stderr
+    records: list[dict[str, Any]] = json.loads(done.stdout)
+    return records

@@ -1,0 +1,47 @@
+"""Fixtures of the tests of LLM and program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from enginebay import LLM
+from enginebay.cli.main import main
+from tests.unit.serving import SIZES, assert_idle
+
+
+@pytest.fixture(scope="session")
+def shared_llm() -> Iterator[LLM]:
+    """The demo model in the small size, on the default engine."""
+    with LLM("demo", **SIZES) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared_llm: LLM) -> Iterator[LLM]:
+    """The shared one, which must hold nothing when a test is over."""
+    yield shared_llm
+    assert_idle(shared_llm)
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A configuration file of the small size."""
+    path = tmp_path_factory.mktemp("config") / "small.toml"
+    lines = [f"{name} = {json.dumps(value)}" for name, value in SIZES.items()]
+    path.write_text("\n".join([*lines, 'compile_cache = "off"']))
+    return str(path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in this process: exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(arguments)
+        return code, *capsys.readouterr()
+
+    return call

@@ -1,0 +1,31 @@
+"""What the tests of LLM, loop and program share: one small size, so that they compile the same few programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enginebay import LLM, SamplingParams
+
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 160,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 4,
+}
+DEADLOCK_S = 300
+"""Long enough for any machine: a test that waits so long hangs."""
+
+GREEDY = SamplingParams(max_tokens=16)
+HOT = SamplingParams(max_tokens=16, temperature=1.5, ignore_eos=True)
+
+
+def with_(params: SamplingParams, **changes: Any) -> SamplingParams:
+    """The same parameters but for these."""
+    return SamplingParams(**(params.model_dump() | changes))
+
+
+def assert_idle(llm: LLM) -> None:
+    """Every row is free. Aborts that tests cause come before these calls in the engine's inbox."""
+    llm.run_on_engine(llm.engine.ledger.check)
+    assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0

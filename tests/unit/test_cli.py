@@ -1,0 +1,263 @@
+"""The program: what each command prints, how it is interrupted, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay import LLM, SamplingParams, __version__
+from enginebay.cli.main import COMMANDS, main
+from enginebay.types import StreamChunk
+from tests.unit.serving import DEADLOCK_S
+
+pytestmark = pytest.mark.xdist_group("llm")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_json(run: Run) -> Callable[..., Any]:
+    """Runs a command line that must succeed, and reads the JSON it prints."""
+
+    def call(*arguments: str) -> Any:
+        code, out, err = run(*arguments)
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return call
+
+
+@pytest.fixture
+def expected(llm: LLM) -> Callable[[str], list[int]]:
+    """Greedy tokens of a prompt, eight of them, without the program."""
+    return lambda prompt: llm.generate(prompt, SamplingParams(max_tokens=8))[0].outputs[0].token_ids
+
+
+def test_generate_prints_prompt_and_completion(run: Run, config: str, expected: Any) -> None:
+    code, out, err = run("generate", "Once upon a time", "--max-tokens", "8", "--config", config)
+    assert (code, err) == (0, "")
+    assert out.startswith("Once upon a time")
+    assert out.endswith("\n")
+    assert len(out) > len("Once upon a time\n")
+
+
+def test_generate_as_json_has_the_documented_fields(run_json: Any, config: str, expected: Any) -> None:
+    record = run_json("generate", "The fox", "--max-tokens", "8", "--json", "--config", config)
+    assert set(record) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "metrics"}
+    assert record["token_ids"] == expected("The fox")
+    assert record["finish_reason"] == "length"
+    assert record["metrics"]["num_generated_tokens"] == 8
+    ids = ",".join(map(str, record["prompt_token_ids"]))
+    again = run_json("generate", "--prompt-ids", ids, "--max-tokens", "8", "--json", "--config", config)
+    assert (again["token_ids"], again["prompt_token_ids"]) == (
+        record["token_ids"],
+        record["prompt_token_ids"],
+    )
+
+
+def test_generate_prints_every_completion(run: Run, config: str) -> None:
+    flags = ("-n", "2", "--temperature", "1.5", "--seed", "4", "--max-tokens", "6", "--config", config)
+    code, out, _ = run("generate", "Once", *flags)
+    assert code == 0
+    assert [line[:3] for line in out.splitlines() if line.startswith("[")] == ["[0]", "[1]"]
+    code, out, _ = run("generate", "Once", "--json", *flags)
+    first, second = map(json.loads, out.splitlines())
+    assert first["token_ids"] != second["token_ids"]
+
+
+def test_flags_reach_the_request(run_json: Any, config: str, expected: Any) -> None:
+    text = run_json("generate", "The fox", "--max-tokens", "8", "--json", "--config", config)["text"]
+    stopped = run_json(
+        "generate", "The fox", "--stop", text[3:6], "--stop", "%", "--json", "--config", config
+    )
+    assert (stopped["text"], stopped["finish_reason"]) == (text[: text.index(text[3:6])], "stop")
+    sampling = ("--temperature", "0.9", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.01", "--seed", "3")
+    flags = ("--scheduler", "static", "--attention", "auto", "--ignore-eos", "--max-tokens", "5")
+    record = run_json("generate", "The fox", *sampling, *flags, "--json", "--config", config)
+    assert len(record["token_ids"]) == 5
+
+
+def test_the_prompt_may_come_from_standard_input(
+    run_json: Any, config: str, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The fox"))
+    record = run_json("generate", "-", "--max-tokens", "8", "--json", "--config", config)
+    assert record["token_ids"] == expected("The fox")
+
+
+def test_chat_answers_each_message_with_the_ones_before_in_mind(run: Run, config: str) -> None:
+    flags = ("--max-tokens", "24", "--config", config)
+    code, out, err = run("chat", "What color is the sky?", *flags)
+    assert code == 0
+    assert "blue" in out
+    assert err == "> What color is the sky?\n"
+    code, out, _ = run("chat", "Hello!", "What color is the sky?", "--json", *flags)
+    first, second = map(json.loads, out.splitlines())
+    assert len(second["prompt_token_ids"]) > len(first["prompt_token_ids"])
+    assert second["finish_reason"] in ("stop", "length")
+
+
+def test_chat_reads_turns_from_standard_input(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What color is the sky?\n\n   \n"))
+    code, out, err = run("chat", "--max-tokens", "24", "--config", config)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 1
+
+
+def test_plugins_lists_every_part(run: Run, run_json: Any) -> None:
+    records = run_json("plugins", "--json")
+    fields = {"kind", "name", "op", "package", "version", "distribution", "state", "reason"}
+    assert all(set(record) == fields for record in records)
+    listed = {(record["kind"], record["name"]) for record in records}
+    assert {
+        ("engine", "vinference"),
+        ("scheduler", "fcfs"),
+        ("sampler", "standard"),
+        ("platform", "cpu"),
+    } <= listed
+    code, out, _ = run("plugins")
+    assert code == 0
+    assert all(any(record["name"] in line for line in out.splitlines()) for record in records)
+
+
+def test_explain_gives_every_choice_with_its_reason(run: Run, run_json: Any, config: str) -> None:
+    record = run_json("explain", "--json", "--config", config, "--scheduler", "static")
+    choices = {choice["setting"]: choice for choice in record["choices"]}
+    assert {"platform", "engine", "scheduler", "sampler", "dtype", "max_model_len", "layout"} <= set(choices)
+    assert {"kernels.attention.decode", "kernels.attention.prefill", "kernels.linear"} <= set(choices)
+    assert (choices["scheduler"]["chosen"], choices["scheduler"]["why"]) == ("static", "chosen by name")
+    assert choices["max_model_len"]["chosen"] == "160"
+    assert all(set(choice) == {"setting", "chosen", "why", "refused"} for choice in record["choices"])
+    code, out, _ = run("explain", "--config", config)
+    assert code == 0
+    assert "kernels.attention.decode" in out
+
+
+def test_config_shows_a_configuration_and_the_schema(run_json: Any, config: str) -> None:
+    shown = run_json("config", "--config", config, "--max-num-seqs", "3", "--mesh", "tensor=2")
+    assert (shown["max_num_seqs"], shown["decode_steps"], shown["mesh"]) == (3, 4, {"tensor": 2})
+    assert shown["engine"] == {"name": "auto", "options": {}}
+    assert "max_num_seqs" in run_json("config", "--schema")["properties"]
+
+
+def test_env_names_versions_and_devices(run: Run, run_json: Any) -> None:
+    record = run_json("env", "--json")
+    assert record["enginebay"] == __version__
+    assert record["packages"]["jax"][0].isdigit()
+    assert record["devices"]
+    code, out, _ = run("env")
+    assert code == 0
+    assert f"enginebay: {__version__}" in out
+
+
+def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: Any, config: str) -> None:
+    lengths = ("--rounds", "1", "--prompt-len", "4", "--new-tokens", "4")
+    sizes = (*lengths, "--max-num-seqs", "1", "--config", config)
+    few = ("--num-requests", "3", "--scheduler", "fcfs,static")
+    results = run_json("bench", "throughput", *sizes, *few, "--json")
+    assert [result["variant"] for result in results] == ["fcfs", "static"]
+    for result in results:
+        assert result["equal_tokens"] == result["compared_tokens"] > 0
+        assert result["figures"]["output_tokens_per_s"] > 0
+    latency = run_json("bench", "latency", *sizes, "--json")
+    assert set(latency[0]["figures"]) == {"ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"}
+
+
+def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from enginebay.errors import InternalError
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise InternalError("a broken invariant\nover two lines")
+
+    monkeypatch.setattr("enginebay.cli.generate.LLM", broken)
+    code, _, err = run("generate", "--config", config)
+    assert (code, err) == (1, "enginebay: a broken invariant over two lines\n")
+
+
+def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Iterator[StreamChunk]:
+        yield StreamChunk("r", 1, "some ", (7, 8))
+        yield StreamChunk("r", 0, "whole", (9,), "stop")
+        yield StreamChunk("r", 1, "text", (10,))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    code, out, err = run("generate", "Once", "-n", "2", "--json", "--config", config)
+    assert (code, err) == (130, "\n")
+    first, second = map(json.loads, out.splitlines())
+    assert (first["text"], first["finish_reason"]) == ("whole", "stop")
+    assert (second["text"], second["token_ids"], second["finish_reason"]) == (
+        "some text",
+        [7, 8, 10],
+        "abort",
+    )
+
+
+def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in [["--help"], ["--version"]] + [[command, "--help"] for command in COMMANDS]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert f"enginebay {__version__}" in out
+    assert all(command in out for command in COMMANDS)
+
+
+# SIGINT may be ignored in what a shell starts in the background: the first line makes it as on a terminal.
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from enginebay.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_ends_a_generation_with_what_there_is(tmp_path: Path) -> None:
+    flags = [
+        "--max-tokens",
+        "1000",
+        "--ignore-eos",
+        "--decode-steps",
+        "1",
+        "--dtype",
+        "float32",
+        "--max-num-seqs",
+        "1",
+    ]
+    command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "Once upon a time", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(len("Once upon a time") + 8)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=DEADLOCK_S)
+    assert first.startswith("Once upon a time")
+    assert process.returncode == 130
+    assert not rest.endswith("\n"), "it was cut, not finished"
+    assert err == "\n"
+
+
+def test_the_program_and_the_module_are_entry_points() -> None:
+    program = Path(sys.executable).with_name("enginebay")
+    commands = [[sys.executable, "-m", "enginebay"]]
+    if program.exists():
+        commands.append([str(program)])
+    for command in commands:
+        done = subprocess.run(
+            [*command, "genrate"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLOCK_S,
+            check=False,
+            env=os.environ,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Did you mean 'generate'" in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,150 @@
+"""Wrong input on the command line: exit code 2, one line on stderr that says what is wrong, and no traceback."""
+
+from __future__ import annotations
+
+import importlib.resources
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def nan_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model with a NaN in its last norm."""
+    folder = tmp_path_factory.mktemp("models") / "nan"
+    shutil.copytree(str(importlib.resources.files("enginebay_models") / "demo"), folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    tensor = json.loads(data[8 : 8 + size])["model.norm.weight"]
+    assert tensor["dtype"] == "BF16"
+    start = 8 + size + tensor["data_offsets"][0]
+    data[start : start + 2] = b"\xc0\x7f"
+    path.write_bytes(data)
+    return str(folder)
+
+
+def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
+    """Wrong input: code 2, nothing on stdout, one line on stderr that holds the parts."""
+    code, out, err = found
+    assert (code, out) == (2, "")
+    assert err.startswith("enginebay: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("generate", ""), ("an empty prompt",)),
+        (("generate", "word " * 400), ("a prompt of ", "at most 159")),
+        (("generate", "lone \udc80"), ("lone surrogate",)),
+        (("generate", "--prompt-ids", ""), ("--prompt-ids",)),
+        (("generate", "--prompt-ids", "1,x"), ("--prompt-ids 1,x",)),
+        (("generate", "--prompt-ids", "1,99999"), ("token id 99999",)),
+        (("generate", "text", "--prompt-ids", "1"), ("a prompt and --prompt-ids",)),
+        (("generate", "--max-tokens", "0"), ("max_tokens = 0", "greater than or equal to 1")),
+        (("generate", "--max-tokens", "some"), ("--max-tokens",)),
+        (("generate", "--temperature", "nan"), ("temperature = nan",)),
+        (("generate", "--top-p", "0"), ("top_p = 0.0",)),
+        (("generate", "-n", "0"), ("n = 0",)),
+        (
+            ("generate", "--engine", "vinferense"),
+            ("unknown engine 'vinferense'", "Did you mean 'vinference'"),
+        ),
+        (("generate", "--scheduler", "fcsf"), ("unknown scheduler 'fcsf'", "Did you mean 'fcfs'")),
+        (("generate", "--sampler", "gredy"), ("unknown sampler 'gredy'", "Did you mean 'greedy'")),
+        (("generate", "--attention", "xlaa"), ("'xlaa'",)),
+        (("generate", "--kernel", "atention=xla"), ("unknown op 'atention'", "Did you mean 'attention'")),
+        (("generate", "--kernel", "linear.decode=xla"), ("kernels.linear differs by phase",)),
+        (("generate", "--kernel", "linear"), ("--kernel linear", "OP[.PHASE]=NAME")),
+        (("generate", "--layout", "hndd"), ("unknown layout 'hndd'",)),
+        (("generate", "--platform", "cpuu"), ("unknown platform 'cpuu'", "Did you mean 'cpu'")),
+        (("generate", "--dtype", "int3"), ("dtype = 'int3'",)),
+        (("generate", "--mesh", "tensor=999"), ("needs 999 devices",)),
+        (("generate", "--max-model-len", "99999"), ("max_model_len = 99999", "at most 1024")),
+        (("generate", "--max-num-seqs", "0"), ("max_num_seqs = 0",)),
+        (("generate", "--sampler", "greedy", "--temperature", "1"), ("greedy only",)),
+        (("generate", "--bogus"), ("--bogus", "--help")),
+        (("chat", "Hello", "-n", "2"), ("-n 2 in a conversation",)),
+        (("explain", "--engine", "nothing"), ("unknown engine 'nothing'",)),
+        (("bench", "latency", "--rounds", "0"), ("--rounds 0",)),
+        (("bench", "latency", "--prompt-len", "-1"), ("--prompt-len -1",)),
+        (("bench", "throughput", "--num-requests", "0"), ("--num-requests 0",)),
+        (("bench", "latency", "--prompt-len", "159"), ("159 prompt and 159 new tokens", "fewer than 160")),
+        (("bench", "speed"), ("'speed'",)),
+    ],
+)
+def test_wrong_input_ends_with_code_2_and_one_line(
+    run: Run, config: str, arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    assert_one_line(run(*arguments, "--config", config), *parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ("COMMAND",)),
+        (("genrate", "text"), ("unknown command 'genrate'", "Did you mean 'generate'")),
+        (("plugins", "extra"), ("unrecognized arguments: extra",)),
+        (("env", "--log-level", "loud"), ("--log-level", "loud")),
+    ],
+)
+def test_a_wrong_command_line_ends_with_code_2(
+    run: Run, arguments: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    assert_one_line(run(*arguments), *parts)
+
+
+@pytest.mark.parametrize(
+    ("toml", "parts"),
+    [
+        ("engin = 'vinference'", ("engin = 'vinference'", "Allowed: the fields model")),
+        (
+            "[engine]\nname = 'vinference'\npagesize = 8",
+            ("engine 'vinference': pagesize = 8", "page_size, grow"),
+        ),
+        ("[scheduler]\nname = 'fcfs'\nx = 1", ("scheduler 'fcfs': x = 1",)),
+        ("[sampler]\nname = 'greedy'\nx = 1", ("options x for sampler 'greedy'",)),
+        ("[kernels]\nattention = { decode = 'nope' }", ("'nope'",)),
+        ("= 3", ("wrong.toml",)),
+    ],
+)
+def test_a_wrong_configuration_file_ends_with_code_2(
+    run: Run, tmp_path: Path, toml: str, parts: tuple[str, ...]
+) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(toml)
+    assert_one_line(run("generate", "Once", "--config", str(path)), *parts)
+    assert_one_line(run("generate", "Once", "--config", str(tmp_path / "none.toml")), "none.toml")
+
+
+def test_a_folder_that_is_no_model_ends_with_code_2(run: Run, config: str, tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("nothing")
+    assert_one_line(run("generate", "--model", str(tmp_path), "--config", config), "no config.json")
+    file = str(tmp_path / "readme.txt")
+    assert_one_line(run("generate", "--model", file, "--config", config), "is a file")
+    missing = str(tmp_path / "missing")
+    assert_one_line(run("generate", "--model", missing, "--config", config), "there is no such folder")
+
+
+def test_nan_in_the_weights_is_told_when_asked_for(run: Run, config: str, nan_model: str) -> None:
+    flags = ("generate", "--model", nan_model, "--max-tokens", "1", "--config", config)
+    assert_one_line(run(*flags, "--verify-weights"), "model.norm.weight", "NaN")
+    assert run(*flags)[0] == 0
+
+
+def test_standard_input_that_is_no_text_ends_with_code_2(
+    run: Run, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in (("generate", "-"), ("chat",)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+        assert_one_line(run(*command, "--config", config), "standard input")

@@ -1,0 +1,227 @@
+"""Configuration: precedence of its sources, merging, refusals, export, and `auto` resolved purely."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.build.resolve import Facts, NamedFact, pick, resolve
+from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.config import Choice, EngineConfig, KernelChoice, make_config, read_toml
+from enginebay.errors import ConfigError, InputError
+
+TOML = """
+model = "somewhere"
+max_num_seqs = 8
+
+[engine]
+name = "vinference"
+page_size = 32
+
+[kernels]
+attention = "xla"
+linear = "fast"
+
+[mesh]
+tensor = 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.toml"
+    path.write_text(TOML, encoding="utf-8")
+    return path
+
+
+def from_flags(*flags: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    return config_from(parser.parse_args(flags))
+
+
+def test_flags_win_over_the_file_and_the_rest_of_it_stays(file: Path) -> None:
+    config = from_flags("--config", str(file), "--max-num-seqs", "4", "--dtype", "float32")
+    assert (config.max_num_seqs, config.dtype, config.model) == (4, "float32", "somewhere")
+    assert config.engine == Choice(name="vinference", options={"page_size": 32})
+
+
+def test_python_wins_over_the_file(file: Path) -> None:
+    config = make_config(read_toml(file), {"model": "demo", "mesh": {"tensor": 4, "data": 1}})
+    assert config.model == "demo"
+    assert config.mesh == {"tensor": 4, "data": 1}
+
+
+def test_the_last_of_three_layers_wins() -> None:
+    config = make_config({"seed": 1, "decode_steps": 2}, {"seed": 2}, {"seed": 3})
+    assert (config.seed, config.decode_steps) == (3, 2)
+
+
+def test_options_stay_with_their_part_and_never_reach_another(file: Path) -> None:
+    under = read_toml(file)
+    assert make_config(under, {"engine": "vinference"}).engine.options == {"page_size": 32}
+    for other in ("oengine", {"name": "oengine"}, Choice(name="oengine"), {"name": "oengine", "options": {}}):
+        assert make_config(under, {"engine": other}).engine == Choice(name="oengine")
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"grow": False},
+        {"options": {"grow": False}},
+        {"name": "vinference", "grow": False},
+        Choice(name="vinference", options={"grow": False}),
+    ],
+)
+def test_options_merge_however_they_are_written(file: Path, over: Any) -> None:
+    for under in (read_toml(file), {"engine": {"name": "vinference", "options": {"page_size": 32}}}):
+        merged = make_config(under, {"engine": over}).engine
+        assert merged == Choice(name="vinference", options={"page_size": 32, "grow": False})
+
+
+def test_options_join_a_part_that_was_named_plainly() -> None:
+    merged = make_config({"engine": "vinference"}, {"engine": {"page_size": 16}}).engine
+    assert merged == Choice(name="vinference", options={"page_size": 16})
+
+
+def test_a_kernel_for_one_phase_leaves_the_other_phases(file: Path) -> None:
+    config = from_flags("--config", str(file), "--kernel", "attention.decode=mine")
+    assert config.kernels["attention"] == KernelChoice(decode="mine", prefill="xla", mixed="xla")
+    assert config.kernels["linear"] == KernelChoice(decode="fast", prefill="fast", mixed="fast")
+
+
+def test_a_kernel_for_all_phases_replaces_each(file: Path) -> None:
+    config = from_flags("--config", str(file), "--attention", "other")
+    assert set(config.kernels["attention"].model_dump().values()) == {"other"}
+
+
+def test_an_axis_can_be_kept_whole_again() -> None:
+    config = make_config({"axis_rules": {"heads": "tensor"}}, {"axis_rules": {"heads": None}})
+    assert config.rules()["heads"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"max_seqs": 4}, "max_seqs"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_model_len": 1}, "max_model_len"),
+        ({"dtype": "int4"}, "dtype"),
+        ({"mesh": {"tensor": 0}}, "mesh"),
+        ({"axis_rules": {"head": "tensor"}}, "unknown logical axis head; known are batch, heads"),
+        ({"engine": 3}, "engine"),
+        ({"engine": {"name": "x", "options": {}, "page": 1}}, "engine.page"),
+        ({"kernels": {"attention": {"decoding": "xla"}}}, "kernels.attention.decoding"),
+        ({"kernels": 7}, "kernels"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_that_names_it(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_config(values)
+    assert named in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["model = ", "\x00", "a = 1\na = 2"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"broken.toml"):
+        read_toml(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigError, match="readable TOML file"):
+            read_toml(path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kernel", "attention"),
+        ("--kernel", "=xla"),
+        ("--mesh", "tensor"),
+        ("--mesh", "tensor=two"),
+        ("--mesh", "tensor=²"),
+        ("--mesh", "tensor=-1"),
+    ],
+)
+def test_a_malformed_flag_is_refused(flags: tuple[str, str]) -> None:
+    with pytest.raises(InputError, match=flags[0]):
+        from_flags(*flags)
+
+
+def test_a_configuration_survives_json_and_cannot_be_changed(file: Path) -> None:
+    config = make_config(read_toml(file))
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+    assert make_config(json.loads(config.model_dump_json())) == config
+    with pytest.raises(ValueError, match="frozen"):
+        config.model = "other"  # type: ignore[misc]
+
+
+def test_the_schema_describes_every_field() -> None:
+    schema = EngineConfig.model_json_schema()
+    assert set(schema["properties"]) == set(EngineConfig.model_fields)
+    assert schema["additionalProperties"] is False
+    json.dumps(schema)
+
+
+FACTS = Facts(
+    platforms=[NamedFact("cpu", 0), NamedFact("cuda", 10, "no such device")],
+    engines=[NamedFact("a", 1), NamedFact("b", 1), NamedFact("c", 0)],
+    schedulers=[NamedFact("fcfs", 5), NamedFact("gone", 9, "its plugin is broken")],
+    samplers=[NamedFact("standard")],
+    default_dtype="bfloat16",
+    model_max_len=8192,
+)
+
+
+def test_resolving_settles_everything_and_keeps_the_reasons() -> None:
+    config, reasons = resolve(EngineConfig(), FACTS)
+    assert (config.platform, config.engine.name, config.scheduler.name) == ("cpu", "a", "fcfs")
+    assert (config.sampler.name, config.dtype, config.max_model_len) == ("standard", "bfloat16", 4096)
+    by_setting = {reason.setting: reason for reason in reasons}
+    assert by_setting["platform"].refused == (("cuda", "no such device"),)
+    assert dict(by_setting["engine"].refused) == {
+        "b": "the same priority (1), later by name",
+        "c": "lower priority (0)",
+    }
+    assert "8192" in by_setting["max_model_len"].why
+
+
+def test_resolving_is_pure() -> None:
+    config = EngineConfig(engine=Choice(name="c", options={"x": 1}))
+    before = config.model_dump_json()
+    assert resolve(config, FACTS) == resolve(config, FACTS)
+    assert config.model_dump_json() == before
+
+
+def test_resolving_again_changes_nothing() -> None:
+    settled, _ = resolve(EngineConfig(), FACTS)
+    again, reasons = resolve(settled, FACTS)
+    assert again == settled
+    assert {reason.why for reason in reasons} == {"chosen by name"}
+
+
+def test_an_explicit_choice_is_taken_even_where_auto_would_refuse_it() -> None:
+    assert pick("scheduler", "gone", FACTS.schedulers).chosen == "gone"
+    assert resolve(EngineConfig(engine=Choice(name="c", options={"x": 1})), FACTS)[0].engine.options == {
+        "x": 1
+    }
+
+
+def test_auto_with_nothing_to_choose_from_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"scheduler = 'auto' finds nothing .gone: its plugin is broken"):
+        pick("scheduler", "auto", FACTS.schedulers[1:])
+
+
+def test_a_context_longer_than_the_models_is_refused() -> None:
+    assert resolve(EngineConfig(max_model_len=8192), FACTS)[0].max_model_len == 8192
+    with pytest.raises(ConfigError, match=r"max_model_len = 8193. Allowed: at most 8192"):
+        resolve(EngineConfig(max_model_len=8193), FACTS)

@@ -1,0 +1,285 @@
+"""LLM: what generate, stream and chat return, alone and together, as streams and by asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM
+from enginebay.errors import StoppedError
+from enginebay.types import RequestOutput, StreamChunk
+from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
+
+MESSAGES = [{"role": "user", "content": "What color is the sky?"}]
+pytestmark = pytest.mark.xdist_group("llm")
+
+
+def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def joined(chunks: Sequence[StreamChunk], index: int = 0) -> str:
+    return "".join(chunk.delta_text for chunk in chunks if chunk.index == index)
+
+
+PROMPTS = ["Once upon a time", "The little fox", "A", "In the morning, the baker opened the shop and"]
+
+
+def test_one_text_and_a_list_of_texts_and_ids_mean_the_same(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS, GREEDY)
+    ids = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    assert [output.prompt for output in whole] == PROMPTS
+    assert [output.prompt_token_ids for output in whole] == ids
+    assert token_ids(llm.generate(ids, GREEDY)) == token_ids(whole)
+    assert token_ids(llm.generate([np.array(i) for i in ids], GREEDY)) == token_ids(whole)
+    assert token_ids(llm.generate([PROMPTS[0], ids[1]], GREEDY)) == token_ids(whole)[:2]
+    assert token_ids(llm.generate(PROMPTS[0], GREEDY)) == token_ids(whole)[:1]
+    assert token_ids(llm.generate(ids[1], GREEDY)) == token_ids(whole)[1:2]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_an_output_says_all_about_its_completion(llm: LLM) -> None:
+    output = llm.generate("Once upon a time", GREEDY)[0]
+    completion = output.outputs[0]
+    assert output.finished
+    assert completion.text == llm.tokenizer.decode(completion.token_ids) == output.get_text()
+    assert completion.finish_reason == "length"
+    assert output.num_generated_tokens == len(completion.token_ids) == 16
+    assert output.metrics is not None
+    assert output.metrics.num_generated_tokens == 16
+    assert output.tokens_per_second > 0
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [with_(GREEDY, max_tokens=n) for n in (9, 1, 5)]
+    outputs = llm.generate(PROMPTS[:3], params)
+    assert [len(ids) for ids in token_ids(outputs)] == [9, 1, 5]
+    alone = [llm.generate(p, one)[0] for p, one in zip(PROMPTS, params, strict=False)]
+    assert token_ids(outputs) == token_ids(alone)
+
+
+def test_a_prompt_gets_the_same_tokens_alone_and_in_a_batch(llm: LLM) -> None:
+    for params in (GREEDY, with_(HOT, seed=5)):
+        together = llm.generate(PROMPTS * 2, params)
+        alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS]
+        assert token_ids(together) == token_ids(alone) * 2
+
+
+def test_several_completions_differ_and_each_is_repeatable(llm: LLM) -> None:
+    three = llm.generate("Once", with_(HOT, n=3, seed=11))[0]
+    assert [completion.index for completion in three.outputs] == [0, 1, 2]
+    assert len({tuple(completion.token_ids) for completion in three.outputs}) == 3
+    assert three.num_generated_tokens == 48
+    again = llm.generate(["The", "Once"], with_(HOT, n=3, seed=11))[1]
+    assert [c.token_ids for c in again.outputs] == [c.token_ids for c in three.outputs]
+    one = llm.generate("Once", with_(HOT, seed=11))[0]
+    assert one.outputs[0].token_ids == three.outputs[0].token_ids
+
+
+def test_unseeded_requests_differ(llm: LLM) -> None:
+    runs = [tuple(token_ids(llm.generate("Once", HOT))[0]) for _ in range(3)]
+    assert len(set(runs)) == 3
+
+
+def test_a_configured_seed_makes_unseeded_requests_repeatable() -> None:
+    runs = []
+    for _ in range(2):
+        with LLM("demo", seed=3, **SIZES) as llm:
+            runs.append(token_ids(llm.generate(["Once", "Once"], HOT)))
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_a_stop_text_ends_the_completion_wherever_tokens_end(llm: LLM) -> None:
+    whole = llm.generate("Once upon a time", GREEDY)[0]
+    text = whole.get_text()
+    for start, end in ((6, 9), (3, 12), (10, 11), (0, 2)):
+        stop = text[start:end]
+        cut = text.index(stop)
+        for include in (False, True):
+            params = with_(GREEDY, stop=["never there", stop], include_stop_str_in_output=include)
+            output = llm.generate("Once upon a time", params)[0]
+            assert output.get_text() == text[: cut + len(stop) if include else cut]
+            assert output.outputs[0].finish_reason == "stop"
+            given = output.outputs[0].token_ids
+            assert given == whole.outputs[0].token_ids[: len(given)]
+            assert output.metrics is not None
+            assert output.metrics.num_generated_tokens == len(given)
+            assert output.metrics.finished_s >= output.metrics.first_token_s
+
+
+def test_what_might_have_become_a_stop_text_is_given_at_the_end(llm: LLM) -> None:
+    text = llm.generate("Once upon a time", GREEDY)[0].get_text()
+    output = llm.generate("Once upon a time", with_(GREEDY, stop=text[-3:] + "\x00"))[0]
+    assert (output.get_text(), output.outputs[0].finish_reason) == (text, "length")
+
+
+def test_a_stop_token_ends_the_completion_and_is_no_part_of_the_text(llm: LLM) -> None:
+    whole = token_ids(llm.generate("Once upon a time", GREEDY))[0]
+    stop = whole[5]
+    first = whole.index(stop)
+    output = llm.generate("Once upon a time", with_(GREEDY, stop_token_ids=[stop]))[0].outputs[0]
+    assert (output.token_ids, output.finish_reason) == (whole[: first + 1], "stop")
+    assert output.text == llm.tokenizer.decode(whole[:first])
+
+
+def test_the_end_of_the_model_counts_unless_it_is_ignored(llm: LLM) -> None:
+    ended = llm.chat(MESSAGES, with_(GREEDY, max_tokens=60))
+    assert ended.outputs[0].finish_reason == "stop"
+    ignored = llm.chat(MESSAGES, with_(GREEDY, max_tokens=60, ignore_eos=True))
+    assert ignored.outputs[0].finish_reason == "length"
+    assert len(ignored.outputs[0].token_ids) == 60
+    num = len(ended.outputs[0].token_ids)
+    assert ignored.outputs[0].token_ids[:num] == ended.outputs[0].token_ids
+
+
+def test_generation_ends_where_the_context_does(llm: LLM) -> None:
+    prompt = [5] * 150
+    output = llm.generate(prompt, with_(GREEDY, max_tokens=1000, ignore_eos=True))[0].outputs[0]
+    assert (len(output.token_ids), output.finish_reason) == (10, "length")
+    assert len(llm.generate([5] * 159, with_(GREEDY, ignore_eos=True))[0].outputs[0].token_ids) == 1
+
+
+def test_a_streams_parts_joined_are_what_generate_returns(llm: LLM) -> None:
+    params = with_(HOT, seed=2, stop=["zzz"], max_tokens=40)
+    whole = llm.generate("Once upon a time", params)[0]
+    chunks = list(llm.stream("Once upon a time", params))
+    assert joined(chunks) == whole.get_text()
+    assert [t for chunk in chunks for t in chunk.delta_token_ids] == whole.outputs[0].token_ids
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert chunks[-1].metrics is not None
+    assert len(chunks) > 2
+
+
+def test_a_stream_of_several_completions_has_all_of_each(llm: LLM) -> None:
+    params = with_(HOT, n=3, seed=2)
+    whole = llm.generate("Once", params)[0]
+    chunks = list(llm.stream("Once", params))
+    assert [joined(chunks, i) for i in range(3)] == [completion.text for completion in whole.outputs]
+    assert sum(chunk.finish_reason is not None for chunk in chunks) == 3
+
+
+def test_leaving_a_stream_frees_its_row(llm: LLM) -> None:
+    for chunk in llm.stream("Once", with_(HOT, max_tokens=150, n=2)):
+        assert chunk.delta_token_ids
+        break
+    gc.collect()
+    assert_idle(llm)
+
+
+def test_a_stream_that_nobody_reads_is_ended_with_it(llm: LLM) -> None:
+    stream = llm.stream("Once", with_(HOT, max_tokens=150, n=4))
+    del stream
+    gc.collect()
+    assert_idle(llm)
+
+
+def test_an_interrupted_generate_ends_its_requests(llm: LLM) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    params = [with_(GREEDY, max_tokens=1), with_(HOT, max_tokens=150)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["A", "B"], params, progress=interrupt)
+    assert_idle(llm)
+
+
+def test_chat_answers_by_the_template(llm: LLM) -> None:
+    answer = llm.chat(MESSAGES, with_(GREEDY, max_tokens=40))
+    assert "blue" in answer.get_text()
+    assert answer.prompt_token_ids == llm.tokenizer.apply_chat_template(MESSAGES)
+    assert joined(list(llm.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
+
+
+def test_the_asyncio_twins_give_the_same(llm: LLM) -> None:
+    expected = llm.generate(PROMPTS, GREEDY)
+
+    async def everything() -> tuple[Any, ...]:
+        async def stream(prompt: str) -> list[StreamChunk]:
+            return [chunk async for chunk in llm.astream(prompt, GREEDY)]
+
+        return await asyncio.gather(
+            llm.agenerate(PROMPTS, GREEDY),
+            llm.achat(MESSAGES, GREEDY),
+            *(stream(prompt) for prompt in PROMPTS),
+        )
+
+    outputs, answer, *streams = asyncio.run(asyncio.wait_for(everything(), DEADLOCK_S))
+    assert token_ids(outputs) == token_ids(expected)
+    assert answer.outputs[0].token_ids == llm.chat(MESSAGES, GREEDY).outputs[0].token_ids
+    assert [joined(chunks) for chunks in streams] == [output.get_text() for output in expected]
+
+
+def test_cancelling_ends_the_requests(llm: LLM) -> None:
+    async def cancel() -> None:
+        begun = asyncio.Event()
+
+        async def stream() -> None:
+            async for _ in llm.astream("Once", with_(HOT, max_tokens=150)):
+                begun.set()
+
+        tasks = [asyncio.ensure_future(stream())]
+        tasks.append(asyncio.ensure_future(llm.agenerate(["A", "B"], with_(HOT, max_tokens=150))))
+        await begun.wait()
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+
+    asyncio.run(asyncio.wait_for(cancel(), DEADLOCK_S))
+    assert_idle(llm)
+
+
+def test_an_event_loop_that_is_closed_over_a_request_harms_nobody(llm: LLM) -> None:
+    params = with_(GREEDY, max_tokens=100, ignore_eos=True)
+    expected = token_ids(llm.generate("The little fox", params))
+    loop = asyncio.new_event_loop()
+    left = llm.astream("Once", with_(HOT, max_tokens=100))
+    loop.run_until_complete(anext(left))
+    loop.close()
+    assert token_ids(llm.generate("The little fox", params)) == expected
+    with pytest.raises(StopIteration):
+        left.aclose().send(None)
+    assert_idle(llm)
+
+
+def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM) -> None:
+    everything = llm.generate("Once", with_(HOT, seed=1, top_k=2**40))
+    assert token_ids(everything) == token_ids(llm.generate("Once", with_(HOT, seed=1, top_k=-1)))
+    for temperature in (1e300, 1e-300):
+        assert (
+            len(token_ids(llm.generate("Once", with_(HOT, seed=2**63 - 1, temperature=temperature)))[0]) == 16
+        )
+
+
+def test_changing_parameters_later_changes_nothing_under_way(llm: LLM) -> None:
+    params = with_(GREEDY, max_tokens=30, ignore_eos=True)
+    stream = llm.stream("Once", params)
+    next(stream)
+    params.max_tokens = 1
+    assert sum(len(chunk.delta_token_ids) for chunk in stream) > 20
+
+
+def test_a_closed_llm_says_so() -> None:
+    llm = LLM("demo", **SIZES)
+    stream = llm.stream("Once", HOT)
+    llm.close()
+    llm.close()
+    with pytest.raises(StoppedError):
+        list(stream)
+    with pytest.raises(StoppedError, match="make a new one"):
+        llm.generate("Once", GREEDY)
+
+
+def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
+    llm = LLM("demo", **SIZES)
+    thread = llm._loop._thread
+    del llm
+    gc.collect()
+    thread.join(DEADLOCK_S)
+    assert not thread.is_alive()

@@ -1,0 +1,103 @@
+"""What LLM refuses: wrong prompts, parameters, messages and choices, each before anything is queued or loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.config import EngineConfig
+from enginebay.errors import ConfigError, InputError, RequestError
+from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
+
+pytestmark = pytest.mark.xdist_group("llm")
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    ("", "an empty prompt"),
+    ([[]], "an empty prompt"),
+    ([5] * 160, "a prompt of 160 tokens. Allowed: at most 159"),
+    ("word " * 300, "a prompt of .* tokens. Allowed: at most 159"),
+    ([1, 2048], "token id 2048. Allowed: 0 to 2047"),
+    ([1, -1], "token id -1"),
+    (5, "a prompt of type int"),
+    (None, "a prompt of type NoneType"),
+    (b"bytes", "a prompt of type bytes"),
+    ([b"bytes"], "a prompt of type bytes"),
+    ({"prompt": "text"}, "a prompt of type dict"),
+    ([1, "a"], "a prompt of type int"),
+    ([[1.5]], "a prompt of type list that holds other things"),
+    (np.array(3), "a prompt of type ndarray"),
+    ("lone \ud800", "lone surrogate"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS)
+def test_a_bad_prompt_is_refused_and_nothing_is_queued(llm: LLM, prompts: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompts, GREEDY)
+    holds_prompts = isinstance(prompts, list) and not isinstance(prompts[0], int)
+    one = prompts[0] if holds_prompts else prompts
+    with pytest.raises(RequestError):
+        llm.generate(["fine", one], with_(HOT, max_tokens=150))
+    with pytest.raises(RequestError):
+        llm.stream(one, GREEDY)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ([GREEDY], "1 sampling parameters for 2 prompts"),
+        ([GREEDY] * 3, "3 sampling parameters for 2 prompts"),
+        ({"max_tokens": 3}, "sampling parameters of type dict"),
+        ([GREEDY, None], "sampling parameters of type NoneType"),
+        (SamplingParams(stop_token_ids=[2048]), "stop token id 2048"),
+        (SamplingParams(stop_token_ids=[-1]), "stop token id -1"),
+        (SamplingParams(stop_token_ids=list(range(10, 30))), "stop tokens, end-of-sequence tokens included"),
+    ],
+)
+def test_bad_parameters_are_refused_and_nothing_is_queued(llm: LLM, params: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(["A", "B"], params)
+    assert_idle(llm)
+
+
+def test_bad_messages_are_refused(llm: LLM) -> None:
+    for messages in ([], "hello", [{"content": "no role"}], [{"role": "user"}]):
+        with pytest.raises(RequestError):
+            llm.chat(messages, GREEDY)
+    with pytest.raises(RequestError, match="n = 2 in astream"):
+        asyncio.run(anext(llm.astream("A", with_(GREEDY, n=2))))
+
+
+def test_a_greedy_sampler_refuses_temperatures() -> None:
+    with LLM("demo", sampler="greedy", **SIZES) as llm:
+        with pytest.raises(RequestError, match="greedy only"):
+            llm.generate("Once", HOT)
+        assert_idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"config": EngineConfig(), "dtype": "float32"}, "config and model, dtype"),
+        ({"max_seqs": 3}, "max_seqs"),
+        ({"engine": "vinferense"}, "unknown engine 'vinferense'.*Did you mean 'vinference'"),
+        ({"engine": {"name": "vinference", "pagesize": 8}}, "pagesize.*page_size"),
+        ({"kernels": {"atention": "xla"}}, "unknown op 'atention'.*Did you mean 'attention'"),
+        ({"kernels": {"linear": "xls"}}, "unknown kernels.linear 'xls'"),
+        (
+            {"kernels": {"attention": {"decode": "xls"}}, "layout": "hnd"},
+            "unknown kernels.attention.decode 'xls'",
+        ),
+        ({"mesh": {"tensor": 999}}, "needs 999 devices"),
+        ({"max_model_len": 5000}, "at most 1024, the model's own"),
+    ],
+)
+def test_a_wrong_choice_is_refused_before_anything_is_loaded(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        LLM("demo", **choices)
+    assert isinstance(refusal.value, ConfigError) or "unknown" in str(refusal.value)

@@ -1,0 +1,280 @@
+"""The plugin host: what is broken is listed and harmless, names are found or the nearest is told, options are checked."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginebay.errors import ConfigError, PluginError, UnknownNameError
+from enginebay.registry import PLUGINS_VARIABLE, Entry, Registry, load_registry
+
+Install = Callable[..., None]
+
+LIFO = """
+from enginebay.hooks import hookimpl
+
+@hookimpl
+def register_schedulers(register):
+    register("lifo", "{module}_parts:Lifo", options="{module}_parts:Options", summary="newest first")
+"""
+
+PARTS = """
+from pydantic import BaseModel, ConfigDict
+
+class Options(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    depth: int = 1
+
+class Lifo:
+    class Inner:
+        pass
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Put a distribution with one plugin where Python finds it."""
+    monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def put(module: str, source: str, *, name: str | None = None, parts: str = "") -> None:
+        info = tmp_path / f"{module}-1.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.5\n")
+        (info / "entry_points.txt").write_text(f"[enginebay]\n{name or module} = {module}\n")
+        for file, text in ((module, source), (f"{module}_parts", parts)):
+            (tmp_path / f"{file}.py").write_text(textwrap.dedent(text).replace("{module}", module))
+            monkeypatch.delitem(sys.modules, file, raising=False)
+
+    return put
+
+
+def register(call: str, kind: str = "scheduler") -> str:
+    """A plugin's source with one registration."""
+    head = "from enginebay.hooks import hookimpl\n@hookimpl\n"
+    return f"{head}def register_{kind}s(register):\n    {call}\n"
+
+
+def plugin_entry(registry: Registry, name: str) -> Entry:
+    return next(e for e in registry.entries if e.kind == "plugin" and e.name == name)
+
+
+def part_entry(registry: Registry, package: str) -> Entry:
+    return next(e for e in registry.entries if e.package == package)
+
+
+def test_a_plugins_part_is_listed_found_and_loaded_when_it_is_picked(install: Install) -> None:
+    install("stranger", LIFO, parts=PARTS)
+    registry = load_registry()
+    assert part_entry(registry, "stranger").record() == {
+        "kind": "scheduler",
+        "name": "lifo",
+        "op": "",
+        "package": "stranger",
+        "version": "1.5",
+        "distribution": "stranger",
+        "state": "ready",
+        "reason": "",
+    }
+    assert "lifo" in registry.names("scheduler")
+    assert "stranger_parts" not in sys.modules
+    assert registry.load(registry.find("scheduler", "lifo")).__name__ == "Lifo"
+    assert "stranger_parts" in sys.modules
+
+
+def test_the_built_in_parts_are_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
+    built_in = [e for e in load_registry().entries if e.distribution == "enginebay"]
+    assert {"engine", "kernel", "model", "sampler", "scheduler", "platform"} <= {e.kind for e in built_in}
+    assert not [e for e in built_in if e.state == "broken"]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    registry = load_registry(["schedulers"])
+    with pytest.raises(UnknownNameError, match=r"unknown scheduler 'fcsf'.*Did you mean 'fcfs'"):
+        registry.find("scheduler", "fcsf")
+    with pytest.raises(UnknownNameError, match="Allowed: none is installed"):
+        registry.find("engine", "vinference")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "import module_that_is_not_there",
+            "ModuleNotFoundError: No module named 'module_that_is_not_there'",
+        ),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("x = 1", "it implements no hook of enginebay"),
+        (register("pass").replace("(register)", "(registrar)"), "PluginValidationError.*registrar"),
+        (register("pass", kind="sheduler"), "PluginValidationError.*unknown hook 'register_shedulers'"),
+        (register("1 / 0"), "register_schedulers failed: ZeroDivisionError"),
+        (register("register('x')"), "register_schedulers failed: TypeError"),
+        (register("register('x', 'a:b', colour='red')"), "register_schedulers failed: TypeError"),
+        (register("register('x', 'a.b')"), '"module:attribute" for a target'),
+        (register("register('x', 'a:b', op='attention')"), "an op for kernels only"),
+        (register("register('x', 'a:b')", kind="kernel"), "an op for kernels only"),
+        (register("register(None, 'a:b')"), "a name without /"),
+        (register("register('a/b', 'a:b')"), "a name without /"),
+        (register("register('auto', 'a:b')"), "not auto"),
+        (register("register('x', 'a:b', requires='torch')"), "tuples for platforms and requires"),
+        (register("register('x', 'a:b', platforms='cpu')"), "tuples for platforms and requires"),
+        (
+            register("register('x', 'a:b', capabilities={'priority': 'high'})"),
+            "whole number for the priority",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_listed_with_its_reason_and_harms_nobody(
+    install: Install, source: str, reason: str
+) -> None:
+    install("stranger", source)
+    registry = load_registry()
+    entry = plugin_entry(registry, "stranger")
+    assert entry.state == "broken"
+    with pytest.raises(PluginError, match=reason):
+        registry.find("scheduler", "stranger")
+    with pytest.raises(PluginError, match=reason):
+        registry.find("scheduler", "stranger/lifo")
+    assert registry.find("scheduler", "fcfs").state == "ready"
+
+
+def test_a_part_for_another_interface_version_is_broken(install: Install) -> None:
+    install("stranger", register("register('lifo', 'a:b', interface=2)"))
+    registry = load_registry()
+    assert "lifo" not in registry.names("scheduler")
+    with pytest.raises(
+        PluginError, match="written for version 2 of the scheduler interface, this is version 1"
+    ):
+        registry.find("scheduler", "lifo")
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "no_such_package.deep.module"])
+def test_a_part_that_needs_what_is_not_installed_is_unavailable(install: Install, module: str) -> None:
+    install("stranger", register(f"register('lifo', 'a:b', requires=('{module}',), extra='fast')"))
+    registry = load_registry()
+    assert part_entry(registry, "stranger").state == "unavailable"
+    assert "lifo" in registry.names("scheduler")
+    with pytest.raises(PluginError, match=rf"needs {module}; install stranger\[fast\]"):
+        registry.find("scheduler", "lifo")
+
+
+def test_a_name_that_is_taken_stays_with_the_built_in_plugin(install: Install) -> None:
+    install("a_stranger", register("register('fcfs', 'a:b')"))
+    registry = load_registry()
+    assert registry.find("scheduler", "fcfs").package == "schedulers"
+    assert registry.find("scheduler", "schedulers/fcfs").package == "schedulers"
+    with pytest.raises(PluginError, match="the name is already taken by plugin 'schedulers'"):
+        registry.find("scheduler", "a_stranger/fcfs")
+
+
+def test_a_plugin_that_registers_a_name_twice_keeps_the_first(install: Install) -> None:
+    install("stranger", register("register('lifo', 'a:first'); register('lifo', 'a:second')"))
+    registry = load_registry()
+    declaration = registry.find("scheduler", "lifo").declaration
+    assert declaration is not None
+    assert declaration.target == "a:first"
+
+
+def test_the_same_name_may_stand_for_kernels_of_two_ops(install: Install) -> None:
+    two = "register('mine', 'a:b', op='linear'); register('mine', 'a:c', op='rope')"
+    install("stranger", register(two, kind="kernel"))
+    registry = load_registry()
+    assert {registry.find("kernel", "mine", op).op for op in ("linear", "rope")} == {"linear", "rope"}
+    with pytest.raises(UnknownNameError, match="unknown kernel of op attention 'mine'"):
+        registry.find("kernel", "mine", "attention")
+
+
+def test_a_plugin_cannot_take_the_place_of_a_built_in_one(install: Install) -> None:
+    install("stranger", register("register('lifo', 'a:b')"), name="schedulers")
+    registry = load_registry()
+    assert registry.find("scheduler", "fcfs").distribution == "enginebay"
+    entry = plugin_entry(registry, "schedulers")
+    assert (entry.distribution, entry.state) == ("stranger", "broken")
+    assert "another distribution" in entry.reason
+
+
+def test_a_qualified_name_of_the_wrong_package_is_unknown(install: Install) -> None:
+    install("stranger", LIFO, parts=PARTS)
+    registry = load_registry()
+    assert registry.find("scheduler", "stranger/lifo").name == "lifo"
+    with pytest.raises(UnknownNameError, match="unknown scheduler 'schedulers/lifo'"):
+        registry.find("scheduler", "schedulers/lifo")
+
+
+@pytest.mark.parametrize("value", ["schedulers", " schedulers , samplers,", "samplers,schedulers,samplers"])
+def test_the_variable_restricts_what_is_loaded(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, value)
+    registry = load_registry()
+    assert {e.package for e in registry.entries} == {n.strip() for n in value.split(",") if n.strip()}
+    assert not [e for e in registry.entries if e.state == "broken"]
+
+
+def test_an_empty_variable_loads_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, "")
+    assert {"schedulers", "samplers", "xla"} <= {e.package for e in load_registry().entries}
+
+
+def test_a_misspelt_name_in_the_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, "sheduler")
+    with pytest.raises(
+        UnknownNameError, match=f"unknown plugin 'sheduler'.*'schedulers'.*{PLUGINS_VARIABLE}"
+    ):
+        load_registry()
+
+
+def test_a_plugin_left_out_is_never_imported(install: Install) -> None:
+    install("stranger", LIFO, parts=PARTS)
+    load_registry(["schedulers"])
+    assert "stranger" not in sys.modules
+
+
+def test_options_are_checked_by_the_parts_own_model(install: Install) -> None:
+    install("stranger", LIFO, parts=PARTS)
+    registry = load_registry()
+    entry = registry.find("scheduler", "lifo")
+    options = registry.options(entry, {"depth": 3})
+    assert options is not None
+    assert options.model_dump() == {"depth": 3}
+    with pytest.raises(ConfigError, match=r"scheduler 'lifo': width = 2: .*Allowed: the fields depth\."):
+        registry.options(entry, {"width": 2})
+    with pytest.raises(ConfigError, match="scheduler 'lifo': depth = 'deep'"):
+        registry.options(entry, {"depth": "deep"})
+
+
+def test_options_for_a_part_that_has_none_are_refused(install: Install) -> None:
+    install("stranger", register("register('lifo', 'stranger_parts:Lifo')"), parts=PARTS)
+    registry = load_registry()
+    entry = registry.find("scheduler", "lifo")
+    assert registry.options(entry, {}) is None
+    with pytest.raises(ConfigError, match="options depth for scheduler 'lifo'"):
+        registry.options(entry, {"depth": 1})
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("stranger_parts:Missing", "AttributeError"),
+        ("nowhere_at_all:x", "ModuleNotFoundError"),
+        ("stranger_parts:", "AttributeError"),
+    ],
+)
+def test_a_part_that_cannot_be_imported_raises_its_reason_when_picked(
+    install: Install, target: str, reason: str
+) -> None:
+    install("stranger", register(f"register('lifo', '{target}')"), parts=PARTS)
+    registry = load_registry()
+    entry = registry.find("scheduler", "lifo")
+    with pytest.raises(PluginError, match=rf"scheduler 'lifo' of plugin 'stranger': importing .*{reason}"):
+        registry.load(entry)
+
+
+def test_a_target_may_lie_inside_a_class(install: Install) -> None:
+    install("stranger", register("register('lifo', 'stranger_parts:Lifo.Inner')"), parts=PARTS)
+    registry = load_registry()
+    assert registry.load(registry.find("scheduler", "lifo")).__qualname__ == "Lifo.Inner"
