@@ -27,8 +27,12 @@ class VInferenceOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    page_size: int = Field(default=64, ge=8, le=1024, description="tokens a page, for layouts whose slots are runs of pages")
-    grow: bool = Field(default=True, description="start with small slots and double them; False allocates all at once")
+    page_size: int = Field(
+        default=64, ge=8, le=1024, description="tokens a page, for layouts whose slots are runs of pages"
+    )
+    grow: bool = Field(
+        default=True, description="start with small slots and double them; False allocates all at once"
+    )
 
 
 class VInferenceEngine(Engine):
@@ -45,7 +49,9 @@ class VInferenceEngine(Engine):
             max_model_len=config.max_model_len,
             min_rows=parts.platform.min_rows(parts.dtype),
         )
-        self.geometry = Geometry(sizes, parts.layout_type, parts.layout, options.page_size, parts.compact_decode)
+        self.geometry = Geometry(
+            sizes, parts.layout_type, parts.layout, options.page_size, parts.compact_decode
+        )
         self.rows = SequenceBuffer(
             max_num_reqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -53,7 +59,7 @@ class VInferenceEngine(Engine):
             vocab_size=parts.model.info.vocab_size,
             page_sizes=[config.max_model_len],
         )
-        self.ledger = SlotLedger(config.max_num_seqs, config.max_model_len)
+        self.ledger: SlotLedger = SlotLedger(config.max_num_seqs, config.max_model_len)
         self.memory = plan_memory(parts, self.geometry)
         self.memory.check()
         self.runner = Runner(
@@ -64,6 +70,7 @@ class VInferenceEngine(Engine):
             max_steps=config.decode_steps,
             compile_options=parts.platform.compile_options(),
         )
+        self.compilations = self.runner.compilations
         self._shape = self._first_shape()
         self.make_arrays()
 
@@ -74,7 +81,9 @@ class VInferenceEngine(Engine):
         if not self.runner.has_state:
             self._shape = self._first_shape()
             self.ledger.pages_per_slot = self._shape.pages_per_slot
-            self.runner.make_state(self.geometry.layouts(self._shape, self.parts.model.info.groups, self.parts.dtype))
+            self.runner.make_state(
+                self.geometry.layouts(self._shape, self.parts.model.info.groups, self.parts.dtype)
+            )
 
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:
@@ -82,7 +91,9 @@ class VInferenceEngine(Engine):
         self.runner.state = None
 
     def _make_room(self, num_rows: int, num_tokens: int) -> None:
-        wanted = self.geometry.shape_for(max(num_rows, self._shape.num_slots), max(num_tokens, self._shape.capacity))
+        wanted = self.geometry.shape_for(
+            max(num_rows, self._shape.num_slots), max(num_tokens, self._shape.capacity)
+        )
         if wanted != self._shape:
             grow_cache(self.runner, self._shape, wanted)
             self._shape = wanted
@@ -91,7 +102,7 @@ class VInferenceEngine(Engine):
     def step(self, plan: StepPlan) -> Pending:
         num_rows = max(max(r.row for r in plan.rows) + 1, min(plan.demand.num_rows, self.ledger.num_slots))
         demanded = min(plan.demand.num_tokens_per_row, self.ledger.max_model_len)
-        self._make_room(num_rows, max(max(r.lease.capacity for r in plan.rows), demanded))
+        self._make_room(num_rows, max(*(r.lease.capacity for r in plan.rows), demanded))
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
 
     def _prefill(self, plan: StepPlan) -> Pending:
@@ -104,8 +115,14 @@ class VInferenceEngine(Engine):
     def _decode(self, plan: StepPlan) -> Pending:
         longest = max(min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows)
         key = self.geometry.decode_bucket(self._shape, len(plan.rows), longest)
-        places = np.array([row.row for row in plan.rows]) if key.bucket.rows_are_pages else np.arange(len(plan.rows))
-        inputs = decode_inputs(plan.rows, places, key.bucket, plan.num_steps, self.rows, self.ledger, self.runner.layouts)
+        places = (
+            np.array([row.row for row in plan.rows])
+            if key.bucket.rows_are_pages
+            else np.arange(len(plan.rows))
+        )
+        inputs = decode_inputs(
+            plan.rows, places, key.bucket, plan.num_steps, self.rows, self.ledger, self.runner.layouts
+        )
         return self.runner.decode(key, inputs, places)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
@@ -133,7 +150,8 @@ def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:
     layouts = geometry.layouts(geometry.largest, groups, parts.dtype)
     return MemoryPlan(
         weights_bytes=weight_bytes(parts),
-        cache_bytes=sum(g.num_layers * layouts[g.name].num_bytes() for g in groups) // parts.placement.num_shards("kv_heads"),
+        cache_bytes=sum(g.num_layers * layouts[g.name].num_bytes() for g in groups)
+        // parts.placement.num_shards("kv_heads"),
         workspace_bytes=step_workspace_bytes(parts),
         device_bytes=parts.platform.hardware().memory_bytes,
     )

@@ -42,14 +42,19 @@ class Geometry:
     def layouts(self, shape: SlotShape, groups: tuple[CacheGroup, ...], dtype: str) -> Mapping[str, KVLayout]:
         """Each group's layout at a size."""
         pages = shape.num_slots * shape.pages_per_slot
-        return {g.name: self.layout_type(pages, shape.page_size, g.num_kv_heads, g.head_dim, dtype) for g in groups}
+        return {
+            g.name: self.layout_type(pages, shape.page_size, g.num_kv_heads, g.head_dim, dtype)
+            for g in groups
+        }
 
     def prefill_bucket(self, shape: SlotShape, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
         """`fresh`: no row has a prefix. Rows with one come in one context length only: the slots' own."""
         seqs = round_up(self.sizes.prefill_rows, num_rows)
         # the rarer shapes come in every other size only: fewer programs for a little more padding
         common = seqs == 1 and fresh
-        tokens = round_up(self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens)
+        tokens = round_up(
+            self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens
+        )
         if fresh:
             return Bucket(tokens, seqs, shape.pages_per_slot, tokens, min(tokens, shape.capacity), "prefill")
         return Bucket(tokens, seqs, shape.pages_per_slot, tokens, shape.capacity, "mixed")
@@ -75,5 +80,7 @@ class Geometry:
         for num_rows in sizes.prefill_rows:
             for num_tokens in sizes.prefill_tokens:
                 for fresh in (True, False):
-                    keys[StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh))] = None
+                    keys[
+                        StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh))
+                    ] = None
         return list(keys)

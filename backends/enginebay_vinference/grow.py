@@ -45,7 +45,9 @@ def grow_cache(runner: Runner, old: SlotShape, new: SlotShape) -> None:
         grown = []
         while layers:
             layer = dict(layers.pop(0))
-            grown.append({n: jax.device_put(_grow_array(layer.pop(n), old, new, axis), where[n]) for n in list(layer)})
+            grown.append(
+                {n: jax.device_put(_grow_array(layer.pop(n), old, new, axis), where[n]) for n in list(layer)}
+            )
         cache[group] = tuple(grown)
     runner.layouts = layouts
     runner.state = StepState(cache, rows)
@@ -59,5 +61,7 @@ def _grow_array(array: jax.Array, old: SlotShape, new: SlotShape, offset_axis: i
         padding[offset_axis] = (0, new.page_size - old.page_size)
         return jnp.pad(array, padding)
     slots = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
-    padding = [(0, new.num_slots - old.num_slots), (0, new.pages_per_slot - old.pages_per_slot)] + [(0, 0)] * (array.ndim - 1)
+    padding = [(0, new.num_slots - old.num_slots), (0, new.pages_per_slot - old.pages_per_slot)] + [
+        (0, 0)
+    ] * (array.ndim - 1)
     return jnp.pad(slots, padding).reshape(new.num_slots * new.pages_per_slot, *array.shape[1:])

@@ -61,7 +61,12 @@ class CpuPlatform(JaxPlatform):
 
     def hardware(self) -> Hardware:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Hardware(52e9, {"float32": 482e9, "bfloat16": 400e9, "float16": 100e9}, memory, "2 cores with AVX-512 and BF16")
+        return Hardware(
+            52e9,
+            {"float32": 482e9, "bfloat16": 400e9, "float16": 100e9},
+            memory,
+            "2 cores with AVX-512 and BF16",
+        )
 
     def min_rows(self, dtype: str) -> int:
         return 1 if dtype == "float32" else 2
@@ -103,4 +108,9 @@ class TpuPlatform(JaxPlatform):
 
     def hardware(self) -> Hardware:
         memory = _device_memory(self.devices()[0], 16 * GIB)
-        return Hardware(819e9, {"float32": 49e12, "bfloat16": 197e12, "float16": 197e12}, memory, "published figures of a v5e")
+        return Hardware(
+            819e9,
+            {"float32": 49e12, "bfloat16": 197e12, "float16": 197e12},
+            memory,
+            "published figures of a v5e",
+        )

@@ -1,9 +1,9 @@
 """enginebay serves language models with JAX out of replaceable parts.
 
-    from enginebay import LLM, SamplingParams
+from enginebay import LLM, SamplingParams
 
-    with LLM("demo") as llm:
-        print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].get_text())
+with LLM("demo") as llm:
+    print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].get_text())
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class KVLayout(ABC):
 
     def resized(self, *, num_pages: int | None = None, page_size: int | None = None) -> KVLayout:
         """The same layout with other counts."""
-        return dataclasses.replace(self, num_pages=num_pages or self.num_pages, page_size=page_size or self.page_size)
+        return dataclasses.replace(
+            self, num_pages=num_pages or self.num_pages, page_size=page_size or self.page_size
+        )
 
     def num_bytes(self) -> int:
         """Bytes of one layer's arrays."""
@@ -199,7 +201,8 @@ class TpuRpaLayout(KVLayout):
 
     def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
         pages, offsets = self.split_slots(slots)
-        tokens, _, pairs, packing, width = k.shape[0], *self.shapes()["kv"].shape[1:]
+        tokens = k.shape[0]
+        _, _, pairs, packing, width = self.shapes()["kv"].shape
         heads = jnp.stack([k, v], axis=2).reshape(tokens, 2 * self.num_kv_heads, self.head_dim)
         heads = jnp.pad(heads, ((0, 0), (0, pairs * packing - heads.shape[1]), (0, width - self.head_dim)))
         new = heads.reshape(tokens, pairs, packing, width).astype(self.dtype)
@@ -212,11 +215,15 @@ class TpuRpaLayout(KVLayout):
         return self._split_heads(cache["kv"][self.split_slots(slots)])
 
     def _split_heads(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        heads = rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])[..., : 2 * self.num_kv_heads, : self.head_dim]
+        heads = rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])[
+            ..., : 2 * self.num_kv_heads, : self.head_dim
+        ]
         return heads[..., 0::2, :], heads[..., 1::2, :]
 
 
-def compact_rows(layout: KVLayout, cache: CacheArrays, table: jax.Array, num_tokens: int) -> tuple[KVLayout, dict[str, jax.Array]]:
+def compact_rows(
+    layout: KVLayout, cache: CacheArrays, table: jax.Array, num_tokens: int
+) -> tuple[KVLayout, dict[str, jax.Array]]:
     """A copy of the rows' first `num_tokens` positions as a cache with one page a row, and that cache's layout.
 
     table int32 [rows, pages_per_row]. `num_tokens` must not exceed pages_per_row * page_size.

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError, explain
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowPlan:
@@ -45,6 +46,10 @@ class StepPlan:
     """0: prefill. N > 0: decode, N tokens a row at most."""
     demand: Demand = Demand()
 
+    def __post_init__(self) -> None:
+        if not self.rows or self.num_steps < 0:
+            raise InternalError(f"a step of {len(self.rows)} rows and {self.num_steps} decode steps")
+
     @property
     def is_decode(self) -> bool:
         """Whether rows continue from the token they sampled last."""
@@ -57,10 +62,6 @@ class Pending(ABC):
     @abstractmethod
     def read(self) -> np.ndarray:
         """Wait, and return int32 [rows, steps] in the plan's order; -1 where a row produced no token."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether read() would return without waiting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,9 @@ class MemoryPlan:
     def check(self) -> None:
         """UnsupportedError when it does not fit the device."""
         if self.total_bytes > self.device_bytes:
-            mib = [f"{b / 2**20:.0f} MiB" for b in (self.weights_bytes, self.cache_bytes, self.workspace_bytes)]
+            mib = [
+                f"{b / 2**20:.0f} MiB" for b in (self.weights_bytes, self.cache_bytes, self.workspace_bytes)
+            ]
             raise UnsupportedError(
                 explain(
                     f"weights {mib[0]}, cache {mib[1]} and working space {mib[2]} do not fit the device",
@@ -105,6 +108,14 @@ class MemoryPlan:
                     "Lower max_model_len or max_num_seqs, use a smaller dtype, or more devices.",
                 )
             )
+
+
+@dataclasses.dataclass(slots=True)
+class Compilations:
+    """How many programs an engine has compiled, and whether one more is an error (CompilationError)."""
+
+    count: int = 0
+    forbidden: bool = False
 
 
 class Engine(ABC):
@@ -118,6 +129,7 @@ class Engine(ABC):
 
     ledger: Ledger
     memory: MemoryPlan
+    compilations: Compilations
     rows: Any
     """The row table (SequenceBuffer) that plans refer to."""
 

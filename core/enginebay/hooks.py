@@ -111,7 +111,7 @@ class Hooks:
 
     @hookspec
     def register_samplers(self, register: Register) -> None:
-        """Samplers. Target: a function by `enginebay.sampler.Sampler`."""
+        """Samplers. Target: a function by `enginebay.sampler.Sampler`; with options, a callable options -> Sampler."""
 
     @hookspec
     def register_logits_processors(self, register: Register) -> None:

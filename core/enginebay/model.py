@@ -77,7 +77,12 @@ class Model(ABC):
 
     @abstractmethod
     def hidden(
-        self, weights: Weights, ops: Ops, token_ids: jax.Array, cache: ModelCache, batches: Mapping[str, AttnBatch]
+        self,
+        weights: Weights,
+        ops: Ops,
+        token_ids: jax.Array,
+        cache: ModelCache,
+        batches: Mapping[str, AttnBatch],
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         """token_ids int32 [T] -> (final-normed hidden states [T, hidden_size], the cache with these tokens in it).
 

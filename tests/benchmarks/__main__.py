@@ -28,13 +28,26 @@ def main() -> int:
     parser.add_argument("--engines", default="auto", help="engines of enginebay")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each contestant")
     parser.add_argument("--repeats", type=int, default=3, help="measurements in each process")
-    parser.add_argument("--torch-python", default=sys.executable, help="interpreter with torch, for transformers")
-    parser.add_argument("--folder", type=Path, default=Path(".cache/benchmarks"), help="where the random models are kept")
+    parser.add_argument(
+        "--torch-python", default=sys.executable, help="interpreter with torch, for transformers"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(".cache/benchmarks"), help="where the random models are kept"
+    )
     args = parser.parse_args()
     for size in args.models.split(","):
         for dtype in args.dtypes.split(","):
             folder = write_model(args.folder, size, dtype)
-            contestants = {"transformers": [args.torch_python, "-m", "tests.benchmarks.with_transformers", str(folder), dtype, str(args.repeats)]}
+            contestants = {
+                "transformers": [
+                    args.torch_python,
+                    "-m",
+                    "tests.benchmarks.with_transformers",
+                    str(folder),
+                    dtype,
+                    str(args.repeats),
+                ]
+            }
             for engine in args.engines.split(","):
                 contestants[f"enginebay {engine}"] = [
                     sys.executable, "-m", "tests.benchmarks.with_enginebay", str(folder), dtype, str(args.repeats), engine,
@@ -48,7 +61,12 @@ def main() -> int:
 
 
 def _run(command: list[str]) -> dict[str, Any]:
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": "2",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["figure"]: line["value"] for line in lines}

@@ -60,7 +60,10 @@ def run(generate: Generate, warm: Callable[[], None] | None, rounds: int) -> Non
     rng = random.Random(1)
     lengths = [(rng.randint(16, 256), rng.randint(16, 256)) for _ in range(BATCH)]
     outputs = [new for _, new in lengths]
-    batch = [sum(outputs) / _seconds(generate, [prompt(300 + i, n) for i, (n, _) in enumerate(lengths)], outputs) for _ in range(rounds)]
+    batch = [
+        sum(outputs) / _seconds(generate, [prompt(300 + i, n) for i, (n, _) in enumerate(lengths)], outputs)
+        for _ in range(rounds)
+    ]
     tell("batch32_tokens_per_s", batch)
     tell("peak_rss_mib", [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])
     sys.stdout.flush()

@@ -60,8 +60,14 @@ def write_model(folder: Path, size: str, dtype: str) -> Path:
     tensors = {}
     for source in family.build(config, dtype="float32").tensor_sources().values():
         for name, shape in zip(source.names, source.shapes, strict=True):
-            values = np.ones(shape, np.float32) if len(shape) == 1 else rng.standard_normal(shape, np.float32) * 0.05
-            tensors[name] = values.astype(ml_dtypes.bfloat16).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
+            values = (
+                np.ones(shape, np.float32)
+                if len(shape) == 1
+                else rng.standard_normal(shape, np.float32) * 0.05
+            )
+            tensors[name] = values.astype(ml_dtypes.bfloat16).astype(
+                ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+            )
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(path, config["vocab_size"])
     return path
@@ -70,6 +76,13 @@ def write_model(folder: Path, size: str, dtype: str) -> Path:
 def _write_tokenizer(path: Path, vocab_size: int) -> None:
     model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w0"}
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model} | empty
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8")
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": model,
+    } | empty
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8"
+    )
     (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -15,7 +15,9 @@ def main(folder: str, dtype: str, rounds: str) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(THREADS)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    ).eval()
     model.generation_config.eos_token_id = None
 
     def generate(prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
@@ -23,7 +25,9 @@ def main(folder: str, dtype: str, rounds: str) -> None:
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=mask, max_new_tokens=max(lengths), do_sample=False, pad_token_id=0)
+            out = model.generate(
+                ids, attention_mask=mask, max_new_tokens=max(lengths), do_sample=False, pad_token_id=0
+            )
         return [row[:n] for row, n in zip(out[:, longest:].tolist(), lengths, strict=True)]
 
     contest.run(generate, None, int(rounds))

@@ -111,7 +111,7 @@ def measure(
             values[name],
             *equal[name],
             warmups[name],
-            llm.engine.runner.num_compiled,
+            llm.engine.compilations.count,
         )
         for name, llm in llms.items()
     ]

@@ -20,6 +20,7 @@ from enginebay.platform import Platform
 from enginebay.registry import Registry, load_registry
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.sharding import Placement, make_placement
+from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 
 log = logging.getLogger("enginebay.build")
@@ -105,7 +106,7 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
         model=plan.model,
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
-        sampler=registry.load(registry.find("sampler", config.sampler.name)),
+        sampler=_make_sampler(registry, config),
         platform=plan.platform,
         placement=plan.placement,
         layout_type=plan.kernels.layout_type,
@@ -116,6 +117,15 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
     engine = _make(registry, "engine", config.engine.name, config.engine.options, parts)
     scheduler = _make(registry, "scheduler", config.scheduler.name, config.scheduler.options)
     return Composed(plan, engine, scheduler)
+
+
+def _make_sampler(registry: Registry, config: EngineConfig) -> Sampler:
+    """The sampler itself, or what a sampler with options makes of them."""
+    entry = registry.find("sampler", config.sampler.name)
+    options = registry.options(entry, config.sampler.options)
+    target = registry.load(entry)
+    sampler: Sampler = target(options) if options is not None else target
+    return sampler
 
 
 def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:

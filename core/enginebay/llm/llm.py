@@ -106,7 +106,7 @@ class LLM:
 
         def compile_all() -> int:
             count: int = self._parts.engine.warmup(report)
-            self._parts.engine.runner.forbid_compiling = self.config.forbid_compiling
+            self._parts.engine.compilations.forbidden = self.config.forbid_compiling
             return count
 
         return int(self._loop.call(compile_all))

@@ -158,6 +158,8 @@ class Steps:
         chosen = [t for r in decision.decode if (t := self.book.running.get(r)) and t.num_new_left > 0]
         most = max((t.num_new_left for t in chosen), default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
+        if chosen and steps < 1:
+            raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
         plans: list[RowPlan] = []
         rows: list[Tracked] = []
         for tracked in chosen:

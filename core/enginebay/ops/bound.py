@@ -50,7 +50,14 @@ class AttentionOp(Protocol):
     """Attention as a model calls it: implementation, layout, sharding and phase are already chosen."""
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch, *, spec: AttnSpec
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
     ) -> tuple[jax.Array, CacheArrays]: ...
 
 

@@ -105,7 +105,9 @@ class AttnBatch:
         return self.cu_q_lens[1:] - self.cu_q_lens[:-1]
 
 
-def derive_batch(q_lens: jax.Array, kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket) -> AttnBatch:
+def derive_batch(
+    q_lens: jax.Array, kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket
+) -> AttnBatch:
     """AttnBatch from what a plan carries: q_lens[S], kv_lens[S] and page_table[S,P]; works inside jit.
 
     Rows must be sorted: those with one new token after a prefix (decode) first, then those without a prefix
@@ -138,7 +140,9 @@ def _derive_decode(kv_lens: jax.Array, page_table: jax.Array, page_size: int, bu
     slots = jnp.where(live, pages * page_size + positions % page_size, -1)
     cu = jnp.arange(bucket.seqs + 1, dtype=jnp.int32)
     distribution = jnp.full((3,), bucket.seqs, jnp.int32)
-    return AttnBatch(positions, cu, kv_lens, page_table, slots, jnp.where(live, rows, bucket.seqs), distribution, bucket)
+    return AttnBatch(
+        positions, cu, kv_lens, page_table, slots, jnp.where(live, rows, bucket.seqs), distribution, bucket
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,9 @@ def prefill_inputs(
     start = 0
     for place, index in enumerate(order):
         row = rows[index]
-        token_ids[start : start + row.num_tokens] = table.token_ids[row.row, row.num_computed : row.num_computed + row.num_tokens]
+        token_ids[start : start + row.num_tokens] = table.token_ids[
+            row.row, row.num_computed : row.num_computed + row.num_tokens
+        ]
         start += row.num_tokens
         _fill_columns(ints[place], floats[place], row, table)
     pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
@@ -62,7 +64,13 @@ def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: Seq
 
 
 def decode_inputs(
-    rows: Sequence[RowPlan], places: np.ndarray, bucket: Bucket, num_steps: int, table: SequenceBuffer, ledger: Ledger, groups: Iterable[str]
+    rows: Sequence[RowPlan],
+    places: np.ndarray,
+    bucket: Bucket,
+    num_steps: int,
+    table: SequenceBuffer,
+    ledger: Ledger,
+    groups: Iterable[str],
 ) -> DecodeInputs:
     """The arrays of a decode of `rows`, each at its place in the bucket."""
     row_ids = np.full(bucket.seqs, table.max_num_reqs, np.int32)

@@ -23,7 +23,9 @@ def round_up(sizes: Sequence[int], needed: int) -> int:
     for size in sizes:
         if size >= needed:
             return size
-    raise InternalError(f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop asked for too much")
+    raise InternalError(
+        f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop asked for too much"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,9 @@ class BucketSizes:
     kv_lens: tuple[int, ...]
 
 
-def default_sizes(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, min_rows: int) -> BucketSizes:
+def default_sizes(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, min_rows: int
+) -> BucketSizes:
     """Powers of two: decode rows from min_rows, prefill tokens from 16, contexts from 256."""
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     return BucketSizes(

@@ -13,7 +13,18 @@ from jax import tree_util
 from enginebay.sampler import SamplingState
 from enginebay.types import MAX_STOP_TOKENS
 
-FIELDS = ("last_token", "length", "max_length", "finished", "keys", "temperature", "top_k", "top_p", "min_p", "stop_ids")
+FIELDS = (
+    "last_token",
+    "length",
+    "max_length",
+    "finished",
+    "keys",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "stop_ids",
+)
 
 # Columns of a prefill plan's int32 array, one row of it per row of the step.
 ROW, Q_LEN, KV_LEN, SAMPLES, INDEX, KEY_HI, KEY_LO, TOP_K, MAX_LENGTH, STOP_IDS = range(10)
@@ -46,22 +57,22 @@ class DeviceRows:
 
     @staticmethod
     def empty(num_rows: int) -> DeviceRows:
-        """Rows that are all finished. NumPy arrays: the caller places them."""
+        """Rows that are all finished."""
 
-        def zeros(dtype: type, *more: int) -> np.ndarray:
-            return np.zeros((num_rows, *more), dtype)
+        def zeros(dtype: type, *more: int) -> jax.Array:
+            return jnp.zeros((num_rows, *more), dtype)
 
         return DeviceRows(
             last_token=zeros(np.int32),
             length=zeros(np.int32),
             max_length=zeros(np.int32),
-            finished=np.ones(num_rows, bool),
+            finished=jnp.ones(num_rows, bool),
             keys=zeros(np.uint32, 2),
             temperature=zeros(np.float32),
             top_k=zeros(np.int32),
-            top_p=np.ones(num_rows, np.float32),
+            top_p=jnp.ones(num_rows, np.float32),
             min_p=zeros(np.float32),
-            stop_ids=np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
+            stop_ids=jnp.full((num_rows, MAX_STOP_TOKENS), -1, jnp.int32),
         )
 
     def take(self, row_ids: jax.Array) -> DeviceRows:
@@ -72,7 +83,9 @@ class DeviceRows:
 
     def put(self, row_ids: jax.Array, rows: DeviceRows) -> DeviceRows:
         """These rows with `rows` at ids [S]; an id past the end is dropped."""
-        return DeviceRows(**{f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in FIELDS})
+        return DeviceRows(
+            **{f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in FIELDS}
+        )
 
     def sampling_state(self) -> SamplingState:
         """What sampling each row's next token depends on; its position is the row's length."""

@@ -49,4 +49,6 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache: 16 f32 activations a token, logits twice."""
     info, config = parts.model.info, parts.config
     f32 = 4
-    return f32 * (16 * config.max_num_batched_tokens * info.hidden_size + 2 * config.max_num_seqs * info.vocab_size)
+    return f32 * (
+        16 * config.max_num_batched_tokens * info.hidden_size + 2 * config.max_num_seqs * info.vocab_size
+    )

@@ -24,7 +24,9 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
     for group, layers in state.cache.items():
         layout = runner.layouts[group]
         position = np.arange(num_cached)
-        slots = jnp.asarray(page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32)
+        slots = jnp.asarray(
+            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32
+        )
         pairs = [layout.read_tokens(layer, slots) for layer in layers]
         keys[group] = np.stack([np.asarray(k) for k, _ in pairs])
         values[group] = np.stack([np.asarray(v) for _, v in pairs])
@@ -47,13 +49,23 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
         expected = (len(layers), saved.num_cached, layout.num_kv_heads, layout.head_dim)
         if group not in saved.k or saved.k[group].shape != expected:
             given = saved.k[group].shape if group in saved.k else "nothing"
-            raise InputError(explain(f"row state with {given} for cache group {group!r}", f"{expected}", "Resume in an engine of the same model."))
+            raise InputError(
+                explain(
+                    f"row state with {given} for cache group {group!r}",
+                    f"{expected}",
+                    "Resume in an engine of the same model.",
+                )
+            )
         position = np.arange(saved.num_cached)
-        slots = jnp.asarray(page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32)
+        slots = jnp.asarray(
+            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32
+        )
         write = jax.jit(layout.write, donate_argnums=0)
         cache[group] = tuple(
             write(layer, slots, saved.k[group][i], saved.v[group][i]) for i, layer in enumerate(layers)
         )
     one = DeviceRows(**{f: jnp.asarray(saved.sampling[f])[None] for f in FIELDS})
     rows = state.rows.put(jnp.asarray([row]), one)
-    runner.state = dataclasses.replace(state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated))
+    runner.state = dataclasses.replace(
+        state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated)
+    )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.engine import Pending
+from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.spec import Bucket
@@ -27,7 +27,11 @@ from enginebay.runner.step import Program, StepState, compact_decode_step, decod
 log = logging.getLogger("enginebay.runner")
 
 Kind = Literal["prefill", "decode", "compact"]
-STEPS = {"prefill": prefill_step, "decode": decode_step, "compact": compact_decode_step}
+STEPS: dict[Kind, Callable[..., tuple[StepState, jax.Array]]] = {
+    "prefill": prefill_step,
+    "decode": decode_step,
+    "compact": compact_decode_step,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +77,19 @@ class LaunchedStep(Pending):
     def read(self) -> np.ndarray:
         return np.asarray(self._tokens)[self._order]
 
-    def done(self) -> bool:
-        return self._tokens.is_ready()
-
 
 class Runner:
     """Owns weights and step state on the device. Not thread-safe: one thread launches."""
 
     def __init__(
-        self, program: Program, weights: Weights, placement: Placement, *, num_rows: int, max_steps: int, compile_options: Mapping[str, Any]
+        self,
+        program: Program,
+        weights: Weights,
+        placement: Placement,
+        *,
+        num_rows: int,
+        max_steps: int,
+        compile_options: Mapping[str, Any],
     ) -> None:
         self.program = program
         self.weights = weights
@@ -90,8 +98,7 @@ class Runner:
         self.max_steps = max_steps
         self.compile_options = dict(compile_options)
         self.layouts: dict[str, KVLayout] = {}
-        self.forbid_compiling = False
-        self.num_compiled = 0
+        self.compilations = Compilations()
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
 
@@ -124,8 +131,7 @@ class Runner:
             for group in self.info.groups
         }
         rows = jax.device_put(DeviceRows.empty(self.num_rows), self.placement.replicated)
-        # device_put of NumPy memory may alias it on CPU; what is donated must be JAX's own
-        self._state = StepState(cache, jax.tree.map(jnp.copy, rows))
+        self._state = StepState(cache, rows)
 
     def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
         where = self.placement.cache(layout)
@@ -134,25 +140,33 @@ class Runner:
     def prefill(self, bucket: Bucket, inputs: PrefillInputs, order: np.ndarray) -> Pending:
         """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
         step = self._compiled(StepKey("prefill", bucket))
-        self._state, tokens = step(self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables)
+        self._state, tokens = step(
+            self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables
+        )
         return LaunchedStep(tokens, order)
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
         step = self._compiled(key)
-        self._state, tokens = step(self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables)
+        self._state, tokens = step(
+            self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables
+        )
         return LaunchedStep(tokens, order)
 
-    def compile_all(self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None) -> int:
+    def compile_all(
+        self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None
+    ) -> int:
         """Compile the programs that are missing, two at a time, and return how many keys there are."""
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         with ThreadPoolExecutor(2) as pool:
             running = []
             for key in missing:
-                running.append((key, pool.submit(self._lower(key).compile, compiler_options=self.compile_options)))
+                running.append(
+                    (key, pool.submit(self._lower(key).compile, compiler_options=self.compile_options))
+                )
             for done, (key, future) in enumerate(running, 1):
                 self._programs[self._cache_key(key)] = future.result()
-                self.num_compiled += 1
+                self.compilations.count += 1
                 if progress:
                     progress(done, len(running), str(key))
         return len(keys)
@@ -164,18 +178,26 @@ class Runner:
         found = self._programs.get(self._cache_key(key))
         if found is not None:
             return found
-        if self.forbid_compiling:
-            raise CompilationError(explain(f"program not compiled: {key}", "programs that warmup() compiled", "Call warmup() first, or allow compiling while serving."))
+        if self.compilations.forbidden:
+            raise CompilationError(
+                explain(
+                    f"program not compiled: {key}",
+                    "programs that warmup() compiled",
+                    "Call warmup() first, or allow compiling while serving.",
+                )
+            )
         start = time.perf_counter()
         found = self._lower(key).compile(compiler_options=self.compile_options)
         self._programs[self._cache_key(key)] = found
-        self.num_compiled += 1
+        self.compilations.count += 1
         log.info("compiled %s in %.2f s", key, time.perf_counter() - start)
         return found
 
     def _lower(self, key: StepKey) -> Any:
         bucket = key.bucket
-        tables = {g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts}
+        tables = {
+            g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts
+        }
         held = jax.tree.map(_describe, (self.weights, self.state))
         if key.kind == "prefill":
             step = functools.partial(prefill_step, self.program, dict(self.layouts), bucket)
@@ -186,8 +208,14 @@ class Runner:
                 tables,
             )
         else:
-            step = functools.partial(STEPS[key.kind], self.program, dict(self.layouts), bucket, self.max_steps)
-            args = (jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32), tables)
+            step = functools.partial(
+                STEPS[key.kind], self.program, dict(self.layouts), bucket, self.max_steps
+            )
+            args = (
+                jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
+                jax.ShapeDtypeStruct((), jnp.int32),
+                tables,
+            )
         outputs = None
         if self.placement.mesh is not None:  # donated arrays are reused only when they come back as they went
             outputs = (jax.tree.map(lambda a: a.sharding, self.state), self.placement.replicated)

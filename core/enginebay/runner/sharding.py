@@ -37,7 +37,13 @@ class Placement:
         for size, axis in zip(spec.shape, spec.axes, strict=True):
             shards = self.num_shards(axis)
             if size % shards:
-                raise ConfigError(explain(f"weight {path!r} has {size} along {axis!r}, split over {shards} devices", f"a mesh axis that divides {size}", "Change mesh or axis_rules."))
+                raise ConfigError(
+                    explain(
+                        f"weight {path!r} has {size} along {axis!r}, split over {shards} devices",
+                        f"a mesh axis that divides {size}",
+                        "Change mesh or axis_rules.",
+                    )
+                )
         return self.sharding(spec.axes)
 
     def num_shards(self, axis: str | None) -> int:
@@ -47,7 +53,9 @@ class Placement:
 
     def cache(self, layout: KVLayout) -> dict[str, Sharding]:
         """Where each array of one layer of the cache lies."""
-        return {name: self.sharding((None,) * axis + ("kv_heads",)) for name, axis in layout.head_axis().items()}
+        return {
+            name: self.sharding((None,) * axis + ("kv_heads",)) for name, axis in layout.head_axis().items()
+        }
 
     @property
     def replicated(self) -> Sharding:
@@ -55,12 +63,18 @@ class Placement:
         return self.sharding(())
 
 
-def make_placement(devices: Sequence[jax.Device], mesh: Mapping[str, int], rules: Mapping[str, str | None]) -> Placement:
+def make_placement(
+    devices: Sequence[jax.Device], mesh: Mapping[str, int], rules: Mapping[str, str | None]
+) -> Placement:
     """The placement on the first devices, as the configuration's mesh names them; {} or all ones means one device."""
     sizes = {axis: size for axis, size in mesh.items() if size > 1}
     total = int(np.prod(list(sizes.values()))) if sizes else 1
     if total > len(devices):
-        raise ConfigError(explain(f"mesh {dict(mesh)} needs {total} devices", f"{len(devices)} here", "Make the mesh smaller."))
+        raise ConfigError(
+            explain(
+                f"mesh {dict(mesh)} needs {total} devices", f"{len(devices)} here", "Make the mesh smaller."
+            )
+        )
     if total == 1:
         return Placement(None, dict.fromkeys(rules), devices[0])
     grid = np.array(devices[:total]).reshape(tuple(sizes.values()))

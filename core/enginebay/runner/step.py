@@ -44,7 +44,9 @@ class Program:
     sampler: Sampler
 
 
-def _batches(q_lens: jax.Array, kv_lens: jax.Array, tables: Mapping[str, jax.Array], layouts: Layouts, bucket: Bucket) -> dict[str, AttnBatch]:
+def _batches(
+    q_lens: jax.Array, kv_lens: jax.Array, tables: Mapping[str, jax.Array], layouts: Layouts, bucket: Bucket
+) -> dict[str, AttnBatch]:
     return {g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
 
 
@@ -101,7 +103,9 @@ def decode_step(
         step, _, rows, _ = carry
         return (step < num_steps) & ~rows.finished.all()
 
-    def one(carry: tuple[jax.Array, ModelCache, DeviceRows, jax.Array]) -> tuple[jax.Array, ModelCache, DeviceRows, jax.Array]:
+    def one(
+        carry: tuple[jax.Array, ModelCache, DeviceRows, jax.Array],
+    ) -> tuple[jax.Array, ModelCache, DeviceRows, jax.Array]:
         step, cache, rows, tokens = carry
         active = ~rows.finished
         batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
@@ -110,7 +114,12 @@ def decode_step(
         tokens = tokens.at[:, step].set(jnp.where(active, sampled, -1))
         return step + 1, cache, rows.advanced(sampled, active), tokens
 
-    start = (jnp.int32(0), state.cache, state.rows.take(row_ids), jnp.full((bucket.seqs, max_steps), -1, jnp.int32))
+    start = (
+        jnp.int32(0),
+        state.cache,
+        state.rows.take(row_ids),
+        jnp.full((bucket.seqs, max_steps), -1, jnp.int32),
+    )
     _, cache, rows, tokens = jax.lax.while_loop(unfinished, one, start)
     return StepState(cache, state.rows.put(row_ids, rows)), tokens
 
@@ -131,13 +140,18 @@ def compact_decode_step(
     The copy is read once and written once per call of max_steps tokens; in exchange no step follows a page table.
     """
     groups = list(layouts)
-    copies = {g: [compact_rows(layouts[g], layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]] for g in groups}
+    copies = {
+        g: [compact_rows(layouts[g], layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]]
+        for g in groups
+    }
     small = {g: copies[g][0][0] for g in groups}
     cache = {g: tuple(arrays for _, arrays in copies[g]) for g in groups}
     own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = state.rows.take(row_ids)
-    done, tokens = decode_step(program, small, inner, max_steps, weights, StepState(cache, state.rows), row_ids, num_steps, own)
+    done, tokens = decode_step(
+        program, small, inner, max_steps, weights, StepState(cache, state.rows), row_ids, num_steps, own
+    )
     after = done.rows.take(row_ids)
     whole = {
         g: tuple(

@@ -7,12 +7,13 @@ logits the reference has closer together than TOLERANCE. Such rows are counted, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from enginebay.engine import Engine, RowPlan, StepPlan
+from enginebay.engine import Engine, RowPlan, RowState, StepPlan
 from enginebay.llm import LLM
 from enginebay.testing.reference import ReferenceModel
 from enginebay.types import FrozenSampling, Request, SamplingParams
@@ -34,8 +35,18 @@ class Subject:
 
     def make(self, **more: Any) -> LLM:
         """A fresh LLM with this engine."""
-        fixed = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+        fixed: dict[str, Any] = {
+            "dtype": "float32",
+            "max_model_len": 256,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+        }
         return LLM(self.model, engine=self.name, **(fixed | self.choices | more))
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+        return self.reference().plan.model.info.vocab_size
 
     def reference(self) -> ReferenceModel:
         """The model without the engine; made once."""
@@ -66,11 +77,18 @@ def greedy(max_tokens: int = 24) -> SamplingParams:
 
 def seeded(max_tokens: int = 24) -> SamplingParams:
     """Sampled with a seed."""
-    return SamplingParams(max_tokens=max_tokens, temperature=0.9, top_k=40, top_p=0.95, seed=11, ignore_eos=True)
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=0.9, top_k=40, top_p=0.95, seed=11, ignore_eos=True
+    )
 
 
 def assert_same_tokens(
-    reference: ReferenceModel, prompts: list[list[int]], first: list[list[int]], second: list[list[int]], *, sampled: bool = False
+    reference: ReferenceModel,
+    prompts: list[list[int]],
+    first: list[list[int]],
+    second: list[list[int]],
+    *,
+    sampled: bool = False,
 ) -> None:
     """Rows are equal, or differ first at a near-tie (greedy); few rows may."""
     different = 0
@@ -133,9 +151,9 @@ def seeded_alone_equals_batch(subject: Subject) -> None:
 def chunk_sizes_do_not_matter(subject: Subject) -> None:
     """Prompts cut into chunks of 16 give the same tokens as prompts in one piece."""
     outputs = []
+    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=2)
     for budget in (16, 256):
         with subject.make(max_num_batched_tokens=budget) as llm:
-            prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS, seed=2)
             outputs.append(generate(llm, prompts, greedy()))
     assert_same_tokens(subject.reference(), prompts, *outputs)
 
@@ -143,9 +161,9 @@ def chunk_sizes_do_not_matter(subject: Subject) -> None:
 def decode_steps_do_not_matter(subject: Subject) -> None:
     """1, 3 and 16 steps in a call give the same tokens."""
     outputs = []
+    prompts = prompts_of(subject.vocab_size, LENGTHS[:4], seed=3)
     for steps in (1, 3, 16):
         with subject.make(decode_steps=steps) as llm:
-            prompts = prompts_of(llm.plan.model.info.vocab_size, LENGTHS[:4], seed=3)
             outputs.append(generate(llm, prompts, greedy()))
     for other in outputs[1:]:
         assert_same_tokens(subject.reference(), prompts, outputs[0], other)
@@ -159,7 +177,9 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
             stop = whole[9]
             params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
             found = llm.generate([prompt], params)[0].outputs[0]
-            assert found.token_ids == whole[: whole.index(stop) + 1], "the row did not end with its stop token"
+            assert found.token_ids == whole[: whole.index(stop) + 1], (
+                "the row did not end with its stop token"
+            )
             assert found.finish_reason == "stop"
             cut = llm.generate([prompt], greedy(7))[0].outputs[0]
             assert (cut.token_ids, cut.finish_reason) == (whole[:7], "length")
@@ -210,7 +230,9 @@ class Driver:
 
 
 def _request(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
-    sampling = FrozenSampling(params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p, (), (), False, True)
+    sampling = FrozenSampling(
+        params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p, (), (), False, True
+    )
     return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)
 
 
@@ -219,32 +241,36 @@ def state_moves_to_another_engine(subject: Subject) -> None:
     for params in (greedy(12), seeded(12)):
         with subject.make(decode_steps=4) as first, subject.make(decode_steps=4) as second:
             prompt = prompts_of(first.plan.model.info.vocab_size, (21,), seed=5)[0]
-
-            def begin(llm: LLM = first, prompt: list[int] = prompt, params: SamplingParams = params) -> tuple[Any, list[int], list[int]]:
-                driver = Driver(llm.engine, _request(prompt, params))
-                before = driver.prefill() + driver.decode(3)
-                state = llm.engine.take(driver.lease)
-                after = driver.decode(4) + driver.decode(4)
-                driver.close()
-                return state, before, after
-
-            def go_on(state: Any, before: list[int], llm: LLM = second, prompt: list[int] = prompt, params: SamplingParams = params) -> list[int]:
-                other = Driver(llm.engine, _request(prompt_of_other(prompt), params, "in the way"))
-                driver = Driver(llm.engine, _request(prompt, params))
-                llm.engine.put(driver.lease, state)
-                driver.resume(before)
-                tokens = driver.decode(4) + driver.decode(4)
-                driver.close()
-                other.close()
-                return tokens
-
+            begin = functools.partial(_begin_and_take, first.engine, prompt, params)
             state, before, after = first.run_on_engine(begin)
-            assert second.run_on_engine(lambda s=state, b=before, f=go_on: f(s, b)) == after, "a moved request goes on differently"
+            go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
+            assert second.run_on_engine(go_on) == after, "a moved request goes on differently"
 
 
-def prompt_of_other(prompt: list[int]) -> list[int]:
-    """Some other prompt."""
-    return prompt[::-1]
+def _begin_and_take(
+    engine: Engine, prompt: list[int], params: SamplingParams
+) -> tuple[RowState, list[int], list[int]]:
+    """A request's state after four tokens, those tokens, and the eight after them."""
+    driver = Driver(engine, _request(prompt, params))
+    before = driver.prefill() + driver.decode(3)
+    state = engine.take(driver.lease)
+    after = driver.decode(4) + driver.decode(4)
+    driver.close()
+    return state, before, after
+
+
+def _put_and_go_on(
+    engine: Engine, prompt: list[int], params: SamplingParams, state: RowState, before: list[int]
+) -> list[int]:
+    """Eight tokens after a state, in a row that is not the one it came from."""
+    other = Driver(engine, _request(prompt[::-1], params, "in the way"))
+    driver = Driver(engine, _request(prompt, params))
+    engine.put(driver.lease, state)
+    driver.resume(before)
+    tokens = driver.decode(4) + driver.decode(4)
+    driver.close()
+    other.close()
+    return tokens
 
 
 def everything_is_released(subject: Subject) -> None:

@@ -26,18 +26,31 @@ def devices_or_a_reason(platform: Platform, registry: Registry) -> None:
 
 def defaults_are_served(platform: Platform, registry: Registry) -> None:
     """The default layout is registered, and some attention implementation serves it here in the default dtype."""
-    assert platform.default_layout in registry.names("layout"), f"layout {platform.default_layout!r} is not registered"
+    assert platform.default_layout in registry.names("layout"), (
+        f"layout {platform.default_layout!r} is not registered"
+    )
     assert platform.default_dtype in ("float32", "bfloat16", "float16")
     able = []
     for entry in registry.entries:
-        if entry.kind != "kernel" or entry.op != "attention" or entry.state != "ready" or entry.declaration is None:
+        if (
+            entry.kind != "kernel"
+            or entry.op != "attention"
+            or entry.state != "ready"
+            or entry.declaration is None
+        ):
             continue
         if entry.declaration.platforms and platform.name not in entry.declaration.platforms:
             continue
         caps = registry.load(entry).caps
-        if platform.name in caps.platforms and platform.default_layout in caps.layouts and platform.default_dtype in caps.q_dtypes:
+        if (
+            platform.name in caps.platforms
+            and platform.default_layout in caps.layouts
+            and platform.default_dtype in caps.q_dtypes
+        ):
             able.append(entry.name)
-    assert able, f"no attention kernel serves layout {platform.default_layout} in {platform.default_dtype} on {platform.name}"
+    assert able, (
+        f"no attention kernel serves layout {platform.default_layout} in {platform.default_dtype} on {platform.name}"
+    )
 
 
 def facts_are_sound(platform: Platform, registry: Registry) -> None:
@@ -46,7 +59,9 @@ def facts_are_sound(platform: Platform, registry: Registry) -> None:
         assert platform.min_rows(dtype) >= 1
     if platform.why_not() is None:
         hardware = platform.hardware()
-        assert hardware.bytes_per_s > 0 and hardware.memory_bytes > 0 and hardware.flops_per_s[platform.default_dtype] > 0
+        assert hardware.bytes_per_s > 0
+        assert hardware.memory_bytes > 0
+        assert hardware.flops_per_s[platform.default_dtype] > 0
         assert platform.env().platform == platform.name
 
 

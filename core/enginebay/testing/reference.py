@@ -23,7 +23,9 @@ class ReferenceModel:
         self.plan = plan
         if weights is None:
             assert plan.config.dtype != "auto", "a plan's configuration is settled"
-            weights = plan.checkpoint.load_weights(plan.model, dtype=plan.config.dtype, place=plan.placement.weight)
+            weights = plan.checkpoint.load_weights(
+                plan.model, dtype=plan.config.dtype, place=plan.placement.weight
+            )
         self.weights = weights
         self._compiled: dict[int, jax.stages.Wrapped] = {}
 
@@ -38,11 +40,14 @@ class ReferenceModel:
         result = self._compiled[size](self.weights, padded, np.asarray([count], np.int32), size)
         return np.asarray(result)[:count]
 
-    def _forward(self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array, size: int) -> jax.Array:
+    def _forward(
+        self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array, size: int
+    ) -> jax.Array:
         info, plan = self.plan.model.info, self.plan
         bucket = Bucket(tokens=size, seqs=1, pages_per_seq=1, max_q_len=size, max_kv_len=size, mode="prefill")
         layouts: Layouts = {
-            g.name: plan.kernels.layout_type(1, size, g.num_kv_heads, g.head_dim, plan.config.dtype) for g in info.groups
+            g.name: plan.kernels.layout_type(1, size, g.num_kv_heads, g.head_dim, plan.config.dtype)
+            for g in info.groups
         }
         ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
         table = jnp.zeros((1, 1), jnp.int32)
