@@ -1,0 +1,1 @@
+"""Plugins that are wrong in one way each, for enginebay's tests."""

@@ -1,0 +1,15 @@
+"""A plugin with four wrong parts and a good one."""
+
+from enginebay.hooks import Register, hookimpl
+
+WORKING = "enginebay_broken.working:OneAtATime"
+
+
+@hookimpl
+def register_schedulers(register: Register) -> None:
+    """Each is wrong in its own way, but the last."""
+    register("from_yesterday", WORKING, interface=0)
+    register("fcfs", WORKING, summary="a name that enginebay's own scheduler has")
+    register("needs_more", WORKING, requires=("a_module_that_nobody_has",), extra="more")
+    register("no_such_target", "enginebay_broken.working:TwoAtATime")
+    register("good_among_wrong", WORKING, capabilities={"priority": -10})

@@ -1,0 +1,102 @@
+"""Attention as a scan over chunks of keys: every token keeps a running maximum, sum and weighted value.
+
+The online softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.caps import Caps
+from enginebay.ops.spec import AttnBatch, AttnSpec
+
+LOWEST = -1e30
+"""Stands for "nothing seen yet"; finite, so that differences of maxima are never NaN."""
+
+CAPS = Caps(
+    platforms=frozenset({"cpu"}),
+    layouts=("hnd", "nhd"),
+    features=frozenset({"window", "lse", "deterministic", "shard_map"}),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkConfig:
+    """What may be tuned: keys looked at together."""
+
+    key_chunk: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkedScan:
+    """One chunk of every row's keys at a time. Working memory is tokens * key_chunk * KV heads * head_dim.
+
+    It has no softcap, no sinks and no shared keys; its capabilities say so, and the host tells who asks for one.
+    It lets the op kv_write put new keys and values into the cache, so it gets k = v = None.
+    """
+
+    name: str = "chunked_scan"
+    version: str = "1"
+    priority: int = -10
+    caps: Caps = CAPS
+
+    def default_config(self, spec: AttnSpec, layout: KVLayout) -> ChunkConfig:
+        """Chunks no longer than a page."""
+        return ChunkConfig(key_chunk=min(64, layout.page_size))
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: ChunkConfig | None = None,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """q [T, Hq, D] -> (out [T, Hq, D], the cache as it came, log-sum-exp f32 [T, Hq] or None)."""
+        size = (config or self.default_config(spec, layout)).key_chunk
+        tokens, kv_heads, group = q.shape[0], spec.num_kv_heads, spec.group
+        row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
+        kv_lens = jnp.where(batch.seq_ids < batch.bucket.seqs, batch.kv_lens[row], 0)[:, None]
+        last = batch.positions[:, None]
+        queries = q.astype(jnp.float32).reshape(tokens, kv_heads, group, -1) * spec.softmax_scale
+
+        def add_chunk(seen: tuple[jax.Array, ...], start: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+            maximum, total, values = seen
+            at = jnp.broadcast_to(start + jnp.arange(size), (tokens, size))
+            pages = batch.page_table[
+                row[:, None], jnp.minimum(at // layout.page_size, batch.bucket.pages_per_seq - 1)
+            ]
+            keys, chunk = layout.read_tokens(
+                cache, (pages * layout.page_size + at % layout.page_size).reshape(-1)
+            )
+            visible = (at < kv_lens) & ((at <= last) | (not spec.causal))
+            if spec.window is not None:
+                visible &= at > last - spec.window
+            keys, chunk = (x.astype(jnp.float32).reshape(tokens, size, kv_heads, -1) for x in (keys, chunk))
+            chunk = jnp.where(visible[:, :, None, None], chunk, 0)  # a place nobody wrote may hold a NaN
+            scores = jnp.where(visible[:, None, None], jnp.einsum("thgd,tchd->thgc", queries, keys), LOWEST)
+            highest = jnp.maximum(maximum, scores.max(axis=-1))
+            weights = jnp.where(visible[:, None, None], jnp.exp(scores - highest[..., None]), 0)
+            shrink = jnp.exp(maximum - highest)
+            values = values * shrink[..., None] + jnp.einsum("thgc,tchd->thgd", weights, chunk)
+            return (highest, total * shrink + weights.sum(axis=-1), values), None
+
+        start = (jnp.full(queries.shape[:3], LOWEST), jnp.zeros(queries.shape[:3]), jnp.zeros(queries.shape))
+        starts = jnp.arange(0, batch.bucket.max_kv_len, size)
+        (maximum, total, values), _ = jax.lax.scan(add_chunk, start, starts)
+        out = jnp.where(total[..., None] > 0, values / jnp.maximum(total, 1e-30)[..., None], 0)
+        lse = jnp.where(total > 0, maximum + jnp.log(jnp.maximum(total, 1e-30)), -jnp.inf).reshape(tokens, -1)
+        return out.reshape(q.shape).astype(q.dtype), cache, lse if spec.return_lse else None
+
+
+chunked_scan = ChunkedScan()

@@ -1,0 +1,46 @@
+"""What the two parts promise beyond their contracts."""
+
+from __future__ import annotations
+
+import pytest
+from enginebay_stranger.chunked_scan import chunked_scan
+from enginebay_stranger.shortest_prompt_first import ShortestPromptFirst, ShortestPromptFirstOptions
+
+from enginebay.cache import HndLayout
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.scheduler import Limits, SchedulerView, WaitingView
+
+
+def admitted(*waiting: WaitingView, tokens_per_s: float = 100.0) -> list[str]:
+    view = SchedulerView(10.0, waiting, (), Limits(4, 64, 8, free_rows=1, free_tokens=1000))
+    scheduler = ShortestPromptFirst(ShortestPromptFirstOptions(tokens_per_s=tokens_per_s))
+    return [name for name, _ in scheduler.decide(view, None)[0].prefill]
+
+
+def test_short_prompt_overtakes_a_long_one_that_has_just_come() -> None:
+    assert admitted(
+        WaitingView("long", 500, 8, arrival_s=0.0), WaitingView("short", 3, 8, arrival_s=1.0)
+    ) == ["short"]
+
+
+def test_waiting_makes_up_for_length() -> None:
+    assert admitted(
+        WaitingView("long", 500, 8, arrival_s=0.0), WaitingView("short", 3, 8, arrival_s=5.5)
+    ) == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("softcap", 5.0, "features softcap"),
+        ("sinks", True, "features sinks"),
+        ("kv_shared", True, "features kv_share"),
+    ],
+)
+def test_kernel_says_what_it_cannot_do(field: str, value: object, reason: str) -> None:
+    spec = AttnSpec(4, 2, 16, **{field: value})  # type: ignore[arg-type]
+    layout = HndLayout(2, 16, 2, 16, "float32")
+    bucket = Bucket(1, 1, 1, 1, 16, "decode")
+    assert chunked_scan.caps.why_not(Env("cpu"), spec, bucket, layout) == f"does not support {reason}"
+    assert "needs platform cpu" in (chunked_scan.caps.why_not(Env("cuda"), spec, bucket, layout) or "")

@@ -1,0 +1,38 @@
+"""Both parts pass enginebay's conformance suites, as registered and with options of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from enginebay_stranger.shortest_prompt_first import ShortestPromptFirst, ShortestPromptFirstOptions
+
+from enginebay.registry import load_registry
+from enginebay.testing.schedulers import scheduler_checks
+from enginebay.testing.suites import part_checks, select
+
+PARTS = ("scheduler:shortest_prompt_first", "kernel:attention:chunked_scan")
+
+
+def registered() -> list[pytest.ParameterSet]:
+    """The checks of our parts: what `pytest -p enginebay.testing --enginebay-check NAME` runs too."""
+    registry = load_registry()
+    entries = [entry for name in PARTS for entry in select(registry, name)]
+    return [
+        pytest.param(check, id=f"{e.name}-{name}")
+        for e in entries
+        for name, check in part_checks(registry, e)
+    ]
+
+
+@pytest.mark.parametrize("check", registered())
+def test_registered_part_keeps_its_contract(check: Callable[[], None]) -> None:
+    check()
+
+
+IMPATIENT = scheduler_checks(lambda: ShortestPromptFirst(ShortestPromptFirstOptions(tokens_per_s=1e4)))
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in IMPATIENT])
+def test_scheduler_keeps_the_contract_with_other_options(check: Callable[[], None]) -> None:
+    check()
