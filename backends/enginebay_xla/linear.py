@@ -9,6 +9,10 @@ import jax.numpy as jnp
 
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
+FEWEST_NARROW_ROWS = 8
+"""Products of narrow dtypes are padded to this on the CPU: XLA sends one row through a scalar loop (11 to 25 times
+slower), and two rows still take 1.4 times as long as eight (docs/performance.md)."""
+
 
 def linear(
     x: jax.Array,
@@ -22,8 +26,8 @@ def linear(
     Products are accumulated, and the bias added, in f32; the result is rounded once.
     """
     rows = x.shape[0]
-    if rows == 1 and _one_row_is_slow(x, weight):
-        x = jnp.concatenate([x, jnp.zeros_like(x)])
+    if rows < FEWEST_NARROW_ROWS and _few_rows_are_slow(x, weight):
+        x = jnp.pad(x, ((0, FEWEST_NARROW_ROWS - rows), *[(0, 0)] * (x.ndim - 1)))
     out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
     # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every call.
     matrix = weight.reshape(math.prod(out_dims), -1)
@@ -35,8 +39,7 @@ def linear(
     return out.astype(out_dtype or x.dtype)
 
 
-def _one_row_is_slow(x: jax.Array, weight: jax.Array) -> bool:
-    # XLA:CPU sends one-row products of narrow dtypes through a scalar loop, 11 to 25 times slower than two rows.
+def _few_rows_are_slow(x: jax.Array, weight: jax.Array) -> bool:
     return (x.dtype in _NARROW or weight.dtype in _NARROW) and jax.default_backend() == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""The built-in samplers pass the samplers' conformance suite, and cost what they promise."""
+"""The samplers' conformance suite catches wrong samplers, and the built-in ones cost what they promise."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ import pytest
 from enginebay.sampler import SamplingState
 from enginebay.testing.samplers import sampler_checks
 from enginebay_samplers import greedy, standard
-
-CHECKS = [(f"greedy-{n}", c) for n, c in sampler_checks(greedy.sample, greedy_only=True)]
-CHECKS += [(f"standard-{n}", c) for n, c in sampler_checks(standard.sample)]
-
-
-@pytest.mark.parametrize("check", [pytest.param(c, id=n) for n, c in CHECKS])
-def test_sampler_keeps_the_contract(check: Callable[[], None]) -> None:
-    check()
 
 
 def wrong_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:

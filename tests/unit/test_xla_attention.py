@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
-from enginebay.cache import BUILTIN_LAYOUTS, CacheArrays, HndLayout, KVLayout
+from enginebay.cache import CacheArrays, HndLayout, KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.testing import kernels
@@ -24,8 +24,6 @@ from enginebay_xla import attention_decode
 from enginebay_xla.attention import XlaAttention, xla_attention
 
 CASES = list(attention_cases())
-OTHER_LAYOUTS = ("mixed_paged_f", "mixed_all", "decode_rows_are_pages_float16")
-OTHER_LAYOUT_CASES = [c for c in CASES if c.name.startswith(OTHER_LAYOUTS)]
 
 
 def named(name: str) -> AttentionCase:
@@ -37,17 +35,6 @@ def check(case: AttentionCase, layout_type: type[KVLayout]) -> None:
     if reason is not None:
         pytest.skip(reason)
     kernels.check_attention(xla_attention, case, layout_type)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_attention(case: AttentionCase) -> None:
-    check(case, HndLayout)
-
-
-@pytest.mark.parametrize("layout", ["nhd", "tpu_rpa"])
-@pytest.mark.parametrize("case", OTHER_LAYOUT_CASES, ids=lambda c: c.name)
-def test_attention_over_other_layouts(case: AttentionCase, layout: str) -> None:
-    check(case, BUILTIN_LAYOUTS[layout])
 
 
 @pytest.mark.parametrize("name", ["decode_paged_float32", "decode_rows_are_pages_bfloat16", "decode_all"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
@@ -25,6 +26,8 @@ from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step, prefill_step
 
 log = logging.getLogger("enginebay.runner")
+
+COMPILE_THREADS = 2
 
 Kind = Literal["prefill", "decode", "compact"]
 STEPS: dict[Kind, Callable[..., tuple[StepState, jax.Array]]] = {
@@ -158,17 +161,21 @@ class Runner:
     ) -> int:
         """Compile the programs that are missing, two at a time, and return how many keys there are."""
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
-        with ThreadPoolExecutor(2) as pool:
-            running = []
-            for key in missing:
-                running.append(
-                    (key, pool.submit(self._lower(key).compile, compiler_options=self.compile_options))
-                )
-            for done, (key, future) in enumerate(running, 1):
-                self._programs[self._cache_key(key)] = future.result()
-                self.compilations.count += 1
-                if progress:
-                    progress(done, len(running), str(key))
+        running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
+        done = 0
+        with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+            for key in [*missing, None]:
+                # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is compiled.
+                while running and (key is None or len(running) > COMPILE_THREADS):
+                    ready, future = running.popleft()
+                    self._programs[self._cache_key(ready)] = future.result()
+                    self.compilations.count += 1
+                    done += 1
+                    if progress:
+                        progress(done, len(missing), str(ready))
+                if key is not None:
+                    compiling = pool.submit(self._lower(key).compile, compiler_options=self.compile_options)
+                    running.append((key, compiling))
         return len(keys)
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:

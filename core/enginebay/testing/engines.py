@@ -1,4 +1,4 @@
-"""Conformance suite of the engine contract: any registered engine, on the demo model by default.
+"""Conformance suite of the engine contract: any registered engine, on a tiny random model by default.
 
 Comparisons of greedy tokens stop at a near-tie: where two engines, batches or chunk sizes choose different tokens whose
 logits the reference has closer together than TOLERANCE. Such rows are counted, and more than MOST_NEAR_TIES of all fail.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from enginebay.engine import Engine, RowPlan, RowState, StepPlan
 from enginebay.llm import LLM
+from enginebay.registry import load_registry
 from enginebay.testing.reference import ReferenceModel
+from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay.types import FrozenSampling, Request, SamplingParams
 
 TOLERANCE = 1e-3
@@ -26,11 +30,15 @@ Check = tuple[str, Callable[[], None]]
 
 @dataclasses.dataclass
 class Subject:
-    """The engine under test: its name and the choices that go with it, all else as small as possible."""
+    """The engine under test: its name and the choices that go with it, all else as small as possible.
+
+    `model` None stands for a tiny random model, made for the occasion.
+    """
 
     name: str
-    model: str = "demo"
+    model: str | None = None
     choices: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _folder: tempfile.TemporaryDirectory[str] | None = None
     _reference: ReferenceModel | None = None
 
     def make(self, **more: Any) -> LLM:
@@ -41,7 +49,15 @@ class Subject:
             "max_num_seqs": 4,
             "max_num_batched_tokens": 64,
         }
-        return LLM(self.model, engine=self.name, **(fixed | self.choices | more))
+        return LLM(self._model(), engine=self.name, **(fixed | self.choices | more))
+
+    def _model(self) -> str:
+        if self.model is not None:
+            return self.model
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="enginebay-")
+            write_tiny_checkpoint(Path(self._folder.name), load_registry())
+        return self._folder.name
 
     @property
     def vocab_size(self) -> int:

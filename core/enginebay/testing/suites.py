@@ -123,9 +123,9 @@ def _sampler(registry: Registry, entry: Entry) -> list[Check]:
     from enginebay.testing.samplers import sampler_checks
 
     assert entry.declaration is not None, "parts that are not broken are declared"
-    return sampler_checks(
-        registry.load(entry), greedy_only=bool(entry.declaration.capabilities.get("greedy_only"))
-    )
+    options = registry.options(entry, {})
+    sampler = registry.load(entry) if options is None else registry.load(entry)(options)
+    return sampler_checks(sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only")))
 
 
 def _layout(registry: Registry, entry: Entry) -> list[Check]:
