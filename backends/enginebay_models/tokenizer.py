@@ -7,6 +7,7 @@ text; transformers comes in when a chat is to be rendered.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -129,7 +130,13 @@ class PlainTokenizer:
         return _from_transformers(self._folder, "PreTrainedTokenizerFast")
 
 
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in record.getMessage()
+
+
 def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
+    # Importing transformers without torch gives advice that no user of ours can follow.
+    logging.getLogger("transformers").addFilter(_is_no_advice)
     # The generic class by its own name: AutoTokenizer would import every model's configuration, and torch.
     if kind in _GENERIC:
         from transformers import PreTrainedTokenizerFast as Loader
