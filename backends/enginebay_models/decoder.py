@@ -67,7 +67,9 @@ def build_decoder(
     norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps)
     module = Decoder(layers, norm, config.vocab_size, config.hidden_size, tied=config.tied)
     groups = tuple(_cache_group(name, spec, names.count(name)) for name, spec in specs.items())
-    info = ModelInfo(family, config.vocab_size, config.hidden_size, config.max_model_len, groups, specs)
+    info = ModelInfo(
+        family, config.vocab_size, config.hidden_size, config.max_model_len, groups, specs, repeats
+    )
     return NnxModel(info, module)
 
 

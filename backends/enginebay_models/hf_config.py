@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from enginebay.errors import CheckpointError, explain
 from enginebay.ops.spec import RopeSpec
@@ -95,8 +96,10 @@ def read_rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec:
     if kind == "yarn":
         present.setdefault("original_max_position_embeddings", context)
     for name, value in present.items():
-        if not isinstance(value, int | float):
-            raise bad_field(f"{field}.{name}", value, "a number")
+        _check_rule(f"{field}.{name}", value)
+    if kind == "llama3" and present["high_freq_factor"] <= present["low_freq_factor"]:
+        allowed = f"more than low_freq_factor = {present['low_freq_factor']}"
+        raise bad_field(f"{field}.high_freq_factor", present["high_freq_factor"], allowed)
     return dataclasses.replace(RopeSpec(theta, head_dim), scaling=kind, **present)
 
 
@@ -108,6 +111,20 @@ _RULE_FIELDS: dict[str, tuple[str, ...]] = {
         "mscale", "mscale_all_dim",
     ),
 }  # fmt: skip
+
+
+def _check_rule(path: str, value: object) -> None:
+    """CheckpointError for a parameter of rope scaling that would end in NaN or in a wrong type."""
+    name = path.rpartition(".")[2]
+    if name == "truncate":
+        if not isinstance(value, bool):
+            raise bad_field(path, value, "true or false")
+    elif not _is_number(value) or value < 0 or (value == 0 and not name.startswith("mscale")):
+        raise bad_field(path, value, "a positive number")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _max_model_len(config: Mapping[str, Any], rope: RopeSpec) -> int:
@@ -127,9 +144,11 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
     kinds = config.get("layer_types")
     if kinds is None:
         first = config.get("max_window_layers", 28)
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+            raise bad_field("max_window_layers", first, "a whole number of layers")
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(num_layers)]
     allowed = ("full_attention", "sliding_attention")
-    if len(kinds) != num_layers or any(kind not in allowed for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in allowed for kind in kinds):
         raise bad_field("layer_types", kinds, f"{num_layers} of {' or '.join(allowed)}")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
@@ -147,7 +166,7 @@ def number(config: Mapping[str, Any], name: str, default: float) -> float:
     """A field that must be a positive number."""
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not _is_number(value) or value <= 0:
         raise bad_field(name, value, "a positive number")
     return float(value)
 

@@ -8,17 +8,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.cache import Lease
-from enginebay.engine import Engine, MemoryPlan, Pending, RowState, StepPlan
+from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
 from enginebay.runner.rowio import put_row, take_row
-from enginebay.runner.runner import Runner
+from enginebay.runner.runner import Runner, RunnerSettings
 from enginebay.runner.step import Program
 from enginebay_vinference.geometry import Geometry
-from enginebay_vinference.grow import SlotShape, grow_cache
+from enginebay_vinference.grow import grow_cache
 from enginebay_vinference.ledger import SlotLedger
 
 
@@ -61,25 +61,34 @@ class VInferenceEngine(Engine):
         )
         self.ledger: SlotLedger = SlotLedger(config.max_num_seqs, config.max_model_len)
         self.memory = plan_memory(parts, self.geometry)
+        self.compilations = Compilations()
+        self._runner: Runner | None = None
+        self._least = self.geometry.shape_for(1, 1) if options.grow else self.geometry.largest
+        self._shape = self._least
+
+    @property
+    def runner(self) -> Runner:
+        """The compiled steps and all that lies on the device; made by make_arrays()."""
+        if self._runner is None:
+            raise InternalError("the engine is used before make_arrays()")
+        return self._runner
+
+    def _make_runner(self) -> Runner:
+        parts, config = self.parts, self.parts.config
         self.memory.check()
-        self.runner = Runner(
+        return Runner(
             Program(parts.model, parts.ops, parts.sampler),
             parts.load_weights(),
             parts.placement,
-            num_rows=config.max_num_seqs,
-            max_steps=config.decode_steps,
-            compile_options=parts.platform.compile_options(),
+            RunnerSettings(config.max_num_seqs, config.decode_steps, parts.platform.compile_options()),
+            self.compilations,
         )
-        self.compilations = self.runner.compilations
-        self._shape = self._first_shape()
-        self.make_arrays()
-
-    def _first_shape(self) -> SlotShape:
-        return self.geometry.shape_for(1, 1) if self.options.grow else self.geometry.largest
 
     def make_arrays(self) -> None:
+        if self._runner is None:
+            self._runner = self._make_runner()
         if not self.runner.has_state:
-            self._shape = self._first_shape()
+            self._shape = self._least
             self.ledger.pages_per_slot = self._shape.pages_per_slot
             self.runner.make_state(
                 self.geometry.layouts(self._shape, self.parts.model.info.groups, self.parts.dtype)
@@ -126,8 +135,9 @@ class VInferenceEngine(Engine):
         return self.runner.decode(key, inputs, places)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
-        largest = self.geometry.largest
-        self._make_room(largest.num_slots, largest.capacity)
+        # what is compiled is compiled for slots at their full size: they never start smaller again
+        self._least = self.geometry.largest
+        self._make_room(self._least.num_slots, self._least.capacity)
         return self.runner.compile_all(self.geometry.all_steps(), progress)
 
     def take(self, lease: Lease) -> RowState:
@@ -145,13 +155,18 @@ class VInferenceEngine(Engine):
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:
-    """Bytes per device of weights, the cache at its full size, and room for one step's activations."""
+    """Bytes per device of weights, the cache at its full size, and room for one step: activations, and a compact copy."""
     groups = parts.model.info.groups
     layouts = geometry.layouts(geometry.largest, groups, parts.dtype)
+    largest = geometry.largest
+    cache_bytes = sum(g.num_layers * layouts[g.name].num_bytes() for g in groups)
+    cache_bytes //= parts.placement.num_shards("kv_heads")
+    compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
+    most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
+    copy_bytes = cache_bytes * most_copied // (largest.num_slots * largest.capacity)
     return MemoryPlan(
         weights_bytes=weight_bytes(parts),
-        cache_bytes=sum(g.num_layers * layouts[g.name].num_bytes() for g in groups)
-        // parts.placement.num_shards("kv_heads"),
-        workspace_bytes=step_workspace_bytes(parts),
+        cache_bytes=cache_bytes,
+        workspace_bytes=step_workspace_bytes(parts) + copy_bytes,
         device_bytes=parts.platform.hardware().memory_bytes,
     )

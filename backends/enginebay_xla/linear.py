@@ -32,7 +32,10 @@ def linear(
     # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every call.
     matrix = weight.reshape(math.prod(out_dims), -1)
     flat = x.reshape(x.shape[0], -1)
-    out = jax.lax.dot_general(flat, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    numbers = (((1,), (1,)), ((), ()))
+    # f32 is f32 on every platform: this is what others are compared with
+    precision = jax.lax.Precision.HIGHEST if x.dtype == weight.dtype == jnp.float32 else None
+    out = jax.lax.dot_general(flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32)
     out = out[:rows].reshape(rows, *out_dims)
     if bias is not None:
         out = out + bias.astype(jnp.float32)

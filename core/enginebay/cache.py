@@ -6,7 +6,7 @@ The cache has two owners. The **ledger** lives on the host and knows what is pro
     ==========  =====================  ==============================================
     what        owner                  who may touch it
     ==========  =====================  ==============================================
-    leases      Ledger (loop thread)   loop admits, reserves, trims and releases them
+    leases      Ledger (loop thread)   loop admits, reserves and releases them
     arrays      engine (device)        compiled steps only, always donated
     page table  StepPlan               the ledger writes rows, kernels read them
     ==========  =====================  ==============================================

@@ -123,6 +123,31 @@ class EngineConfig(Frozen):
             )
         return value
 
+    @model_validator(mode="after")
+    def _mesh_and_rules_meet(self) -> EngineConfig:
+        """A misspelt axis would leave everything whole on each device without a word."""
+        for axis, target in self.axis_rules.items():
+            if target is not None and target not in self.mesh:
+                raise ConfigError(
+                    explain(
+                        f"axis_rules.{axis} = {target!r}",
+                        f"an axis of mesh ({', '.join(self.mesh) or 'which has none'})",
+                        "Correct the name, or add the axis to mesh.",
+                    )
+                )
+        used = {target for target in self.rules().values() if target is not None}
+        for axis, size in self.mesh.items():
+            if size > 1 and axis not in used:
+                named = sorted({t for t in (DEFAULT_AXIS_RULES | self.axis_rules).values() if t is not None})
+                raise ConfigError(
+                    explain(
+                        f"mesh.{axis} = {size}, an axis that no rule uses",
+                        f"axes that rules name ({', '.join(named) or 'none'})",
+                        "Correct the name, or add a rule to axis_rules.",
+                    )
+                )
+        return self
+
     @property
     def num_devices(self) -> int:
         """Devices that the mesh covers."""
@@ -161,6 +186,10 @@ def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
     try:
         return EngineConfig(**merged)
     except ValidationError as error:
+        for finding in error.errors():
+            cause = finding.get("ctx", {}).get("error")
+            if isinstance(cause, ConfigError):  # it has its three parts already
+                raise cause from None
         raise ConfigError(describe_validation(error, EngineConfig)) from None
 
 

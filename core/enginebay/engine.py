@@ -68,7 +68,8 @@ class Pending(ABC):
 class RowState:
     """A row taken out of an engine: all that its generation depends on, layout-neutral, so that any engine can go on.
 
-    `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions 0..num_cached-1. `last_token`
+    `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions 0..num_cached-1, the checkpoint's
+    KV heads once each however the model is sharded. `last_token`
     is not in them yet. `sampling` are the row's device columns by name.
     """
 
@@ -78,7 +79,6 @@ class RowState:
     k: Mapping[str, np.ndarray]
     v: Mapping[str, np.ndarray]
     sampling: Mapping[str, np.ndarray]
-    kv_head_repeat: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Engine(ABC):
     Invariants (held by the conformance suite): a row's tokens do not depend on the other rows of its steps, on chunk
     sizes or on the number of steps in a call; `step` never waits for the device; steps take effect in launch order;
     `take` then `put`, here or in another engine of the same model, continues with the same tokens; after every lease
-    is released the ledger is as new.
+    is released the ledger is as new. Making an engine allocates nothing: `memory` is there, `make_arrays` loads the weights.
     """
 
     ledger: Ledger
@@ -155,7 +155,10 @@ class Engine(ABC):
 
     @abstractmethod
     def make_arrays(self) -> None:
-        """Allocate what drop_arrays freed; nothing to do when it is there."""
+        """Load the weights if need be and allocate the cache; nothing to do for what is there.
+
+        UnsupportedError when the memory plan does not fit the device.
+        """
 
 
 def cache_bytes(arrays: Any) -> int:

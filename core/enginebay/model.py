@@ -34,6 +34,8 @@ class ModelInfo:
     groups: tuple[CacheGroup, ...]
     attention: Mapping[str, AttnSpec]
     """Per group name; heads as the whole model has them, dtypes as it computes."""
+    kv_head_repeat: int = 1
+    """How often each of the checkpoint's KV heads stands in groups and weights, so that every shard has whole ones."""
 
 
 @dataclasses.dataclass(frozen=True)

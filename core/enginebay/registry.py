@@ -44,6 +44,15 @@ class Entry:
         """The op of a kernel, else ""."""
         return self.declaration.op if self.declaration else ""
 
+    def why_not_on(self, platform: str) -> str | None:
+        """Why the part cannot be used on a platform, or None."""
+        declared = self.declaration.platforms if self.declaration else ()
+        if self.reason:
+            return self.reason
+        if declared and platform not in declared:
+            return f"needs platform {' or '.join(declared)}, this is {platform}"
+        return None
+
     def record(self) -> dict[str, str]:
         """The fields that programs read."""
         fields = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")

@@ -100,8 +100,8 @@ class Request:
     """One sequence to complete; a prompt with n completions becomes n of these.
 
     Invariants: `prompt_token_ids` is int32 of at least one token; prompt plus at least one new token
-    fits the engine's context; `key` are the two words of the request's own random key, already folded
-    with the completion's index.
+    fits the engine's context; `key` are the two words of the request's own random key, the same for
+    all completions of a prompt: the device folds it with `index`.
     """
 
     request_id: str

@@ -8,7 +8,7 @@ from enginebay.scheduler import Decision, Limits, Scheduler, SchedulerView, Wait
 
 
 class StaticBatchOptions(BaseModel):
-    """The section of the scheduler "static_batch"."""
+    """The section of the scheduler "static"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Writes the stored reference outputs: greedy tokens and logits of transformers on torch, in f32, for each variant.
+"""Writes the stored reference outputs: greedy tokens and logits of transformers on torch, in f32, of variants and demo.
 
 Run with torch installed, from the repository's root: python -m tests.parity.make_goldens
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.parity import tiny
+from tests.parity import demo, tiny
 from tests.parity.reference import greedy, load_reference, logits_of
 
 
@@ -37,6 +37,7 @@ def main() -> int:
         for variant in tiny.CONFIGS:
             make(variant, Path(folder))
             print(f"{variant}: {(tiny.GOLDENS / f'{variant}.npz').stat().st_size} bytes")
+    demo.make()
     return 0
 
 

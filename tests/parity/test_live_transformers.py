@@ -1,4 +1,4 @@
-"""Each family against transformers, run here: other weights' shapes and dtypes than the stored outputs can hold."""
+"""Each family against transformers, run here instead of stored: logits and greedy tokens, and how far off bfloat16 is."""
 
 from __future__ import annotations
 

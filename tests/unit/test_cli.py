@@ -16,6 +16,8 @@ import pytest
 
 from enginebay import LLM, SamplingParams, __version__
 from enginebay.cli.main import COMMANDS, main
+from enginebay.hooks import Declaration
+from enginebay.registry import Entry, Registry
 from enginebay.types import StreamChunk
 from tests.unit.serving import DEADLOCK_S
 
@@ -199,6 +201,44 @@ def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch
         [7, 8, 10],
         "abort",
     )
+
+
+def test_interrupted_chat_as_json_holds_what_there_is(
+    run: Run, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Iterator[StreamChunk]:
+        yield StreamChunk("r", 0, "some ", (7, 8))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    code, out, err = run("chat", "Hello!", "Again!", "--json", "--config", config)
+    assert (code, err) == (130, "> Hello!\n\n")
+    record = json.loads(out)
+    assert (record["text"], record["token_ids"], record["finish_reason"]) == ("some ", [7, 8], "abort")
+    assert record["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("command", ["plugins", "env"])
+def test_commands_that_need_no_configuration_check_one(
+    run: Run, config: str, tmp_path: Path, command: str
+) -> None:
+    assert run(command, "--config", config)[0] == 0
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("max_seqs = 3")
+    code, out, err = run(command, "--config", str(wrong))
+    assert (code, out) == (2, "")
+    assert "max_seqs" in err
+
+
+def test_help_names_the_commands_of_plugins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = Declaration("command", "dance", "a:b", "dance 100% of the time")
+    registry = Registry([Entry("command", "dance", "p", "1", "p", declaration=declared)])
+    monkeypatch.setattr("enginebay.registry.load_registry", lambda: registry)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "dance 100% of the time" in capsys.readouterr().out
 
 
 def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> None:

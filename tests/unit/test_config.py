@@ -127,6 +127,33 @@ def test_a_wrong_value_is_refused_in_one_line_that_names_it(values: dict[str, An
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "given"),
+    [
+        (
+            {"mesh": {"tensr": 2}},
+            "mesh.tensr = 2, an axis that no rule uses. Allowed: axes that rules name (tensor)",
+        ),
+        ({"mesh": {"tensor": 2, "data": 2}}, "mesh.data = 2"),
+        (
+            {"mesh": {"tensor": 2}, "axis_rules": {"mlp": "tensorr"}},
+            "axis_rules.mlp = 'tensorr'. Allowed: an axis of mesh (tensor)",
+        ),
+        ({"axis_rules": {"mlp": "tensor"}}, "axis_rules.mlp = 'tensor'"),
+    ],
+)
+def test_a_mesh_and_rules_that_do_not_meet_are_refused(values: dict[str, Any], given: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_config(values)
+    assert str(refusal.value).startswith(given)
+    assert "Correct the name" in str(refusal.value)
+
+
+def test_a_mesh_axis_of_ones_own_needs_a_rule_only() -> None:
+    config = make_config({"mesh": {"model": 2, "data": 1}, "axis_rules": {"mlp": "model"}})
+    assert (config.rules()["mlp"], config.rules()["vocab"]) == ("model", None)
+
+
 @pytest.mark.parametrize("text", ["model = ", "\x00", "a = 1\na = 2"])
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.toml"

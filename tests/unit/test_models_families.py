@@ -138,6 +138,16 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type = 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "no rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor = '2'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor = 0"),
+        ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "rope_scaling.factor = -2.0"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "rope_scaling.factor = True"),
+        ({"rope_scaling": {"type": "yarn", "factor": float("nan")}}, "rope_scaling.factor = nan"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}, "rope_scaling.truncate = 1"),
+        (
+            {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 64, "high_freq_factor": 1.0}},
+            "rope_scaling.high_freq_factor = 1.0.*more than low_freq_factor",
+        ),
+        ({"rope_theta": float("inf")}, "rope_theta = inf"),
         ({"rope_scaling": LLAMA3}, "no rope_scaling.original_max_position_embeddings"),
         ({"rope_scaling": [1]}, r"rope_scaling = \[1\]"),
         ({"attention_bias": 1}, "attention_bias = 1"),
@@ -147,6 +157,21 @@ def test_a_field_that_cannot_be_served_is_named(fields: dict[str, Any], message:
     with pytest.raises(CheckpointError, match=message) as caught:
         llama.build(CONFIG | fields, dtype="float32")
     assert "Allowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_window_layers": None}, "no max_window_layers"),
+        ({"max_window_layers": "3"}, "max_window_layers = '3'"),
+        ({"layer_types": 4}, "layer_types = 4"),
+        ({"layer_types": "full"}, "layer_types = 'full'"),
+    ],
+)
+def test_a_malformed_window_is_named(fields: dict[str, Any], message: str) -> None:
+    windowed = CONFIG | {"use_sliding_window": True, "sliding_window": 16}
+    with pytest.raises(CheckpointError, match=message):
+        qwen2.build(windowed | fields, dtype="float32")
 
 
 def test_plugin_declares_the_architectures_of_the_families() -> None:

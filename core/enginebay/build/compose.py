@@ -14,10 +14,10 @@ from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
 from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.config import AUTO, EngineConfig, Reason
 from enginebay.engine import Engine
-from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
+from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily
 from enginebay.platform import Platform
-from enginebay.registry import Registry, load_registry
+from enginebay.registry import Entry, Registry, load_registry
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.sharding import Placement, make_placement
 from enginebay.sampler import Sampler
@@ -63,11 +63,12 @@ def make_plan(config: EngineConfig, registry: Registry | None = None) -> Plan:
     dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
     placement = make_placement(platform.devices(), config.mesh, config.rules())
     model = family.build(checkpoint.config, dtype=dtype, num_shards=placement.num_shards("kv_heads"))
+    here = platform.env().platform
     facts = Facts(
         platforms=[NamedFact(n, p.priority, p.why_not()) for n, p in platforms.items()],
-        engines=_facts(registry, "engine"),
-        schedulers=_facts(registry, "scheduler"),
-        samplers=_facts(registry, "sampler"),
+        engines=_facts(registry, "engine", here),
+        schedulers=_facts(registry, "scheduler", here),
+        samplers=_facts(registry, "sampler", here),
         default_dtype=platform.default_dtype,
         model_max_len=model.info.max_model_len,
     )
@@ -77,7 +78,9 @@ def make_plan(config: EngineConfig, registry: Registry | None = None) -> Plan:
         ("scheduler", settled.scheduler),
         ("sampler", settled.sampler),
     ):
-        registry.options(registry.find(kind, choice.name), choice.options)
+        entry = registry.find(kind, choice.name)
+        _refuse_elsewhere(registry, entry, here)
+        registry.options(entry, choice.options)
     kernels = choose_kernels(
         registry, settled, platform.env(), model.info, placement, platform.default_layout
     )
@@ -85,7 +88,15 @@ def make_plan(config: EngineConfig, registry: Registry | None = None) -> Plan:
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
-    """Load the weights and make engine and scheduler."""
+    """Make the engine, load its weights and allocate its cache; and make the scheduler."""
+    engine = make_engine(plan, progress)
+    engine.make_arrays()
+    choice = plan.config.scheduler
+    return Composed(plan, engine, _make(plan.registry, "scheduler", choice.name, choice.options))
+
+
+def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
+    """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
     registry, config = plan.registry, plan.config
 
     def report(done: int, total: int) -> None:
@@ -106,7 +117,7 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
         model=plan.model,
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
-        sampler=_make_sampler(registry, config),
+        sampler=make_sampler(registry, config),
         platform=plan.platform,
         placement=plan.placement,
         layout_type=plan.kernels.layout_type,
@@ -114,12 +125,11 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
         dtype=config.dtype,
         compact_decode=plan.kernels.compact_decode,
     )
-    engine = _make(registry, "engine", config.engine.name, config.engine.options, parts)
-    scheduler = _make(registry, "scheduler", config.scheduler.name, config.scheduler.options)
-    return Composed(plan, engine, scheduler)
+    engine: Engine = _make(registry, "engine", config.engine.name, config.engine.options, parts)
+    return engine
 
 
-def _make_sampler(registry: Registry, config: EngineConfig) -> Sampler:
+def make_sampler(registry: Registry, config: EngineConfig) -> Sampler:
     """The sampler itself, or what a sampler with options makes of them."""
     entry = registry.find("sampler", config.sampler.name)
     options = registry.options(entry, config.sampler.options)
@@ -136,12 +146,27 @@ def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) 
     return target(*before, made) if made is not None else target(*before)
 
 
-def _facts(registry: Registry, kind: str) -> list[NamedFact]:
+def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
+    """UnsupportedError for a part that does not run on the platform."""
+    reason = entry.why_not_on(platform)
+    if reason is not None:
+        able = [e.name for e in registry.entries if e.kind == entry.kind and e.why_not_on(platform) is None]
+        raise UnsupportedError(
+            explain(
+                f"{entry.kind} = {entry.name!r}: {reason}",
+                ", ".join(able) or "none that is installed",
+                "Choose one of these, or auto.",
+            )
+        )
+
+
+def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
+    """The parts of a kind, with what speaks against each on a platform."""
     return [
         NamedFact(
             e.name,
             int(e.declaration.capabilities.get("priority", 0)) if e.declaration else 0,
-            e.reason or None,
+            e.why_not_on(platform),
         )
         for e in registry.entries
         if e.kind == kind
@@ -160,6 +185,23 @@ def _platforms(registry: Registry) -> dict[str, Platform]:
     return found
 
 
+def _make_platform(registry: Registry, entry: Entry) -> Platform:
+    """The platform that was asked for by name; PluginError when it cannot be made."""
+    target = registry.load(entry)
+    try:
+        platform: Platform = target()
+    except Exception as error:
+        raise PluginError(
+            explain(
+                f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
+                f"{' '.join(f'{type(error).__name__}: {error}'.split())}",
+                "one that can be made without arguments",
+                "Mend the plugin or choose another platform.",
+            )
+        ) from error
+    return platform
+
+
 def _pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str, Platform]) -> Platform:
     if config.platform == AUTO:
         able = [p for p in platforms.values() if p.why_not() is None]
@@ -173,7 +215,7 @@ def _pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str
             )
         return max(able, key=lambda p: p.priority)
     entry = registry.find("platform", config.platform)
-    platform: Platform = platforms.get(config.platform) or registry.load(entry)()
+    platform = platforms.get(config.platform) or _make_platform(registry, entry)
     reason = platform.why_not()
     if reason is not None:
         able_names = [n for n, p in platforms.items() if p.why_not() is None]

@@ -52,12 +52,9 @@ def _candidate(registry: Registry, entry: Entry, env: Env) -> Candidate:
     declared = entry.declaration
     if entry.state != "ready" or declared is None:
         return Candidate(entry.name, 0, unavailable=entry.reason)
-    if declared.platforms and env.platform not in declared.platforms:
-        return Candidate(
-            entry.name,
-            0,
-            unavailable=f"needs platform {' or '.join(declared.platforms)}, this is {env.platform}",
-        )
+    reason = entry.why_not_on(env.platform)
+    if reason is not None:
+        return Candidate(entry.name, 0, unavailable=reason)
     try:
         impl = registry.load(entry)
     except PluginError as error:
@@ -79,7 +76,8 @@ def choose_kernels(
     for op in config.kernels:
         if op not in known:
             raise unknown_name("op", op, known, "Correct the [kernels] section.")
-    specs = [spec.per_shard(placement.num_shards("kv_heads")) for spec in info.attention.values()]
+    shards = placement.num_shards("kv_heads")
+    specs = [spec.per_shard(shards) for spec in info.attention.values()]
     layout, reason = _choose_layout(registry, config, env, specs, default_layout)
     attention: dict[str, AttentionImpl] = {}
     reasons = [reason]
@@ -89,7 +87,9 @@ def choose_kernels(
             f"kernels.attention.{phase}",
             getattr(wanted, phase),
             candidates(registry, "attention", env),
-            functools.partial(_why_not, env=env, specs=specs, phase=phase, layout=layout),
+            functools.partial(
+                _why_not, env=env, specs=specs, phase=phase, layout=layout, is_sharded=shards > 1
+            ),
         )
         attention[phase] = found.impl
         reasons.append(why)
@@ -117,12 +117,20 @@ def _sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
 
 
 def _why_not(
-    impl: AttentionImpl, env: Env, specs: Sequence[AttnSpec], phase: Mode, layout: KVLayout
+    impl: AttentionImpl,
+    *,
+    env: Env,
+    specs: Sequence[AttnSpec],
+    phase: Mode,
+    layout: KVLayout,
+    is_sharded: bool,
 ) -> str | None:
     bucket = Bucket(
         tokens=1 if phase == "decode" else 16, seqs=1, pages_per_seq=1, max_q_len=1, max_kv_len=64, mode=phase
     )
     reasons = [impl.caps.why_not(env, spec, bucket, layout) for spec in specs]
+    if is_sharded and "shard_map" not in impl.caps.features:
+        reasons.append("does not support features shard_map")
     return next((r for r in reasons if r), None)
 
 

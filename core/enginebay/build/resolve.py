@@ -60,7 +60,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     """A configuration whose platform, dtype, engine, scheduler, sampler and max_model_len are settled.
 
     Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops are known, see
-    `kernels.bind_attention`. ConfigError when max_model_len exceeds the model's own.
+    `kernels.choose_kernels`. ConfigError when max_model_len exceeds the model's own.
     """
     reasons = [
         pick("platform", config.platform, facts.platforms),

@@ -7,7 +7,13 @@ import json
 import sys
 from collections.abc import Iterator
 
-from enginebay.cli.generate import add_sampling_arguments, metrics_record, read_stdin, sampling_from
+from enginebay.cli.generate import (
+    add_sampling_arguments,
+    completion_record,
+    print_whole,
+    read_stdin,
+    sampling_from,
+)
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.cli.show import progress
 from enginebay.errors import InputError, explain
@@ -63,21 +69,10 @@ def _turns(given: list[str], *, show_prompt: bool) -> Iterator[str]:
 
 def _answer(llm: LLM, history: list[dict[str, str]], params: SamplingParams, *, as_json: bool) -> str:
     if as_json:
-        output = llm.chat(history, params)
-        completion = output.outputs[0]
-        record = {
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "prompt_token_ids": output.prompt_token_ids,
-        }
-        print(
-            json.dumps(
-                record
-                | {"finish_reason": completion.finish_reason, "metrics": metrics_record(output.metrics)}
-            ),
-            flush=True,
-        )
-        return completion.text
+        prompt_ids = llm.tokenizer.apply_chat_template(history)
+        chunks = llm.stream(prompt_ids, params)
+        (one,) = print_whole(chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids)))
+        return one.output.text
     text = ""
     for chunk in llm.chat_stream(history, params):
         text += chunk.delta_text

@@ -92,9 +92,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         chunks = llm.stream(prompt, params)  # before anything is printed: the prompt may be refused
         if args.json:
             prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            _print_whole(chunks, params.n, lambda one: json.dumps(_record(one, prompt_ids)))
+            print_whole(chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids)))
         elif params.n > 1:
-            _print_whole(chunks, params.n, lambda one: f"[{one.output.index}] {one.output.text}")
+            print_whole(chunks, params.n, lambda one: f"[{one.output.index}] {one.output.text}")
         else:
             print(prompt if isinstance(prompt, str) else "", end="", flush=True)
             for chunk in chunks:
@@ -119,14 +119,16 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 @dataclasses.dataclass
-class _Completion:
+class Completion:
+    """What has come of one completion; metrics come with its end."""
+
     output: CompletionOutput
     metrics: RequestMetrics | None = None
 
 
-def _print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[_Completion], str]) -> None:
-    """A line for each completion; interrupted, with what there is of them."""
-    completions = [_Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
+def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]) -> list[Completion]:
+    """Print a line for each completion, and return them; interrupted, print what there is and pass that on."""
+    completions = [Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
     interrupt: KeyboardInterrupt | None = None
     try:
         for chunk in chunks:
@@ -141,9 +143,11 @@ def _print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[_Complet
         print(show(one), flush=True)
     if interrupt is not None:
         raise interrupt
+    return completions
 
 
-def _record(one: _Completion, prompt_token_ids: list[int]) -> dict[str, Any]:
+def completion_record(one: Completion, prompt_token_ids: list[int]) -> dict[str, Any]:
+    """The record of a completion that `--json` prints."""
     return {
         "text": one.output.text,
         "token_ids": one.output.token_ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import platform as host
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from enginebay import __version__
 from enginebay.cli.options import add_engine_arguments, config_from
-from enginebay.config import EngineConfig
+from enginebay.config import EngineConfig, make_config, read_toml
 
 PACKAGES = (
     "jax",
@@ -37,12 +38,16 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     if name in ("explain", "config"):
         add_engine_arguments(parser)
+    else:
+        parser.add_argument("--config", metavar="FILE", help="TOML file to check; it changes nothing here")
     if name == "config":
         parser.add_argument("--schema", action="store_true", help="print the JSON schema of configurations")
 
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Show it."""
+    if name in ("plugins", "env") and args.config:
+        make_config(read_toml(args.config))
     {"plugins": _plugins, "explain": _explain, "config": _config, "env": _env}[name](args)
     return 0
 
@@ -71,9 +76,10 @@ def _plugins(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    from enginebay.build.compose import make_plan
+    from enginebay.build.compose import make_engine, make_plan
 
     plan = make_plan(config_from(args))
+    memory = make_engine(plan).memory
     record = {
         "model": {
             "folder": str(plan.checkpoint.folder),
@@ -89,6 +95,7 @@ def _explain(args: argparse.Namespace) -> None:
             }
             for r in plan.reasons
         ],
+        "memory": dataclasses.asdict(memory),
     }
     if args.json:
         _print_json(record)
@@ -96,6 +103,13 @@ def _explain(args: argparse.Namespace) -> None:
     print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
     rows = [(r.setting, r.chosen, r.why, "; ".join(f"{n}: {w}" for n, w in r.refused)) for r in plan.reasons]
     _print_table("", ("setting", "chosen", "why", "not taken"), rows)
+    mib = {name.removesuffix("_bytes"): value / 2**20 for name, value in dataclasses.asdict(memory).items()}
+    weights, cache, workspace, device = (
+        f"{mib[n]:.0f} MiB" for n in ("weights", "cache", "workspace", "device")
+    )
+    print(
+        f"memory of each device: weights {weights}, cache up to {cache}, working space {workspace}, of {device}"
+    )
 
 
 def _config(args: argparse.Namespace) -> None:

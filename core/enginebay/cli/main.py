@@ -66,6 +66,9 @@ def _dispatch(arguments: list[str]) -> int:
         )
         if command == name:
             importlib.import_module(module).add_arguments(command, sub)
+    if name is None and {"-h", "--help"} & set(arguments):
+        for command, summary in _plugin_commands():
+            commands.add_parser(command, help=summary)
     args = parser.parse_args(arguments)
     logging.basicConfig(
         level=args.log_level.upper(),
@@ -74,6 +77,14 @@ def _dispatch(arguments: list[str]) -> int:
     )
     code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
     return code
+
+
+def _plugin_commands() -> list[tuple[str, str]]:
+    """Names and summaries of the commands of plugins, for the program's help."""
+    from enginebay.registry import load_registry
+
+    found = [e.declaration for e in load_registry().entries if e.kind == "command" and e.state == "ready"]
+    return [(d.name, d.summary.replace("%", "%%")) for d in found if d is not None and d.name not in COMMANDS]
 
 
 def _run_plugin_command(name: str, arguments: list[str]) -> int:

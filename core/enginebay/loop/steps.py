@@ -66,7 +66,9 @@ class Steps:
             event = record_tokens(tracked, row_tokens, now_s)
             if event.token_ids:
                 assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
-                self.engine.rows.append_tokens(tracked.lease.row, event.token_ids)
+                table, row = self.engine.rows, tracked.lease.row
+                table.append_tokens(row, event.token_ids)
+                table.num_computed_tokens[row] = table.num_tokens[row] - 1  # all but the one sampled last
             if tracked.finished:
                 self._free(tracked)
                 self.book.drop(tracked)
@@ -152,6 +154,7 @@ class Steps:
             raise InternalError(
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
+        self.engine.rows.num_computed_tokens[lease.row] = tracked.num_computed
         return RowPlan(lease.row, lease, start, count, samples)
 
     def _launch_decode(self, decision: Decision) -> bool:

@@ -90,12 +90,6 @@ class RopeOp(Protocol):
     def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
 
 
-class SampleOp(Protocol):
-    """logits f32 [S, vocab] and the rows' SamplingState -> token ids int32 [S]. See enginebay.sampler."""
-
-    def __call__(self, logits: jax.Array, state: Any) -> jax.Array: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Ops:
     """The chosen implementation of each op that a model may call.

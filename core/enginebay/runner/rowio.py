@@ -28,8 +28,9 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
             page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32
         )
         pairs = [layout.read_tokens(layer, slots) for layer in layers]
-        keys[group] = np.stack([np.asarray(k) for k, _ in pairs])
-        values[group] = np.stack([np.asarray(v) for _, v in pairs])
+        repeat = runner.info.kv_head_repeat
+        keys[group] = np.stack([np.asarray(k)[:, ::repeat] for k, _ in pairs])
+        values[group] = np.stack([np.asarray(v)[:, ::repeat] for _, v in pairs])
     return RowState(
         token_ids=np.array(token_ids, np.int32),
         num_cached=num_cached,
@@ -43,10 +44,11 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
 def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> None:
     """Write `saved` into `row` and its pages; InputError when it was taken from a model of another shape."""
     state = runner.state
+    repeat = runner.info.kv_head_repeat
     cache = {}
     for group, layers in state.cache.items():
         layout = runner.layouts[group]
-        expected = (len(layers), saved.num_cached, layout.num_kv_heads, layout.head_dim)
+        expected = (len(layers), saved.num_cached, layout.num_kv_heads // repeat, layout.head_dim)
         if group not in saved.k or saved.k[group].shape != expected:
             given = saved.k[group].shape if group in saved.k else "nothing"
             raise InputError(
@@ -62,7 +64,8 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
         )
         write = jax.jit(layout.write, donate_argnums=0)
         cache[group] = tuple(
-            write(layer, slots, saved.k[group][i], saved.v[group][i]) for i, layer in enumerate(layers)
+            write(layer, slots, *(np.repeat(x[group][i], repeat, axis=1) for x in (saved.k, saved.v)))
+            for i, layer in enumerate(layers)
         )
     one = DeviceRows(**{f: jnp.asarray(saved.sampling[f])[None] for f in FIELDS})
     rows = state.rows.put(jnp.asarray([row]), one)

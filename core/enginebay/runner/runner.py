@@ -81,6 +81,15 @@ class LaunchedStep(Pending):
         return np.asarray(self._tokens)[self._order]
 
 
+@dataclasses.dataclass(frozen=True)
+class RunnerSettings:
+    """Rows of the device's row table, most tokens a row gets in one decode call, and XLA options."""
+
+    num_rows: int
+    max_steps: int
+    compile_options: Mapping[str, Any]
+
+
 class Runner:
     """Owns weights and step state on the device. Not thread-safe: one thread launches."""
 
@@ -89,19 +98,17 @@ class Runner:
         program: Program,
         weights: Weights,
         placement: Placement,
-        *,
-        num_rows: int,
-        max_steps: int,
-        compile_options: Mapping[str, Any],
+        settings: RunnerSettings,
+        compilations: Compilations,
     ) -> None:
         self.program = program
         self.weights = weights
         self.placement = placement
-        self.num_rows = num_rows
-        self.max_steps = max_steps
-        self.compile_options = dict(compile_options)
+        self.num_rows = settings.num_rows
+        self.max_steps = settings.max_steps
+        self.compile_options = dict(settings.compile_options)
         self.layouts: dict[str, KVLayout] = {}
-        self.compilations = Compilations()
+        self.compilations = compilations
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
 

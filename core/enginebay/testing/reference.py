@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.build.compose import Plan
+from enginebay.build.compose import Plan, make_sampler
 from enginebay.build.kernels import OpsBinder
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.step import Layouts
@@ -17,7 +17,10 @@ SMALLEST = 32
 
 
 class ReferenceModel:
-    """Logits of whole sequences, by the plan's own model and ops but none of its engine, cache or sampler."""
+    """Logits of whole sequences, by the plan's own model and ops but none of its engine or cache.
+
+    `sampler` is the plan's own, which the logits do not depend on.
+    """
 
     def __init__(self, plan: Plan, weights: dict[str, jax.Array] | None = None) -> None:
         self.plan = plan
@@ -27,6 +30,7 @@ class ReferenceModel:
                 plan.model, dtype=plan.config.dtype, place=plan.placement.weight
             )
         self.weights = weights
+        self.sampler = make_sampler(plan.registry, plan.config)
         self._compiled: dict[int, jax.stages.Wrapped] = {}
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -62,8 +66,3 @@ class ReferenceModel:
         chosen = scores[np.arange(len(output)), np.asarray(output)]
         wrong = np.flatnonzero(scores.max(axis=1) - chosen > tolerance)
         return int(wrong[0]) if len(wrong) else None
-
-    def is_near_tie(self, prefix: Sequence[int], first: int, second: int, tolerance: float) -> bool:
-        """Whether two tokens' logits after `prefix` are closer than `tolerance`."""
-        scores = self.logits(prefix)[-1]
-        return bool(abs(scores[first] - scores[second]) <= tolerance)

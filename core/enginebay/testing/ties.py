@@ -1,0 +1,86 @@
+"""Comparing tokens of two runs: equal, or first different where rounding alone can decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.sampler import SamplingState, request_key
+from enginebay.testing.reference import ReferenceModel
+from enginebay.types import SamplingParams
+
+TOLERANCE = 1e-3
+"""How far rounding may move a logit."""
+
+MOST_NEAR_TIES = 0.1
+"""The share of rows that may differ at a near-tie."""
+
+NUM_PERTURBATIONS = 64
+
+
+def assert_same_tokens(
+    reference: ReferenceModel,
+    prompts: Sequence[Sequence[int]],
+    first: Sequence[Sequence[int]],
+    second: Sequence[Sequence[int]],
+    params: SamplingParams,
+) -> None:
+    """Each row is equal in both runs, or differs first where rounding decides between the two tokens; few rows may."""
+    different = 0
+    for prompt, a, b in zip(prompts, first, second, strict=True):
+        assert len(a) == len(b), f"a prompt of {len(prompt)} tokens gave {len(a)} and {len(b)} tokens"
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if at is None:
+            continue
+        different += 1
+        tie = {a[at], b[at]} <= possible_tokens(reference, [*prompt, *a[:at]], params)
+        assert tie, f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
+    assert different <= MOST_NEAR_TIES * len(prompts), f"{different} of {len(prompts)} rows differ"
+
+
+def first_impossible_token(
+    reference: ReferenceModel, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
+) -> int | None:
+    """Index of the first output token that the sampler does not give after the tokens before it, or None."""
+    logits = reference.logits([*prompt, *output])[len(prompt) - 1 : -1]
+    exact = _sampled(reference, logits, len(prompt) + np.arange(len(output)), params)
+    for at in map(int, np.flatnonzero(exact != np.asarray(output))):
+        if output[at] not in possible_tokens(reference, [*prompt, *output[:at]], params):
+            return at
+    return None
+
+
+def possible_tokens(reference: ReferenceModel, prefix: Sequence[int], params: SamplingParams) -> set[int]:
+    """What the plan's own sampler gives after `prefix` when no logit moves by more than TOLERANCE.
+
+    The rows have one key and one position, so that only the logits differ: the reference's own, then some with every
+    logit moved by all of TOLERANCE up or down, then some with smaller moves.
+    """
+    logits = reference.logits(prefix)[-1]
+    rng = np.random.default_rng(0)
+    moves = rng.uniform(-1.0, 1.0, (NUM_PERTURBATIONS, len(logits)))
+    moves[: NUM_PERTURBATIONS // 2] = np.sign(moves[: NUM_PERTURBATIONS // 2])
+    moves[0] = 0.0
+    nearby = (logits + TOLERANCE * moves).astype(np.float32)
+    return {int(t) for t in _sampled(reference, nearby, np.full(NUM_PERTURBATIONS, len(prefix)), params)}
+
+
+def _sampled(
+    reference: ReferenceModel, logits: np.ndarray, positions: np.ndarray, params: SamplingParams
+) -> np.ndarray:
+    """Token ids of logits f32 [S, vocab] at `positions` of the first completion of a request with these parameters."""
+    num_rows, vocab = logits.shape
+    key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
+    words = jax.random.key_data(jax.random.fold_in(key, 0))
+    state = SamplingState(
+        keys=jnp.tile(words, (num_rows, 1)),
+        positions=jnp.asarray(positions, jnp.int32),
+        temperature=jnp.full(num_rows, params.temperature, jnp.float32),
+        top_k=jnp.full(num_rows, params.top_k if 0 < params.top_k < vocab else 0, jnp.int32),
+        top_p=jnp.full(num_rows, params.top_p, jnp.float32),
+        min_p=jnp.full(num_rows, params.min_p, jnp.float32),
+    )
+    return np.asarray(jax.jit(reference.sampler)(jnp.asarray(logits, jnp.float32), state))

@@ -1,0 +1,115 @@
+"""The slot ledger keeps the ledger contract, and the suite finds ledgers that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from enginebay.cache import Lease
+from enginebay.errors import InternalError
+from enginebay.testing.ledgers import ledger_checks
+from enginebay_vinference.ledger import SlotLedger
+
+NUM_ROWS, MAX_TOKENS = 4, 64
+
+
+def make_slots(pages_per_slot: int) -> SlotLedger:
+    ledger = SlotLedger(NUM_ROWS, MAX_TOKENS)
+    ledger.pages_per_slot = pages_per_slot
+    return ledger
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=f"{pages}-{name}")
+        for pages in (1, 4)
+        for name, check in ledger_checks(lambda pages=pages: make_slots(pages), NUM_ROWS, MAX_TOKENS)
+    ],
+)
+def test_slot_ledger_keeps_the_contract(check: Callable[[], None]) -> None:
+    check()
+
+
+class Leaks(SlotLedger):
+    """Never forgets a lease."""
+
+    def release(self, lease: Lease) -> None:
+        super().release(lease)
+        self._leases[-len(self._leases) - 1] = lease
+
+
+class ReleasesTwice(SlotLedger):
+    """Takes a lease back as often as it is given."""
+
+    def release(self, lease: Lease) -> None:
+        lease.released = True
+        self._leases.pop(lease.row, None)
+
+
+class Shrinks(SlotLedger):
+    """Cuts a promise to what was asked last."""
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        if num_tokens > self.max_model_len:
+            return False
+        lease.capacity = num_tokens
+        return True
+
+
+class GrowsWhatItRefuses(SlotLedger):
+    """Notes a promise before it knows that it can be kept."""
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        lease.capacity = max(lease.capacity, num_tokens)
+        return num_tokens <= self.max_model_len
+
+
+class PromisesTooMuch(SlotLedger):
+    """Admits whatever is asked."""
+
+    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+        return super().admit(row, prompt_token_ids, min(num_tokens, self.max_model_len))
+
+
+class OverlappingTables(SlotLedger):
+    """Takes a slot for one page less than it has."""
+
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        super().write_table(leases, table)
+        for place, lease in enumerate(leases):
+            table[place, : self.pages_per_slot] -= lease.row
+
+
+class LeavesOldPages(SlotLedger):
+    """Writes a row's pages and leaves the rest of the row as it was."""
+
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        before = table.copy()
+        super().write_table(leases, table)
+        table[:, self.pages_per_slot :] = before[:, self.pages_per_slot :]
+
+
+@pytest.mark.parametrize(
+    ("broken", "found_by"),
+    [
+        (Leaks, "everything_given_back_is_free_again"),
+        (ReleasesTwice, "releasing_twice_is_refused"),
+        (Shrinks, "reserve_grows_and_never_shrinks"),
+        (GrowsWhatItRefuses, "refused_calls_change_nothing"),
+        (PromisesTooMuch, "refused_calls_change_nothing"),
+        (OverlappingTables, "tables_of_rows_do_not_overlap"),
+        (LeavesOldPages, "tables_hold_nothing_else"),
+    ],
+)
+def test_broken_ledger_is_found(broken: type[SlotLedger], found_by: str) -> None:
+    def make() -> SlotLedger:
+        ledger = broken(NUM_ROWS, MAX_TOKENS)
+        ledger.pages_per_slot = 4
+        return ledger
+
+    checks = dict(ledger_checks(make, NUM_ROWS, MAX_TOKENS))
+    with pytest.raises((AssertionError, InternalError)):
+        checks[found_by]()
