@@ -21,6 +21,8 @@ class SequenceBuffer:
         num_computed_tokens  int32 [max_num_reqs]                  tokens whose keys and values are in the cache
         temperature, top_p, min_p  f32 [max_num_reqs]              initially 0, 1, 0
         top_k                int32 [max_num_reqs]                  0 keeps all
+        frequency_penalties, presence_penalties, repetition_penalties
+                             f32 [max_num_reqs]                    initially 0, 0, 1
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
 
@@ -59,6 +61,9 @@ class SequenceBuffer:
         self.top_p = np.ones(max_num_reqs, np.float32)
         self.min_p = np.zeros(max_num_reqs, np.float32)
         self.top_k = np.zeros(max_num_reqs, np.int32)
+        self.frequency_penalties = np.zeros(max_num_reqs, np.float32)
+        self.presence_penalties = np.zeros(max_num_reqs, np.float32)
+        self.repetition_penalties = np.ones(max_num_reqs, np.float32)
         self.stop_token_ids = np.full((max_num_reqs, MAX_STOP_TOKENS), -1, np.int32)
         self.keys = np.zeros((max_num_reqs, 2), np.uint32)
         self._requests: list[Request | None] = [None] * max_num_reqs
@@ -72,6 +77,9 @@ class SequenceBuffer:
             (self.top_p, 1),
             (self.min_p, 0),
             (self.top_k, 0),
+            (self.frequency_penalties, 0),
+            (self.presence_penalties, 0),
+            (self.repetition_penalties, 1),
             (self.stop_token_ids, -1),
             (self.keys, 0),
         )
@@ -113,6 +121,9 @@ class SequenceBuffer:
         self.top_p[row] = sampling.top_p
         self.min_p[row] = sampling.min_p
         self.top_k[row] = max(sampling.top_k, 0)
+        self.frequency_penalties[row] = sampling.frequency_penalty
+        self.presence_penalties[row] = sampling.presence_penalty
+        self.repetition_penalties[row] = sampling.repetition_penalty
         self.stop_token_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.keys[row] = request.key
 

@@ -33,6 +33,18 @@ class SamplingParams(BaseModel):
     min_p: float = Field(
         default=0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's"
     )
+    presence_penalty: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="taken from the score of a token that is in the output"
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="taken from a token's score as often as it is in the output"
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="divides the score of a token that is in prompt or output (multiplies a negative one)",
+    )
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="equal seeds give equal samples")
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
     stop: tuple[str, ...] = Field(default=(), description="texts that end the completion")
@@ -68,6 +80,14 @@ class FrozenSampling:
     """Every token id that ends the request, end-of-sequence ids included unless they are ignored."""
     include_stop_str_in_output: bool
     skip_special_tokens: bool
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens of prompt or output change the scores of those to come."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
 
 def make_sampling_params(**fields: object) -> SamplingParams:
@@ -110,8 +130,11 @@ class Request:
     key: tuple[int, int]
     arrival_s: float
     priority: int = 0
+    """Larger is more urgent, to schedulers that look at it."""
     parent_id: str = ""
     index: int = 0
+    tenant: str = ""
+    """On whose account it runs, for schedulers that are fair among tenants."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -17,6 +17,6 @@ def register_samplers(register: Register) -> None:
     register(
         "standard",
         "enginebay_samplers.standard:sample",
-        summary="temperature, top_k, top_p, min_p, seeds; greedy at temperature 0",
+        summary="penalties, temperature, top_k, top_p, min_p, seeds; greedy at temperature 0",
         capabilities={"priority": 10},
     )

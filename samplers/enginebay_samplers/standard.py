@@ -1,4 +1,4 @@
-"""The standard sampler: temperature, top_k, top_p and min_p, then one draw by Gumbel noise.
+"""The standard sampler: penalties, temperature, top_k, top_p and min_p, then one draw by Gumbel noise.
 
 A draw is argmax(z + noise) over the tokens kept, which is a sample of softmax(z) over them (the Gumbel-max
 trick: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", 2014). The noise belongs to the row's key, its position
@@ -26,6 +26,7 @@ from jax import lax
 
 from enginebay.sampler import SamplingState, position_keys
 from enginebay_samplers.greedy import first_best
+from enginebay_samplers.penalties import penalize
 
 NUM_CANDIDATES = 256
 """How many best tokens are put in order: a partial sort of 256 costs little more than finding the best one."""
@@ -55,10 +56,10 @@ class _Scaled(NamedTuple):
 def sample(logits: jax.Array, state: SamplingState) -> jax.Array:
     """logits f32 [S, vocab] (-inf allowed) -> token ids int32 [S], by the contract of enginebay.sampler.Sampler.
 
-    A row of temperature 0 or top_k 1 gets the first best token exactly. While all rows are such, nothing else is
-    computed.
+    A row of temperature 0 or top_k 1 gets the first best token exactly. While all rows are such, and none has a penalty,
+    nothing else is computed.
     """
-    logits = logits.astype(jnp.float32)
+    logits = penalize(logits.astype(jnp.float32), state)
     best = first_best(logits)
     draws = (state.temperature >= jnp.finfo(jnp.float32).tiny) & (state.top_k != 1)
 

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay import LLM
 from enginebay.engine import RowState
-from enginebay.testing.engines import Driver
+from enginebay.testing.driver import Driver
 from enginebay.types import FrozenSampling, Request
 from tests.parity import tiny
 

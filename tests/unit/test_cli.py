@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
+from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.cli.main import COMMANDS, main
 from enginebay.hooks import Declaration
 from enginebay.registry import Entry, Registry
@@ -85,6 +87,15 @@ def test_flags_reach_the_request(run_json: Any, config: str, expected: Any) -> N
     flags = ("--scheduler", "static", "--attention", "auto", "--ignore-eos", "--max-tokens", "5")
     record = run_json("generate", "The fox", *sampling, *flags, "--json", "--config", config)
     assert len(record["token_ids"]) == 5
+
+
+def test_penalties_reach_the_parameters() -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser)
+    flags = ("--presence-penalty", "-0.5", "--frequency-penalty", "2", "--repetition-penalty", "1.25")
+    params = sampling_from(parser.parse_args(flags))
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (-0.5, 2.0, 1.25)
+    assert sampling_from(parser.parse_args([])) == SamplingParams()
 
 
 def test_the_prompt_may_come_from_standard_input(

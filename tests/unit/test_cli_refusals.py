@@ -54,6 +54,8 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("generate", "--max-tokens", "0"), ("max_tokens = 0", "greater than or equal to 1")),
         (("generate", "--max-tokens", "some"), ("--max-tokens",)),
         (("generate", "--temperature", "nan"), ("temperature = nan",)),
+        (("generate", "--presence-penalty", "-3"), ("presence_penalty = -3",)),
+        (("chat", "hello", "--repetition-penalty", "0"), ("repetition_penalty = 0",)),
         (("generate", "--top-p", "0"), ("top_p = 0.0",)),
         (("generate", "-n", "0"), ("n = 0",)),
         (

@@ -255,6 +255,10 @@ def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM
         assert (
             len(token_ids(llm.generate("Once", with_(HOT, seed=2**63 - 1, temperature=temperature)))[0]) == 16
         )
+    for penalty in (1e300, 1e-300):
+        params = with_(GREEDY, repetition_penalty=penalty, ignore_eos=True)
+        (tokens,) = token_ids(llm.generate("Once", params))
+        assert len(set(tokens)) == (16 if penalty > 1 else 1)
 
 
 def test_changing_parameters_later_changes_nothing_under_way(llm: LLM) -> None:

@@ -73,10 +73,14 @@ def test_bad_messages_are_refused(llm: LLM) -> None:
         asyncio.run(anext(llm.astream("A", with_(GREEDY, n=2))))
 
 
-def test_a_greedy_sampler_refuses_temperatures() -> None:
+def test_a_greedy_sampler_refuses_temperatures_and_penalties() -> None:
     with LLM("demo", sampler="greedy", **SIZES) as llm:
         with pytest.raises(RequestError, match="greedy only"):
             llm.generate("Once", HOT)
+        for penalty, neutral in (("presence", 0), ("frequency", 0), ("repetition", 1)):
+            name = f"{penalty}_penalty"
+            with pytest.raises(RequestError, match=rf"{name} = 0\.5 .*greedy only.*{name} = {neutral}\."):
+                llm.generate("Once", with_(GREEDY, **{name: 0.5}))
         assert_idle(llm)
 
 

@@ -15,7 +15,18 @@ ROWS, LENGTH = 5, 12
 
 def make_request(name: str, prompt: list[int], number: int = 0) -> Request:
     sampling = FrozenSampling(
-        4, 0.25 * number, number, 1.0 - number / 16, number / 32, (), tuple(range(number % 4)), False, True
+        4,
+        0.25 * number,
+        number,
+        1.0 - number / 16,
+        number / 32,
+        (),
+        tuple(range(number % 4)),
+        include_stop_str_in_output=False,
+        skip_special_tokens=True,
+        presence_penalty=number / 8,
+        frequency_penalty=-number / 8,
+        repetition_penalty=1.0 + number / 4,
     )
     return Request(
         name, np.asarray(prompt, np.int32), sampling, key=(number, 2**32 - 1 - number), arrival_s=0.0
@@ -28,6 +39,10 @@ def make_table() -> SequenceBuffer:
     )
 
 
+def penalties(table: SequenceBuffer, row: int) -> tuple[float, float, float]:
+    return (table.frequency_penalties[row], table.presence_penalties[row], table.repetition_penalties[row])
+
+
 def assert_row_is_free(table: SequenceBuffer, row: int) -> None:
     assert not table.token_ids[row].any()
     assert (table.num_tokens[row], table.num_prompt_tokens[row], table.num_computed_tokens[row]) == (0, 0, 0)
@@ -37,6 +52,7 @@ def assert_row_is_free(table: SequenceBuffer, row: int) -> None:
         0.0,
         0,
     )
+    assert penalties(table, row) == (0.0, 0.0, 1.0)
     assert (table.stop_token_ids[row] == -1).all()
     assert not table.keys[row].any()
 
@@ -49,6 +65,8 @@ def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: 
     sampling = request.sampling
     got = (table.temperature[row], table.top_p[row], table.min_p[row], table.top_k[row])
     assert got == (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
+    wanted = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty)
+    assert penalties(table, row) == wanted
     stops = list(sampling.stop_token_ids)
     assert table.stop_token_ids[row].tolist() == stops + [-1] * (MAX_STOP_TOKENS - len(stops))
     assert tuple(table.keys[row].tolist()) == request.key

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable
 
 import jax
@@ -13,6 +15,7 @@ import pytest
 from enginebay.sampler import SamplingState
 from enginebay.testing.samplers import sampler_checks
 from enginebay_samplers import greedy, standard
+from enginebay_samplers.penalties import penalize
 
 
 def wrong_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
@@ -20,14 +23,49 @@ def wrong_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 
 def row_dependent(logits: jax.Array, state: SamplingState) -> jax.Array:
-    moved = SamplingState(
-        state.keys, jnp.arange(logits.shape[0]), state.temperature, state.top_k, state.top_p, state.min_p
-    )
-    return standard.sample(logits, moved)
+    return standard.sample(logits, dataclasses.replace(state, positions=jnp.arange(logits.shape[0])))
 
 
 def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
     return logits.shape[-1] - 1 - greedy.sample(logits[:, ::-1], state)
+
+
+def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
+    none = jnp.zeros_like(state.temperature)
+    return standard.sample(
+        logits,
+        dataclasses.replace(
+            state, presence_penalty=none, frequency_penalty=none, repetition_penalty=none + 1.0
+        ),
+    )
+
+
+def prompt_is_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
+    return standard.sample(
+        logits, dataclasses.replace(state, prompt_lengths=jnp.zeros_like(state.prompt_lengths))
+    )
+
+
+def prompt_is_never_repeated(logits: jax.Array, state: SamplingState) -> jax.Array:
+    vocab, position = logits.shape[1], jnp.arange(state.token_ids.shape[1])
+    token_ids = jnp.where(position < state.prompt_lengths[:, None], vocab, state.token_ids)
+    return standard.sample(logits, dataclasses.replace(state, token_ids=token_ids))
+
+
+def stale_tokens_are_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
+    everything = dataclasses.replace(state, positions=state.positions + 100)
+    return without_penalties(penalize(logits, everything), state)
+
+
+def penalties_come_after_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
+    warm = jnp.where(state.temperature > 0.0, state.temperature, 1.0)[:, None]
+    return without_penalties(penalize(logits / warm, state) * warm, state)
+
+
+def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.Array:
+    return standard.sample(
+        jnp.where(logits > 0.0, logits, logits / state.repetition_penalty[:, None] ** 2), state
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,13 +74,19 @@ def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
         (wrong_temperature, "support_and_frequencies[temperature]"),
         (row_dependent, "row_does_not_depend_on_the_batch"),
         (last_best, "temperature_0_is_first_best"),
+        (without_penalties, "penalised_greedy_rows_get_the_first_best"),
+        (prompt_is_counted, "penalised_greedy_rows_get_the_first_best"),
+        (prompt_is_never_repeated, "penalised_greedy_rows_get_the_first_best"),
+        (stale_tokens_are_counted, "penalised_greedy_rows_get_the_first_best"),
+        (negative_logits_are_divided, "penalised_support_and_frequencies[temperature]"),
+        (penalties_come_after_temperature, "penalised_support_and_frequencies[temperature]"),
     ],
 )
 def test_suite_finds_a_wrong_sampler(
     wrong: Callable[[jax.Array, SamplingState], jax.Array], name: str
 ) -> None:
     check = dict(sampler_checks(wrong))[name]
-    with pytest.raises(AssertionError, match=r"row|temperature"):
+    with pytest.raises(AssertionError, match=r"row|temperature|token"):
         check()
 
 
@@ -71,6 +115,11 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
         top_k=jnp.asarray(chance.choice([0, 2, 30, 200], rows), jnp.int32),
         top_p=jnp.asarray(chance.choice([1.0, 0.9, 0.4], rows), jnp.float32),
         min_p=jnp.asarray(chance.choice([0.0, 0.02, 0.3], rows), jnp.float32),
+        presence_penalty=jnp.zeros(rows),
+        frequency_penalty=jnp.zeros(rows),
+        repetition_penalty=jnp.ones(rows),
+        token_ids=jnp.zeros((rows, 1), jnp.int32),
+        prompt_lengths=jnp.ones(rows, jnp.int32),
     )
     # Rounded, as logits of a bf16 model are: many equal ones.
     logits = jnp.asarray(np.round(chance.normal(size=(rows, 320)) * 16) / 8, jnp.float32)
@@ -81,15 +130,61 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
     assert (got != wanted).sum() <= 2
 
 
-def test_greedy_rows_pay_for_two_reductions_only() -> None:
-    state = SamplingState(
-        jnp.zeros((2, 2), jnp.uint32),
-        jnp.zeros(2, jnp.int32),
-        jnp.zeros(2),
-        jnp.zeros(2, jnp.int32),
-        jnp.ones(2),
-        jnp.zeros(2),
+def greedy_state(rows: int) -> SamplingState:
+    zeros = jnp.zeros(rows)
+    return SamplingState(
+        keys=jnp.zeros((rows, 2), jnp.uint32),
+        positions=jnp.zeros(rows, jnp.int32),
+        temperature=zeros,
+        top_k=jnp.zeros(rows, jnp.int32),
+        top_p=jnp.ones(rows),
+        min_p=zeros,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+        repetition_penalty=jnp.ones(rows),
+        token_ids=jnp.zeros((rows, 8), jnp.int32),
+        prompt_lengths=jnp.zeros(rows, jnp.int32),
     )
-    always = {eqn.primitive.name for eqn in jax.make_jaxpr(standard.sample)(jnp.zeros((2, 64)), state).eqns}
+
+
+def test_greedy_rows_pay_for_two_reductions_only() -> None:
+    always = {
+        eqn.primitive.name
+        for eqn in jax.make_jaxpr(standard.sample)(jnp.zeros((2, 64)), greedy_state(2)).eqns
+    }
     assert {"cond", "reduce_max", "reduce_min"} <= always
     assert not always & {"top_k", "sort", "exp", "log", "cumsum", "argmax", "threefry2x32"}
+    assert not any("scatter" in name for name in always)
+
+
+def test_rows_without_penalties_pay_for_no_scatter_over_the_vocabulary() -> None:
+    """All of penalties but the question whether there are any stands in one branch of a conditional.
+
+    The other branch passes the logits on as they lie.
+    """
+    lowered = jax.jit(lambda logits, state: penalize(logits * 2.0, state) * 3.0).lower(
+        jnp.zeros((2, 64)), greedy_state(2)
+    )
+    text = lowered.compile().as_text()
+    assert text is not None
+    computations = re.split(r"\n(?=\S)", text)
+    (entry,) = (c for c in computations if c.startswith("ENTRY"))
+    assert "conditional" in entry
+    assert not re.search(r"f32\[2,64\]\S* copy\(", text)
+    assert not re.search(r"scatter|while|s32\[2,64\]|pred\[2,64\]", entry)
+
+
+def test_rows_without_penalties_keep_their_logits_to_the_bit() -> None:
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64)), jnp.float32).at[0, 5].set(-jnp.inf)
+    state = greedy_state(3)
+    state = dataclasses.replace(
+        state,
+        repetition_penalty=state.repetition_penalty.at[1].set(1.5),
+        presence_penalty=state.presence_penalty.at[1].set(1.5),
+        positions=jnp.full(3, 8),
+        token_ids=jnp.tile(jnp.arange(8), (3, 1)),
+    )
+    moved = np.asarray(jax.jit(penalize)(logits, state))
+    assert np.array_equal(moved[[0, 2]], logits[np.asarray([0, 2])])
+    assert (moved[1, :8] < logits[1, :8]).all()
+    assert np.array_equal(moved[1, 8:], logits[1, 8:])

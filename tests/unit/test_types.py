@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from enginebay.errors import RequestError
-from enginebay.types import RequestMetrics, RequestOutput, SamplingParams, make_sampling_params
+from enginebay.types import (
+    FrozenSampling,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+    make_sampling_params,
+)
 
 BAD_VALUES: list[tuple[str, Any]] = [
     ("max_tokens", 0),
@@ -29,6 +36,17 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("min_p", -0.1),
     ("min_p", 1.1),
     ("min_p", math.nan),
+    ("presence_penalty", -2.1),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", math.nan),
+    ("frequency_penalty", -2.1),
+    ("frequency_penalty", 2.1),
+    ("frequency_penalty", math.nan),
+    ("frequency_penalty", "much"),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", -1.0),
+    ("repetition_penalty", math.inf),
+    ("repetition_penalty", math.nan),
     ("seed", -1),
     ("seed", 2**63),
     ("seed", 0.5),
@@ -99,6 +117,23 @@ def test_stop_takes_one_text_or_several(given: Any, kept: tuple[str, ...]) -> No
 
 def test_borders_are_allowed() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=-1, top_p=1, min_p=1, seed=2**63 - 1, n=256)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-300)
+    SamplingParams(presence_penalty=2, frequency_penalty=-2, repetition_penalty=1e300)
+
+
+@pytest.mark.parametrize(
+    ("changes", "penalises"),
+    [
+        ({}, False),
+        ({"presence_penalty": -0.0}, False),
+        ({"presence_penalty": 0.1}, True),
+        ({"frequency_penalty": -0.1}, True),
+        ({"repetition_penalty": 0.9}, True),
+    ],
+)
+def test_only_values_that_change_something_are_penalties(changes: dict[str, float], penalises: bool) -> None:
+    sampling = FrozenSampling(1, 0.0, 0, 1.0, 0.0, (), (), False, True)
+    assert dataclasses.replace(sampling, **changes).penalises == penalises
 
 
 def test_rates_of_too_few_tokens_are_unknown() -> None:

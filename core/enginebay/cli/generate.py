@@ -47,6 +47,17 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=int, default=0, metavar="K")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P")
+    for name in ("presence", "frequency"):
+        group.add_argument(
+            f"--{name}-penalty", type=float, default=0.0, metavar="X", help="-2 to 2; on tokens of the output"
+        )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="above 0; on tokens of prompt and output",
+    )
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
@@ -75,6 +86,9 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         top_k=args.top_k,
         top_p=args.top_p,
         min_p=args.min_p,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         n=args.n,
         stop=tuple(args.stop),

@@ -24,6 +24,9 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 MOST_TEMPERATURE = 1e30
 """Higher ones make no difference, and would not fit the f32 of the device."""
 
+MOST_REPETITION_PENALTY = 1e30
+"""Higher ones, and lower ones than its inverse, would leave no finite f32 scores."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
@@ -135,6 +138,19 @@ class Preparer:
                     "Choose sampler standard to sample.",
                 )
             )
+        for name, value, neutral in (
+            ("presence_penalty", params.presence_penalty, 0),
+            ("frequency_penalty", params.frequency_penalty, 0),
+            ("repetition_penalty", params.repetition_penalty, 1),
+        ):
+            if self.greedy_only and value != neutral:
+                raise RequestError(
+                    explain(
+                        f"{name} = {value} with a sampler that is greedy only",
+                        f"{name} = {neutral}",
+                        "Choose sampler standard for penalties.",
+                    )
+                )
 
     def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
         wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
@@ -169,6 +185,11 @@ class Preparer:
             stop_token_ids=stop_ids,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=min(
+                max(params.repetition_penalty, 1 / MOST_REPETITION_PENALTY), MOST_REPETITION_PENALTY
+            ),
         )
 
 

@@ -11,7 +11,7 @@ from enginebay.engine import RowPlan
 from enginebay.ops.spec import Bucket
 from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
-from enginebay.runner.runner import DecodeInputs, PrefillInputs
+from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
@@ -30,7 +30,7 @@ def prefill_inputs(
     ints[:, device.ROW] = table.max_num_reqs
     ints[:, device.STOP_IDS :] = -1
     floats = np.zeros((bucket.seqs, device.NUM_FLOAT_COLUMNS), np.float32)
-    floats[:, device.TOP_P] = 1.0
+    floats[:, device.TOP_P] = floats[:, device.REPETITION] = 1.0
     start = 0
     for place, index in enumerate(order):
         row = rows[index]
@@ -43,7 +43,16 @@ def prefill_inputs(
     ledger.write_table([rows[i].lease for i in order], pages)
     places = np.empty(len(rows), np.int64)
     places[order] = np.arange(len(rows))
-    return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages)), places
+    return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages), _known(rows, table)), places
+
+
+def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
+    """The tokens that a row's first chunk does not bring since the cache has them, for rows whose sampling counts them."""
+    return tuple(
+        KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy())
+        for row in rows
+        if 0 < row.num_computed == row.lease.num_cached and table.request(row.row).sampling.penalises
+    )
 
 
 def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: SequenceBuffer) -> None:
@@ -57,10 +66,14 @@ def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: Seq
     ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(request.key, np.uint32).view(np.int32)
     ints[device.TOP_K] = max(sampling.top_k, 0)
     ints[device.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens
+    ints[device.PROMPT_LENGTH] = len(request.prompt_token_ids)
     ints[device.STOP_IDS : device.STOP_IDS + len(sampling.stop_token_ids)] = sampling.stop_token_ids
     floats[device.TEMPERATURE] = sampling.temperature
     floats[device.TOP_P] = sampling.top_p
     floats[device.MIN_P] = sampling.min_p
+    floats[device.PRESENCE] = sampling.presence_penalty
+    floats[device.FREQUENCY] = sampling.frequency_penalty
+    floats[device.REPETITION] = sampling.repetition_penalty
 
 
 def decode_inputs(

@@ -13,7 +13,7 @@ from jax import tree_util
 from enginebay.sampler import SamplingState
 from enginebay.types import MAX_STOP_TOKENS
 
-FIELDS = (
+COLUMNS = (
     "last_token",
     "length",
     "max_length",
@@ -23,25 +23,36 @@ FIELDS = (
     "top_k",
     "top_p",
     "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
     "stop_ids",
+    "prompt_length",
 )
+"""The fields of DeviceRows but for the history of tokens."""
 
 # Columns of a prefill plan's int32 array, one row of it per row of the step.
-ROW, Q_LEN, KV_LEN, SAMPLES, INDEX, KEY_HI, KEY_LO, TOP_K, MAX_LENGTH, STOP_IDS = range(10)
+ROW, Q_LEN, KV_LEN, SAMPLES, INDEX, KEY_HI, KEY_LO, TOP_K, MAX_LENGTH, PROMPT_LENGTH, STOP_IDS = range(11)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
-TEMPERATURE, TOP_P, MIN_P = range(3)
-NUM_FLOAT_COLUMNS = 3
+TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
+NUM_FLOAT_COLUMNS = 6
+
+NEUTRAL = {"finished": True, "top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
+"""What a row without a request has in its columns; the others are 0."""
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=list(FIELDS), meta_fields=[])
+@functools.partial(tree_util.register_dataclass, data_fields=[*COLUMNS, "token_ids"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
     """Decoding state of R rows, donated to every step and indexed by row id, so that steps can be launched ahead.
 
     last_token int32 [R]: sampled, not yet in the cache. length int32 [R]: tokens so far, last_token included.
     max_length int32 [R]: length at which the row is finished. finished bool [R]. keys uint32 [R, 2]: the request's key,
-    folded with its completion index. temperature, top_p, min_p f32 [R]; top_k int32 [R]. stop_ids int32
-    [R, MAX_STOP_TOKENS]: token ids that finish the row, -1 where there is none.
+    folded with its completion index. temperature, top_p, min_p f32 [R]; top_k int32 [R]. presence_penalty,
+    frequency_penalty, repetition_penalty f32 [R]. stop_ids int32 [R, MAX_STOP_TOKENS]: token ids that finish the row,
+    -1 where there is none. prompt_length int32 [R]: tokens of the prompt alone. token_ids int32 [R, L]: the row's
+    tokens by absolute position, for penalties; from `length` on they mean nothing. Of a row without penalties that
+    found its prompt's beginning in the cache, that part is missing.
     """
 
     last_token: jax.Array
@@ -53,11 +64,16 @@ class DeviceRows:
     top_k: jax.Array
     top_p: jax.Array
     min_p: jax.Array
+    presence_penalty: jax.Array
+    frequency_penalty: jax.Array
+    repetition_penalty: jax.Array
     stop_ids: jax.Array
+    prompt_length: jax.Array
+    token_ids: jax.Array
 
     @staticmethod
-    def empty(num_rows: int) -> DeviceRows:
-        """Rows that are all finished."""
+    def empty(num_rows: int, max_model_len: int) -> DeviceRows:
+        """Rows that are all finished, with room for max_model_len tokens each."""
 
         def zeros(dtype: type, *more: int) -> jax.Array:
             return jnp.zeros((num_rows, *more), dtype)
@@ -72,39 +88,72 @@ class DeviceRows:
             top_k=zeros(np.int32),
             top_p=jnp.ones(num_rows, np.float32),
             min_p=zeros(np.float32),
+            presence_penalty=zeros(np.float32),
+            frequency_penalty=zeros(np.float32),
+            repetition_penalty=jnp.ones(num_rows, np.float32),
             stop_ids=jnp.full((num_rows, MAX_STOP_TOKENS), -1, jnp.int32),
+            prompt_length=zeros(np.int32),
+            token_ids=zeros(np.int32, max_model_len),
         )
 
-    def take(self, row_ids: jax.Array) -> DeviceRows:
-        """The rows with these ids [S]; an id past the end is a finished row of zeros."""
-        values = {f: getattr(self, f).at[row_ids].get(mode="fill", fill_value=0) for f in FIELDS}
-        values["finished"] |= row_ids >= self.length.shape[0]
-        return DeviceRows(**values)
+    def history(self, row_ids: jax.Array, num_tokens: int) -> jax.Array:
+        """int32 [S, min(num_tokens, L)], the rows' first tokens; zeros for an id past the end."""
+        width = min(num_tokens, self.token_ids.shape[1])
+        return self.token_ids.at[row_ids, :width].get(mode="fill", fill_value=0)
+
+    def take(self, row_ids: jax.Array, num_tokens: int) -> DeviceRows:
+        """The rows with these ids [S] and their first num_tokens tokens; an id past the end is a neutral, finished row."""
+        values = {
+            f: getattr(self, f).at[row_ids].get(mode="fill", fill_value=NEUTRAL.get(f, 0)) for f in COLUMNS
+        }
+        return DeviceRows(**values, token_ids=self.history(row_ids, num_tokens))
 
     def put(self, row_ids: jax.Array, rows: DeviceRows) -> DeviceRows:
-        """These rows with `rows` at ids [S]; an id past the end is dropped."""
-        return DeviceRows(
-            **{f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in FIELDS}
-        )
+        """These rows with `rows` at ids [S], as many of their tokens as those have; an id past the end is dropped."""
+        values = {f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in COLUMNS}
+        width = rows.token_ids.shape[1]
+        token_ids = self.token_ids.at[row_ids, :width].set(rows.token_ids, mode="drop")
+        return DeviceRows(**values, token_ids=token_ids)
+
+    def record(self, row_ids: jax.Array, positions: jax.Array, token_ids: jax.Array) -> DeviceRows:
+        """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row past the end is dropped."""
+        history = self.token_ids.at[row_ids, positions].set(token_ids, mode="drop")
+        return dataclasses.replace(self, token_ids=history)
 
     def sampling_state(self) -> SamplingState:
         """What sampling each row's next token depends on; its position is the row's length."""
-        return SamplingState(self.keys, self.length, self.temperature, self.top_k, self.top_p, self.min_p)
+        return SamplingState(
+            keys=self.keys,
+            positions=self.length,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            token_ids=self.token_ids,
+            prompt_lengths=self.prompt_length,
+        )
 
     def advanced(self, token_ids: jax.Array, active: jax.Array) -> DeviceRows:
         """The rows after token_ids int32 [S] were sampled where `active`; stop conditions are masked in."""
         length = self.length + active
         stopped = (token_ids[:, None] == self.stop_ids).any(axis=1) | (length >= self.max_length)
+        rows = jnp.where(active, jnp.arange(active.shape[0]), active.shape[0])
         return dataclasses.replace(
-            self,
+            self.record(rows, self.length, token_ids),
             last_token=jnp.where(active, token_ids, self.last_token),
             length=length,
             finished=self.finished | (active & stopped),
         )
 
 
-def rows_from_plan(ints: jax.Array, floats: jax.Array) -> DeviceRows:
-    """Rows as a prefill plan's columns describe them: `length` is the context, nothing is sampled yet."""
+def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> DeviceRows:
+    """Rows as a prefill plan's columns describe them: `length` is the context, nothing is sampled yet.
+
+    token_ids int32 [S, L]: their tokens so far.
+    """
     keys = jax.lax.bitcast_convert_type(ints[:, KEY_HI : KEY_LO + 1], jnp.uint32)
 
     def fold(key: jax.Array, index: jax.Array) -> jax.Array:
@@ -121,5 +170,15 @@ def rows_from_plan(ints: jax.Array, floats: jax.Array) -> DeviceRows:
         top_k=ints[:, TOP_K],
         top_p=floats[:, TOP_P],
         min_p=floats[:, MIN_P],
+        presence_penalty=floats[:, PRESENCE],
+        frequency_penalty=floats[:, FREQUENCY],
+        repetition_penalty=floats[:, REPETITION],
         stop_ids=ints[:, STOP_IDS:],
+        prompt_length=ints[:, PROMPT_LENGTH],
+        token_ids=token_ids,
     )
+
+
+def write_history(rows: DeviceRows, row_id: jax.Array, token_ids: jax.Array) -> DeviceRows:
+    """`rows` with token_ids int32 [L] as the whole history of one row."""
+    return dataclasses.replace(rows, token_ids=rows.token_ids.at[row_id].set(token_ids))

@@ -46,9 +46,11 @@ def weight_bytes(parts: EngineParts) -> int:
 
 
 def step_workspace_bytes(parts: EngineParts) -> int:
-    """Bytes that the largest step may need beside weights and cache: 16 f32 activations a token, logits twice."""
+    """Bytes that the largest step may need beside weights and cache.
+
+    16 f32 activations a token, logits four times (penalties count tokens), the history of the rows' tokens twice.
+    """
     info, config = parts.model.info, parts.config
-    f32 = 4
-    return f32 * (
-        16 * config.max_num_batched_tokens * info.hidden_size + 2 * config.max_num_seqs * info.vocab_size
-    )
+    assert config.max_model_len is not None, "the composition root resolves max_model_len"
+    row = 4 * info.vocab_size + 2 * config.max_model_len
+    return 4 * (16 * config.max_num_batched_tokens * info.hidden_size + config.max_num_seqs * row)

@@ -10,14 +10,14 @@ import numpy as np
 
 from enginebay.engine import RowState
 from enginebay.errors import InputError, explain
-from enginebay.runner.device import FIELDS, DeviceRows
+from enginebay.runner.device import COLUMNS, DeviceRows
 from enginebay.runner.runner import Runner
 
 
 def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarray) -> RowState:
     """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
     state = runner.state
-    columns = {f: np.asarray(getattr(state.rows, f)[row]) for f in FIELDS}
+    columns = {f: np.asarray(getattr(state.rows, f)[row]) for f in COLUMNS}
     num_cached = max(int(columns["length"]) - 1, 0)
     keys: dict[str, np.ndarray] = {}
     values: dict[str, np.ndarray] = {}
@@ -42,8 +42,17 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
 
 
 def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> None:
-    """Write `saved` into `row` and its pages; InputError when it was taken from a model of another shape."""
+    """Write `saved` into `row` and its pages; InputError when it is from a model of another shape, or too long."""
     state = runner.state
+    most = state.rows.token_ids.shape[1]
+    if len(saved.token_ids) > most:
+        raise InputError(
+            explain(
+                f"row state of {len(saved.token_ids)} tokens",
+                f"at most {most}",
+                "Resume in an engine with a larger max_model_len.",
+            )
+        )
     repeat = runner.info.kv_head_repeat
     cache = {}
     for group, layers in state.cache.items():
@@ -67,7 +76,8 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
             write(layer, slots, *(np.repeat(x[group][i], repeat, axis=1) for x in (saved.k, saved.v)))
             for i, layer in enumerate(layers)
         )
-    one = DeviceRows(**{f: jnp.asarray(saved.sampling[f])[None] for f in FIELDS})
+    columns = {f: jnp.asarray(saved.sampling[f])[None] for f in COLUMNS}
+    one = DeviceRows(**columns, token_ids=jnp.asarray(saved.token_ids, jnp.int32)[None])
     rows = state.rows.put(jnp.asarray([row]), one)
     runner.state = dataclasses.replace(
         state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated)

@@ -29,7 +29,7 @@ log = logging.getLogger("enginebay.runner")
 
 COMPILE_THREADS = 2
 
-Kind = Literal["prefill", "decode", "compact"]
+Kind = Literal["prefill", "decode", "compact", "history"]
 STEPS: dict[Kind, Callable[..., tuple[StepState, jax.Array]]] = {
     "prefill": prefill_step,
     "decode": decode_step,
@@ -39,25 +39,34 @@ STEPS: dict[Kind, Callable[..., tuple[StepState, jax.Array]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepKey:
-    """What one compiled program is for. "compact" decodes on a copy of the rows' cache."""
+    """What one compiled program is for. "compact" decodes on a copy of the rows' cache, "history" is write_history."""
 
     kind: Kind
     bucket: Bucket
 
     def __str__(self) -> str:
         b = self.bucket
-        size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
+        size = f"{b.tokens} tokens" if self.kind in {"prefill", "history"} else f"{b.seqs} rows"
         return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """The first tokens of a row, int32, which no chunk brings."""
+
+    row: int
+    token_ids: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PrefillInputs:
-    """Host arrays of a prefill call; see `prefill_step`."""
+    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before."""
 
     token_ids: np.ndarray
     ints: np.ndarray
     floats: np.ndarray
     tables: Mapping[str, np.ndarray]
+    known: tuple[KnownTokens, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,11 +92,15 @@ class LaunchedStep(Pending):
 
 @dataclasses.dataclass(frozen=True)
 class RunnerSettings:
-    """Rows of the device's row table, most tokens a row gets in one decode call, and XLA options."""
+    """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most tokens of a row.
+
+    `max_model_len` None is the model's own.
+    """
 
     num_rows: int
     max_steps: int
     compile_options: Mapping[str, Any]
+    max_model_len: int | None = None
 
 
 class Runner:
@@ -106,6 +119,8 @@ class Runner:
         self.placement = placement
         self.num_rows = settings.num_rows
         self.max_steps = settings.max_steps
+        self.max_model_len = length = settings.max_model_len or program.model.info.max_model_len
+        self._history_key = StepKey("history", Bucket(length, 1, 1, length, length, "prefill"))
         self.compile_options = dict(settings.compile_options)
         self.layouts: dict[str, KVLayout] = {}
         self.compilations = compilations
@@ -140,7 +155,8 @@ class Runner:
             group.name: tuple(self._empty_layer(layouts[group.name]) for _ in range(group.num_layers))
             for group in self.info.groups
         }
-        rows = jax.device_put(DeviceRows.empty(self.num_rows), self.placement.replicated)
+        rows = DeviceRows.empty(self.num_rows, self.max_model_len)
+        rows = jax.device_put(rows, self.placement.replicated)
         self._state = StepState(cache, rows)
 
     def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
@@ -149,6 +165,8 @@ class Runner:
 
     def prefill(self, bucket: Bucket, inputs: PrefillInputs, order: np.ndarray) -> Pending:
         """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
+        for known in inputs.known:
+            self._write_history(known)
         step = self._compiled(StepKey("prefill", bucket))
         self._state, tokens = step(
             self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables
@@ -163,10 +181,18 @@ class Runner:
         )
         return LaunchedStep(tokens, order)
 
+    def _write_history(self, known: KnownTokens) -> None:
+        padded = np.zeros(self.max_model_len, np.int32)
+        padded[: len(known.token_ids)] = known.token_ids
+        write = self._compiled(self._history_key)
+        rows = write(self.state.rows, np.int32(known.row), padded)
+        self._state = dataclasses.replace(self.state, rows=rows)
+
     def compile_all(
         self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None
     ) -> int:
-        """Compile the programs that are missing, two at a time, and return how many keys there are."""
+        """Compile the programs that are missing, two at a time, and return how many there are: the keys, and "history"."""
+        keys = [*keys, self._history_key]
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
         done = 0
@@ -186,7 +212,7 @@ class Runner:
         return len(keys)
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
-        return key, tuple(self.layouts.items())
+        return key, () if key.kind == "history" else tuple(self.layouts.items())
 
     def _compiled(self, key: StepKey) -> Any:
         found = self._programs.get(self._cache_key(key))
@@ -209,6 +235,8 @@ class Runner:
 
     def _lower(self, key: StepKey) -> Any:
         bucket = key.bucket
+        if key.kind == "history":
+            return _lower_history(self.state.rows, self.placement)
         tables = {
             g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts
         }
@@ -236,6 +264,13 @@ class Runner:
         # partial objects have no name; this one is what profiles and compile logs show
         step.__name__ = f"enginebay_{key.kind}"  # type: ignore[attr-defined]
         return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(*held, *args)
+
+
+def _lower_history(rows: DeviceRows, placement: Placement) -> Any:
+    args = (jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct(rows.token_ids.shape[1:], jnp.int32))
+    outputs = None if placement.mesh is None else placement.replicated
+    write = jax.jit(device.write_history, donate_argnums=0, out_shardings=outputs)
+    return write.lower(jax.tree.map(_describe, rows), *args)
 
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -64,20 +64,24 @@ def prefill_step(
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as `device` names them,
-    padding rows with row id R and lengths 0; tables int32 [S, P] per group. Returns int32 [S, 1], -1 where none was
-    sampled.
+    padding rows with row id R and lengths 0; tables int32 [S, P] per group. The tokens go into the rows' history.
+    Returns int32 [S, 1], -1 where none was sampled.
     """
     ops = program.make_ops(bucket, layouts)
     batches = _batches(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
     hidden, cache = program.model.hidden(weights, ops, token_ids, state.cache, batches)
-    starts = next(iter(batches.values())).cu_q_lens
-    last = jnp.maximum(starts[1:] - 1, 0)
-    rows = device.rows_from_plan(ints, floats)
+    batch = next(iter(batches.values()))
+    last = jnp.maximum(batch.cu_q_lens[1:] - 1, 0)
+    row_ids = ints[:, device.ROW]
+    num_rows = state.rows.length.shape[0]
+    token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
+    whole = state.rows.record(token_rows, batch.positions, token_ids)
+    rows = device.rows_from_plan(ints, floats, whole.history(row_ids, bucket.max_kv_len + 1))
     active = ~rows.finished
     sampled = program.sampler(program.model.logits(weights, ops, hidden[last]), rows.sampling_state())
     rows = rows.advanced(sampled, active)
     tokens = jnp.where(active, sampled, -1)[:, None]
-    return StepState(cache, state.rows.put(ints[:, device.ROW], rows)), tokens
+    return StepState(cache, whole.put(row_ids, rows)), tokens
 
 
 def decode_step(
@@ -117,7 +121,7 @@ def decode_step(
     start = (
         jnp.int32(0),
         state.cache,
-        state.rows.take(row_ids),
+        state.rows.take(row_ids, bucket.max_kv_len + 1),
         jnp.full((bucket.seqs, max_steps), -1, jnp.int32),
     )
     _, cache, rows, tokens = jax.lax.while_loop(unfinished, one, start)
@@ -148,11 +152,11 @@ def compact_decode_step(
     cache = {g: tuple(arrays for _, arrays in copies[g]) for g in groups}
     own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
-    before = state.rows.take(row_ids)
+    before = _lengths(state.rows, row_ids)
     done, tokens = decode_step(
         program, small, inner, max_steps, weights, StepState(cache, state.rows), row_ids, num_steps, own
     )
-    after = done.rows.take(row_ids)
+    after = _lengths(done.rows, row_ids)
     whole = {
         g: tuple(
             _write_back(layouts[g], big, small[g], part, tables[g], before, after, max_steps)
@@ -163,20 +167,24 @@ def compact_decode_step(
     return StepState(whole, done.rows), tokens
 
 
+def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:
+    return rows.length.at[row_ids].get(mode="fill", fill_value=0)
+
+
 def _write_back(
     layout: KVLayout,
     cache: Mapping[str, jax.Array],
     small: KVLayout,
     part: Mapping[str, jax.Array],
     table: jax.Array,
-    before: DeviceRows,
-    after: DeviceRows,
+    before: jax.Array,
+    after: jax.Array,
     max_steps: int,
 ) -> dict[str, jax.Array]:
-    """Copy the positions that a compact decode filled, [before.length - 1, after.length - 1), into the whole cache."""
+    """Copy the positions that a compact decode filled into the whole cache: lengths before - 1 to after - 1, [S] each."""
     row = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
-    position = before.length[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
-    new = position < after.length[:, None] - 1
+    position = before[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
+    new = position < after[:, None] - 1
     inside = jnp.clip(position, 0, small.page_size - 1)
     k, v = small.read_tokens(part, (row * small.page_size + inside).reshape(-1))
     pages = jnp.take_along_axis(table, jnp.minimum(inside // layout.page_size, table.shape[1] - 1), axis=1)

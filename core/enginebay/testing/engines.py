@@ -6,96 +6,20 @@ both for the reference's logits moved by no more than TOLERANCE. Such rows are c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from enginebay.engine import Engine, RowPlan, RowState, StepPlan
+from enginebay.engine import Engine, RowState
 from enginebay.errors import CompilationError
 from enginebay.llm import LLM
-from enginebay.registry import load_registry
+from enginebay.testing.driver import Driver, request_of
 from enginebay.testing.ledgers import ledger_checks
-from enginebay.testing.reference import ReferenceModel
+from enginebay.testing.subject import LENGTHS, Subject, generate, greedy, penalised, prompts_of, seeded
 from enginebay.testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
-from enginebay.testing.tiny import write_tiny_checkpoint
-from enginebay.types import FrozenSampling, Request, SamplingParams
+from enginebay.types import SamplingParams
 
 Check = tuple[str, Callable[[], None]]
-
-
-@dataclasses.dataclass
-class Subject:
-    """The engine under test: its name and the choices that go with it, all else as small as possible.
-
-    `model` None stands for a tiny random model, made for the occasion.
-    """
-
-    name: str
-    model: str | None = None
-    choices: dict[str, Any] = dataclasses.field(default_factory=dict)
-    _folder: tempfile.TemporaryDirectory[str] | None = None
-    _reference: ReferenceModel | None = None
-
-    def make(self, **more: Any) -> LLM:
-        """A fresh LLM with this engine."""
-        fixed: dict[str, Any] = {
-            "dtype": "float32",
-            "max_model_len": 256,
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 64,
-        }
-        return LLM(self._model(), engine=self.name, **(fixed | self.choices | more))
-
-    def _model(self) -> str:
-        if self.model is not None:
-            return self.model
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="enginebay-")
-            write_tiny_checkpoint(Path(self._folder.name), load_registry())
-        return self._folder.name
-
-    @property
-    def vocab_size(self) -> int:
-        """Of the model."""
-        return self.reference().plan.model.info.vocab_size
-
-    def reference(self) -> ReferenceModel:
-        """The model without the engine; made once."""
-        if self._reference is None:
-            with self.make() as llm:
-                self._reference = ReferenceModel(llm.plan)
-        return self._reference
-
-
-def prompts_of(vocab_size: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Random prompts of these lengths."""
-    rng = np.random.default_rng(seed)
-    return [[int(t) for t in rng.integers(0, vocab_size, n)] for n in lengths]
-
-
-LENGTHS = (1, 7, 16, 33, 90, 150)
-
-
-def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """Token ids of the first completion of each prompt."""
-    return [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
-
-
-def greedy(max_tokens: int = 24) -> SamplingParams:
-    """Greedy and never ended by an end-of-sequence token."""
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-
-
-def seeded(max_tokens: int = 24) -> SamplingParams:
-    """Sampled with a seed."""
-    return SamplingParams(
-        max_tokens=max_tokens, temperature=0.9, top_k=40, top_p=0.95, seed=11, ignore_eos=True
-    )
 
 
 def engine_checks(subject: Subject) -> list[Check]:
@@ -103,6 +27,8 @@ def engine_checks(subject: Subject) -> list[Check]:
     checks = (
         greedy_tokens_are_the_models,
         seeded_tokens_are_the_samplers,
+        penalised_tokens_are_the_models,
+        recomputed_rows_keep_their_counts,
         alone_equals_batch,
         chunk_sizes_do_not_matter,
         decode_steps_do_not_matter,
@@ -132,12 +58,62 @@ def greedy_tokens_are_the_models(subject: Subject) -> None:
 
 def seeded_tokens_are_the_samplers(subject: Subject) -> None:
     """Each sampled token is the plan's sampler's, for the logits of a single forward pass over all before it."""
+    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
+    penalties = penalised().model_dump(
+        include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
+    )
+    both = seeded(), SamplingParams(**(seeded().model_dump() | penalties))
     with subject.make() as llm:
-        prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
-        outputs = generate(llm, prompts, seeded())
-    for prompt, output in zip(prompts, outputs, strict=True):
-        wrong = first_impossible_token(subject.reference(), prompt, output, seeded())
-        assert wrong is None, f"a prompt of {len(prompt)} tokens: token {wrong} is not the sampler's"
+        outputs = [generate(llm, prompts, params) for params in both]
+    for params, of_all in zip(both, outputs, strict=True):
+        for prompt, output in zip(prompts, of_all, strict=True):
+            wrong = first_impossible_token(subject.reference(), prompt, output, params)
+            assert wrong is None, f"a prompt of {len(prompt)} tokens: token {wrong} is not the sampler's"
+
+
+def penalised_tokens_are_the_models(subject: Subject) -> None:
+    """Each token is the best one after penalties counted on the host, whatever becomes of batches and prompts.
+
+    The batch is of unequal requests, their prompts are cut into chunks, and the engine may have them in its cache.
+    """
+    prompts = prompts_of(subject.vocab_size, LENGTHS * 2, seed=11)
+    params = [penalised(kind=i) for i in range(len(prompts))]
+    with subject.make(max_num_batched_tokens=16, decode_steps=3) as llm:
+        plain = generate(llm, prompts, greedy())
+        for _ in range(2):
+            outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
+            different = sum(a != b for a, b in zip(plain, outputs, strict=True))
+            assert different > len(prompts) // 2, f"penalties change {different} of {len(prompts)} outputs"
+            for prompt, output, own in zip(prompts, outputs, params, strict=True):
+                wrong = subject.reference().first_wrong_token(prompt, output, TOLERANCE, own)
+                assert wrong is None, f"{len(prompt)} tokens, then {own}: token {wrong} is not the best one"
+
+
+def recomputed_rows_keep_their_counts(subject: Subject) -> None:
+    """A row whose output is prefilled again, as after a preemption, goes on with it counted as output."""
+    prompt = prompts_of(subject.vocab_size, (21,), seed=12)[0]
+    with subject.make(decode_steps=4) as llm:
+        for params in (penalised(24, kind) for kind in range(3)):
+            output = llm.run_on_engine(
+                functools.partial(_interrupt_and_recompute, llm.engine, prompt, params)
+            )
+            assert len(output) == 24
+            wrong = subject.reference().first_wrong_token(prompt, output, TOLERANCE, params)
+            assert wrong is None, f"{params}: token {wrong} is not the best one"
+
+
+def _interrupt_and_recompute(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
+    """24 tokens, of which the first twelve are prefilled again in another row."""
+    first = Driver(engine, request_of(prompt, params))
+    tokens = first.prefill() + first.decode(4) + first.decode(4) + first.decode(3)
+    first.close()
+    other = Driver(engine, request_of(prompt[::-1], greedy(), "in the way"))
+    second = Driver(engine, request_of(prompt, params))
+    second.resume(tokens)
+    tokens += second.prefill() + second.decode(4) + second.decode(4) + second.decode(3)
+    second.close()
+    other.close()
+    return tokens
 
 
 def alone_equals_batch(subject: Subject) -> None:
@@ -207,60 +183,9 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
             assert (cut.token_ids, cut.finish_reason) == (whole[:7], "length")
 
 
-@dataclasses.dataclass
-class Driver:
-    """Runs one request on an engine by hand, on the engine's thread."""
-
-    engine: Engine
-    request: Request
-
-    def __post_init__(self) -> None:
-        rows = self.engine.rows
-        rows.add_request(self.request)
-        self.row = rows.row_of(self.request.request_id)
-        total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
-        lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
-        assert lease is not None, "an empty engine refuses a short request"
-        assert self.engine.ledger.reserve(lease, total), "an empty engine has no room for a short request"
-        self.lease = lease
-
-    def prefill(self) -> list[int]:
-        """Process the prompt."""
-        count = len(self.request.prompt_token_ids)
-        plan = StepPlan((RowPlan(self.row, self.lease, 0, count, samples=True),))
-        return self._commit(self.engine.step(plan).read()[0])
-
-    def decode(self, num_steps: int) -> list[int]:
-        """Up to num_steps more tokens."""
-        cached = int(self.engine.rows.num_tokens[self.row]) - 1
-        plan = StepPlan((RowPlan(self.row, self.lease, cached, 1, samples=True),), num_steps)
-        return self._commit(self.engine.step(plan).read()[0])
-
-    def resume(self, token_ids: Sequence[int]) -> None:
-        """Take note of tokens that another engine produced."""
-        self.engine.rows.append_tokens(self.row, token_ids)
-
-    def close(self) -> None:
-        """Give row and lease back."""
-        self.engine.ledger.release(self.lease)
-        self.engine.rows.remove_request(self.request.request_id)
-
-    def _commit(self, tokens: np.ndarray) -> list[int]:
-        new = [int(t) for t in tokens if t >= 0]
-        self.engine.rows.append_tokens(self.row, new)
-        return new
-
-
-def _request(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
-    sampling = FrozenSampling(
-        params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p, (), (), False, True
-    )
-    return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)
-
-
 def state_moves_to_another_engine(subject: Subject) -> None:
     """Taken out after some steps and put into another row of another engine, a request goes on with the same tokens."""
-    for params in (greedy(12), seeded(12)):
+    for params in (greedy(12), seeded(12), penalised(12)):
         with subject.make(decode_steps=4) as first, subject.make(decode_steps=4) as second:
             prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
             begin = functools.partial(_begin_and_take, first.engine, prompt, params)
@@ -273,7 +198,7 @@ def _begin_and_take(
     engine: Engine, prompt: list[int], params: SamplingParams
 ) -> tuple[RowState, list[int], list[int]]:
     """A request's state after four tokens, those tokens, and the eight after them."""
-    driver = Driver(engine, _request(prompt, params))
+    driver = Driver(engine, request_of(prompt, params))
     before = driver.prefill() + driver.decode(3)
     state = engine.take(driver.lease)
     after = driver.decode(4) + driver.decode(4)
@@ -285,8 +210,8 @@ def _put_and_go_on(
     engine: Engine, prompt: list[int], params: SamplingParams, state: RowState, before: list[int]
 ) -> list[int]:
     """Eight tokens after a state, in a row that is not the one it came from."""
-    other = Driver(engine, _request(prompt[::-1], params, "in the way"))
-    driver = Driver(engine, _request(prompt, params))
+    other = Driver(engine, request_of(prompt[::-1], params, "in the way"))
+    driver = Driver(engine, request_of(prompt, params))
     engine.put(driver.lease, state)
     driver.resume(before)
     tokens = driver.decode(4) + driver.decode(4)
@@ -320,7 +245,8 @@ def ledger_keeps_its_contract(subject: Subject) -> None:
     with subject.make() as llm:
         assert llm.config.max_model_len is not None, "make_plan settles max_model_len"
         rows, tokens = llm.config.max_num_seqs, llm.config.max_model_len
-        for _, check in ledger_checks(lambda: llm.engine.ledger, rows, tokens):
+        page_size = llm.engine.rows.page_sizes[0]
+        for _, check in ledger_checks(lambda: llm.engine.ledger, rows, tokens, page_size):
             llm.run_on_engine(check)
 
 
@@ -350,8 +276,10 @@ def nothing_compiles_after_warmup(subject: Subject) -> None:
         before = _num_compiled(llm)
         assert before > 0, "warmup() compiles, and the engine counts nothing"
         prompts = prompts_of(subject.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
-        outputs = llm.generate(prompts, [greedy(n) for n in (1, 9, 20, 24, 10, 4)])
-        assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 9, 20, 24, 10, 4]
+        lengths = (1, 9, 20, 24, 10, 4)
+        for kind in (greedy, penalised):
+            outputs = llm.generate(prompts, [kind(n) for n in lengths])
+            assert tuple(len(o.outputs[0].token_ids) for o in outputs) == lengths
         assert _num_compiled(llm) == before, f"{_num_compiled(llm) - before} programs compiled after warmup()"
 
 

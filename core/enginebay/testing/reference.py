@@ -12,6 +12,8 @@ from enginebay.build.compose import Plan, make_sampler
 from enginebay.build.kernels import OpsBinder
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.step import Layouts
+from enginebay.testing.sampling_oracle import Params, penalised
+from enginebay.types import SamplingParams
 
 SMALLEST = 32
 
@@ -60,9 +62,28 @@ class ReferenceModel:
         hidden, _ = plan.model.hidden(weights, ops, token_ids, cache, batches)
         return plan.model.logits(weights, ops, hidden)
 
-    def first_wrong_token(self, prompt: Sequence[int], output: Sequence[int], tolerance: float) -> int | None:
-        """Index of the first greedy output token whose logit is more than `tolerance` below the best, or None."""
-        scores = self.logits([*prompt, *output])[len(prompt) - 1 : -1]
-        chosen = scores[np.arange(len(output)), np.asarray(output)]
-        wrong = np.flatnonzero(scores.max(axis=1) - chosen > tolerance)
-        return int(wrong[0]) if len(wrong) else None
+    def first_wrong_token(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        tolerance: float,
+        params: SamplingParams | None = None,
+    ) -> int | None:
+        """Index of the first greedy output token that is not the best one after the penalties of `params`, or None.
+
+        `tolerance` is how far a logit may be moved by rounding; a repetition penalty makes that more.
+        """
+        penalties = Params()
+        if params is not None:
+            penalties = Params(
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+                repetition_penalty=params.repetition_penalty,
+            )
+        tolerance *= max(penalties.repetition_penalty, 1 / penalties.repetition_penalty)
+        logits = self.logits([*prompt, *output])[len(prompt) - 1 : -1]
+        for at, row in enumerate(logits):
+            scores = penalised(row, penalties, prompt, output[:at])
+            if scores.max() - scores[output[at]] > tolerance:
+                return at
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,6 +16,22 @@ class Params:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def penalised(logits: np.ndarray, params: Params, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+    """logits [vocab] -> float64 [vocab], after the penalties for these tokens: repetition, frequency, presence."""
+    scores = logits.astype(np.float64)
+    for token in {*prompt, *output}:
+        score = scores[token]
+        scores[token] = score / params.repetition_penalty if score > 0 else score * params.repetition_penalty
+    for token in output:
+        scores[token] -= params.frequency_penalty
+    for token in set(output):
+        scores[token] -= params.presence_penalty
+    return scores
 
 
 def first_best(logits: np.ndarray) -> np.ndarray:
@@ -23,7 +40,7 @@ def first_best(logits: np.ndarray) -> np.ndarray:
 
 
 def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
-    """logits [vocab] -> bool [vocab], the tokens that top_k, top_p and min_p keep, in this order.
+    """logits [vocab], penalised -> bool [vocab], the tokens that top_k, top_p and min_p keep, in this order.
 
     `slack` moves every border outward (inward when negative) by that much mass, and by that share of a score, so
     that a result in lower precision can be held between two sets. At least the first best token is kept.
@@ -47,7 +64,7 @@ def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.nd
 
 
 def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
-    """logits [vocab] -> float64 [vocab], the probability of each token to be chosen; sums to 1."""
+    """logits [vocab], penalised -> float64 [vocab], the probability of each token to be chosen; sums to 1."""
     if params.temperature == 0.0 or params.top_k == 1:
         return np.eye(logits.size)[first_best(logits)]
     mass = np.where(kept_tokens(logits, params), np.exp(_scaled(logits, params)), 0.0)

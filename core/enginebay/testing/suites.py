@@ -116,7 +116,9 @@ def best_platform(registry: Registry) -> Platform:
 def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
     from enginebay.testing.schedulers import scheduler_checks
 
-    return scheduler_checks(functools.partial(_made, registry, entry))
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    order = entry.declaration.capabilities.get("order")
+    return scheduler_checks(functools.partial(_made, registry, entry), order)
 
 
 def _sampler(registry: Registry, entry: Entry) -> list[Check]:
@@ -150,7 +152,8 @@ def _platform(registry: Registry, entry: Entry) -> list[Check]:
 
 
 def _engine(registry: Registry, entry: Entry) -> list[Check]:
-    from enginebay.testing.engines import Subject, engine_checks
+    from enginebay.testing.engines import engine_checks
+    from enginebay.testing.subject import Subject
 
     return engine_checks(Subject(entry.name))
 

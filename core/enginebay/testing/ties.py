@@ -20,6 +20,9 @@ MOST_NEAR_TIES = 0.1
 
 NUM_PERTURBATIONS = 64
 
+WIDTH = 256
+"""Sequences are padded to a multiple of it: the sampler is compiled for each."""
+
 
 def assert_same_tokens(
     reference: ReferenceModel,
@@ -36,7 +39,7 @@ def assert_same_tokens(
         if at is None:
             continue
         different += 1
-        tie = {a[at], b[at]} <= possible_tokens(reference, [*prompt, *a[:at]], params)
+        tie = {a[at], b[at]} <= possible_tokens(reference, prompt, params, a[:at])
         assert tie, f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
     assert different <= MOST_NEAR_TIES * len(prompts), f"{different} of {len(prompts)} rows differ"
 
@@ -46,41 +49,56 @@ def first_impossible_token(
 ) -> int | None:
     """Index of the first output token that the sampler does not give after the tokens before it, or None."""
     logits = reference.logits([*prompt, *output])[len(prompt) - 1 : -1]
-    exact = _sampled(reference, logits, len(prompt) + np.arange(len(output)), params)
+    exact = _sampled(reference, logits, np.arange(len(output)), prompt, output, params)
     for at in map(int, np.flatnonzero(exact != np.asarray(output))):
-        if output[at] not in possible_tokens(reference, [*prompt, *output[:at]], params):
+        if output[at] not in possible_tokens(reference, prompt, params, output[:at]):
             return at
     return None
 
 
-def possible_tokens(reference: ReferenceModel, prefix: Sequence[int], params: SamplingParams) -> set[int]:
-    """What the plan's own sampler gives after `prefix` when no logit moves by more than TOLERANCE.
+def possible_tokens(
+    reference: ReferenceModel, prompt: Sequence[int], params: SamplingParams, output: Sequence[int] = ()
+) -> set[int]:
+    """What the plan's own sampler gives after `prompt` and `output` when no logit moves by more than TOLERANCE.
 
     The rows have one key and one position, so that only the logits differ: the reference's own, then some with every
     logit moved by all of TOLERANCE up or down, then some with smaller moves.
     """
-    logits = reference.logits(prefix)[-1]
+    logits = reference.logits([*prompt, *output])[-1]
     rng = np.random.default_rng(0)
     moves = rng.uniform(-1.0, 1.0, (NUM_PERTURBATIONS, len(logits)))
     moves[: NUM_PERTURBATIONS // 2] = np.sign(moves[: NUM_PERTURBATIONS // 2])
     moves[0] = 0.0
     nearby = (logits + TOLERANCE * moves).astype(np.float32)
-    return {int(t) for t in _sampled(reference, nearby, np.full(NUM_PERTURBATIONS, len(prefix)), params)}
+    after = np.full(NUM_PERTURBATIONS, len(output))
+    return {int(t) for t in _sampled(reference, nearby, after, prompt, output, params)}
 
 
 def _sampled(
-    reference: ReferenceModel, logits: np.ndarray, positions: np.ndarray, params: SamplingParams
+    reference: ReferenceModel,
+    logits: np.ndarray,
+    after: np.ndarray,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
 ) -> np.ndarray:
-    """Token ids of logits f32 [S, vocab] at `positions` of the first completion of a request with these parameters."""
+    """Token ids of logits f32 [S, vocab], for the first completion of a request: row i after after[i] output tokens."""
     num_rows, vocab = logits.shape
+    tokens = np.zeros(-(-(len(prompt) + len(output)) // WIDTH) * WIDTH, np.int32)
+    tokens[: len(prompt) + len(output)] = [*prompt, *output]
     key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
     words = jax.random.key_data(jax.random.fold_in(key, 0))
     state = SamplingState(
         keys=jnp.tile(words, (num_rows, 1)),
-        positions=jnp.asarray(positions, jnp.int32),
+        positions=jnp.asarray(len(prompt) + after, jnp.int32),
         temperature=jnp.full(num_rows, params.temperature, jnp.float32),
         top_k=jnp.full(num_rows, params.top_k if 0 < params.top_k < vocab else 0, jnp.int32),
         top_p=jnp.full(num_rows, params.top_p, jnp.float32),
         min_p=jnp.full(num_rows, params.min_p, jnp.float32),
+        presence_penalty=jnp.full(num_rows, params.presence_penalty, jnp.float32),
+        frequency_penalty=jnp.full(num_rows, params.frequency_penalty, jnp.float32),
+        repetition_penalty=jnp.full(num_rows, params.repetition_penalty, jnp.float32),
+        token_ids=jnp.tile(tokens, (num_rows, 1)),
+        prompt_lengths=jnp.full(num_rows, len(prompt), jnp.int32),
     )
     return np.asarray(jax.jit(reference.sampler)(jnp.asarray(logits, jnp.float32), state))

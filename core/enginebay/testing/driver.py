@@ -1,0 +1,75 @@
+"""Driver: one request run on an engine by hand, without loop and scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.engine import Engine, RowPlan, StepPlan
+from enginebay.types import FrozenSampling, Request, SamplingParams
+
+
+@dataclasses.dataclass
+class Driver:
+    """Runs one request on an engine by hand, on the engine's thread."""
+
+    engine: Engine
+    request: Request
+
+    def __post_init__(self) -> None:
+        rows = self.engine.rows
+        rows.add_request(self.request)
+        self.row = rows.row_of(self.request.request_id)
+        total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
+        lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
+        assert lease is not None, "an empty engine refuses a short request"
+        assert self.engine.ledger.reserve(lease, total), "an empty engine has no room for a short request"
+        self.lease = lease
+
+    def prefill(self) -> list[int]:
+        """Process the tokens that the row has, but for those that were in the cache when it was admitted."""
+        start = self.lease.num_cached
+        count = int(self.engine.rows.num_tokens[self.row]) - start
+        plan = StepPlan((RowPlan(self.row, self.lease, start, count, samples=True),))
+        return self._commit(self.engine.step(plan).read()[0])
+
+    def decode(self, num_steps: int) -> list[int]:
+        """Up to num_steps more tokens."""
+        cached = int(self.engine.rows.num_tokens[self.row]) - 1
+        plan = StepPlan((RowPlan(self.row, self.lease, cached, 1, samples=True),), num_steps)
+        return self._commit(self.engine.step(plan).read()[0])
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Take note of tokens that were produced before, here or in another engine."""
+        self.engine.rows.append_tokens(self.row, token_ids)
+
+    def close(self) -> None:
+        """Give row and lease back."""
+        self.engine.ledger.release(self.lease)
+        self.engine.rows.remove_request(self.request.request_id)
+
+    def _commit(self, tokens: np.ndarray) -> list[int]:
+        new = [int(t) for t in tokens if t >= 0]
+        self.engine.rows.append_tokens(self.row, new)
+        return new
+
+
+def request_of(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
+    """A request without stop tokens."""
+    sampling = FrozenSampling(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        stop=(),
+        stop_token_ids=(),
+        include_stop_str_in_output=False,
+        skip_special_tokens=True,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+    )
+    return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)

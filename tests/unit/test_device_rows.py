@@ -1,0 +1,177 @@
+"""Rows on the device: the history of tokens that penalties count, however a row comes to it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay import LLM
+from enginebay.cache import Lease
+from enginebay.engine import RowPlan
+from enginebay.errors import CompilationError, InputError
+from enginebay.ops.spec import Bucket
+from enginebay.rows import SequenceBuffer
+from enginebay.runner.assemble import prefill_inputs
+from enginebay.runner.device import COLUMNS, DeviceRows, write_history
+from enginebay.testing.driver import Driver, request_of
+from enginebay.testing.subject import penalised
+from enginebay.types import MAX_STOP_TOKENS, SamplingParams
+from enginebay_vinference.engine import VInferenceEngine
+from enginebay_vinference.ledger import SlotLedger
+from tests.unit.serving import SIZES
+
+ROWS, LENGTH = 4, 12
+MANY = 10**6
+WHOLE_PROMPTS = SIZES | {"max_num_batched_tokens": 64}
+PROMPT = [int(t) for t in np.random.default_rng(3).integers(4, 2048, 40)]
+
+
+def some_rows() -> DeviceRows:
+    rows = DeviceRows.empty(ROWS, LENGTH)
+    return dataclasses.replace(
+        rows,
+        length=jnp.asarray([3, 5, 0, 7], jnp.int32),
+        max_length=jnp.full(ROWS, LENGTH),
+        finished=jnp.asarray([False, True, True, False]),
+        repetition_penalty=jnp.asarray([1.5, 2.0, 1.0, 0.5]),
+        token_ids=jnp.arange(1, 1 + ROWS * LENGTH, dtype=jnp.int32).reshape(ROWS, LENGTH),
+    )
+
+
+def equal(first: DeviceRows, second: DeviceRows) -> bool:
+    return all(
+        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
+
+
+def test_an_id_past_the_end_is_a_finished_row_that_changes_no_score() -> None:
+    taken = some_rows().take(jnp.asarray([3, ROWS]), 5)
+    assert equal(taken.take(jnp.asarray([1]), 5), DeviceRows.empty(1, 5))
+    assert np.array_equal(taken.token_ids[0], some_rows().token_ids[3, :5])
+    assert taken.repetition_penalty[0] == 0.5
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, LENGTH, MANY])
+def test_rows_put_back_as_they_were_taken_change_nothing(num_tokens: int) -> None:
+    ids = jnp.asarray([2, 0, ROWS])
+    rows = some_rows()
+    taken = rows.take(ids, num_tokens)
+    assert taken.token_ids.shape == (3, min(num_tokens, LENGTH))
+    assert equal(rows.put(ids, taken), rows)
+
+
+def test_a_sampled_token_is_written_where_the_row_is_active() -> None:
+    rows = some_rows()
+    after = rows.advanced(jnp.asarray([91, 92, 93, 94]), ~rows.finished)
+    expected = np.array(rows.token_ids)
+    expected[0, 3], expected[3, 7] = 91, 94
+    assert np.array_equal(after.token_ids, expected)
+    assert np.array_equal(after.length, [4, 5, 0, 8])
+
+
+def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> None:
+    rows = some_rows()
+    where = jnp.asarray([2, 2, 0, ROWS]), jnp.asarray([4, 5, 11, 0])
+    expected = np.array(rows.token_ids)
+    expected[2, 4:6], expected[0, 11] = (70, 71), 72
+    after = rows.record(*where, jnp.asarray([70, 71, 72, 73]))
+    assert np.array_equal(after.token_ids, expected)
+    expected[1] = np.arange(LENGTH)
+    assert np.array_equal(write_history(after, 1, jnp.arange(LENGTH)).token_ids, expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "start", "num_cached", "known"),
+    [
+        (penalised(), 6, 6, True),
+        (penalised(), 9, 6, False),
+        (penalised(), 0, 0, False),
+        (penalised(), 3, 0, False),
+        (SamplingParams(), 6, 6, False),
+    ],
+    ids=["first chunk", "later chunk", "nothing cached", "later chunk of a whole prompt", "no penalties"],
+)
+def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
+    params: SamplingParams, start: int, num_cached: int, known: bool
+) -> None:
+    table = SequenceBuffer(ROWS, 64, 64, 2048, [64])
+    ledger = SlotLedger(ROWS, 64)
+    table.add_request(request_of(PROMPT, params), 2)
+    lease = Lease(row=2, capacity=64, num_cached=num_cached)
+    bucket = Bucket(16, 1, 1, 16, 64)
+    inputs, _ = prefill_inputs([RowPlan(2, lease, start, 4, samples=False)], bucket, table, ledger, ["full"])
+    assert [(one.row, one.token_ids.tolist()) for one in inputs.known] == (
+        [(2, PROMPT[:num_cached])] if known else []
+    )
+
+
+def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_cached: int) -> list[int]:
+    """A row's tokens on the device, of a request that found its first ones in the cache, where others' had been."""
+    first = Driver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
+    first.prefill()
+    first.close()
+    rows = engine.runner.state.rows
+    others = dataclasses.replace(rows, token_ids=rows.token_ids + 1)
+    engine.runner.state = dataclasses.replace(engine.runner.state, rows=others)
+    second = Driver(engine, request_of(PROMPT, params))
+    second.lease.num_cached = num_cached
+    assert second.row == first.row
+    tokens = second.prefill() + second.decode(4) + second.decode(4)
+    history = engine.runner.state.rows.token_ids[second.row, : len(PROMPT) + len(tokens)].tolist()
+    assert history[-len(tokens) :] == tokens
+    second.close()
+    return history
+
+
+def test_a_prompt_that_was_cached_is_counted_all_the_same() -> None:
+    with LLM("demo", **WHOLE_PROMPTS) as llm:
+        for kind in (0, 1, 3):
+            params = penalised(16, kind)
+            whole, hit = (
+                llm.run_on_engine(lambda n=n, p=params: history_after_a_hit(llm.engine, p, n))
+                for n in (0, 24)
+            )
+            assert len(whole) == len(PROMPT) + 9
+            assert whole[: len(PROMPT)] == PROMPT
+            assert hit == whole
+
+
+def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
+    with LLM("demo", **(WHOLE_PROMPTS | {"max_model_len": 64, "max_num_seqs": 1})) as llm:
+        compilations = llm.engine.compilations
+
+        def without_warmup() -> None:
+            compilations.forbidden = True
+            driver = Driver(llm.engine, request_of(PROMPT, penalised()))
+            driver.lease.num_cached = 24
+            with pytest.raises(CompilationError, match=r"history \d+ tokens"):
+                driver.prefill()
+            driver.close()
+
+        llm.run_on_engine(without_warmup)
+        num_programs = llm.warmup()
+        assert compilations.count == num_programs
+        llm.run_on_engine(lambda: history_after_a_hit(llm.engine, penalised(16), 24))
+        assert compilations.count == num_programs
+
+
+def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused() -> None:
+    with LLM("demo", **WHOLE_PROMPTS) as llm:
+
+        def take_and_put() -> None:
+            driver = Driver(llm.engine, request_of(PROMPT, penalised(8)))
+            driver.prefill()
+            state = llm.engine.take(driver.lease)
+            assert len(state.token_ids) == len(PROMPT) + 1
+            assert set(state.sampling) == set(COLUMNS)
+            assert all(column.size <= MAX_STOP_TOKENS for column in state.sampling.values())
+            longer = dataclasses.replace(state, token_ids=np.zeros(MANY, np.int32))
+            with pytest.raises(InputError, match=f"{MANY} tokens.*at most"):
+                llm.engine.put(driver.lease, longer)
+            driver.close()
+
+        llm.run_on_engine(take_and_put)
