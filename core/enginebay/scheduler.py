@@ -17,12 +17,24 @@ class WaitingView:
     max_new_tokens: int
     arrival_s: float
     priority: int = 0
+    """Larger is more urgent."""
     num_cached_tokens: int = 0
+    """How many of the first tokens to prefill lie in the cache already, as far as is known before admission."""
+    tenant: str = ""
+    """On whose account it runs; "" is a tenant like any other."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to process. Of a prompt that is cached to its end the last one still runs: it gives the first logits."""
+        return max(1, self.num_prompt_tokens - self.num_cached_tokens)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunningView:
-    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes."""
+    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes.
+
+    With `max_new_left` 0 too, all its tokens are launched: it ends, and gives back what it holds, when they are read.
+    """
 
     request_id: str
     num_tokens: int
@@ -33,6 +45,16 @@ class RunningView:
     priority: int = 0
     num_promised: int | None = None
     """Tokens of cache promised so far; None when all it can ever need is promised, so that it never takes free_tokens."""
+    tenant: str = ""
+
+    def growth(self, num_steps: int) -> int:
+        """Tokens of cache still to be promised before a decoding row can run that many steps.
+
+        The last of its tokens has no place in the cache until it runs.
+        """
+        if self.num_promised is None:
+            return 0
+        return max(0, self.num_tokens - 1 + min(num_steps, self.max_new_left) - self.num_promised)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,10 +96,11 @@ class Scheduler(ABC):
     """Decides what runs next, as a pure function of view and state.
 
     Invariants (held by the conformance suite): the same view and state give the same decision; prefilled tokens plus
-    one per decoding request stay within max_num_batched_tokens; admitted requests fit free_rows, and their prompts
-    free_tokens; every named id is in the view and named once; a request is only decoded when num_left is 0; a
-    prefill is at least 1 token and at most what is left; as long as something waits or runs and could run, the
-    decision is not empty; nobody waits for ever.
+    one per decoding request stay within max_num_batched_tokens; admitted requests fit the rows that are free or
+    preempted, and their prompts with a token more each, together with what the decoding rows grow by, the tokens;
+    every named id is in the view and named once; a request is only decoded when num_left is 0; a prefill is at least
+    1 token and at most what is left; as long as something waits or runs and could run, the decision is not empty;
+    nobody waits for ever, whoever comes after; the state is hashable and forgets requests that are gone.
     """
 
     @abstractmethod

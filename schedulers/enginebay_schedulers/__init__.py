@@ -1,1 +1,1 @@
-"""Which tokens run next: static batch and first come, first served. Nothing here imports JAX."""
+"""Which tokens run next: continuous batching in several orders, and static batches. Nothing here imports JAX."""

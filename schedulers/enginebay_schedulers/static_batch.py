@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.scheduler import Decision, Limits, Scheduler, SchedulerView, WaitingView
+from enginebay_schedulers.batch import (
+    One,
+    Room,
+    decodable,
+    fill_budget,
+    make_room,
+    room_beside,
+    steps_that_fit,
+)
 
 
 class StaticBatchOptions(BaseModel):
@@ -21,8 +32,9 @@ class StaticBatch(Scheduler):
     """The classic of offline work, and the plain case that other schedulers are compared with.
 
     - A batch is the first waiting requests, as many as rows, `batch_size` and the cache allow when each of them is
-      counted with all tokens that it may generate; so nothing is ever preempted. It takes what is waiting at that
-      moment and does not wait for more.
+      counted with all tokens that it may generate. It takes what is waiting at that moment and does not wait for
+      more. A row is preempted only where the cache gives out more than was counted, such as whole pages: the last
+      that was admitted.
     - The whole batch is prefilled, in chunks where the token budget asks for it; then all of it is decoded together.
     - Requests that come meanwhile wait until the last of the batch has ended.
 
@@ -45,12 +57,12 @@ class StaticBatch(Scheduler):
         prefill = _prompts(view, frozenset(batch))
         if prefill:
             return Decision(prefill=prefill), batch
-        decoding = [row for row in view.running if row.num_left == 0 and row.max_new_left > 0]
-        decoding = decoding[: view.limits.max_num_batched_tokens]
-        if not decoding:
-            return Decision(), batch
-        steps = min(view.limits.max_decode_steps, max(row.max_new_left for row in decoding))
-        return Decision(decode=tuple(row.request_id for row in decoding), decode_steps=steps), batch
+        preempt, kept, free_tokens = make_room(view.running, view.limits)
+        decoding = decodable(kept, view.limits)
+        steps = min(view.limits.max_decode_steps, max((row.max_new_left for row in decoding), default=1))
+        spare = room_beside(kept, dataclasses.replace(view.limits, free_tokens=free_tokens)).tokens
+        steps = steps_that_fit(decoding, steps, spare)
+        return Decision((), tuple(row.request_id for row in decoding), steps, preempt), batch
 
     def _gather(self, waiting: tuple[WaitingView, ...], limits: Limits) -> tuple[str, ...]:
         most = min(limits.free_rows, self._options.batch_size or limits.free_rows)
@@ -69,16 +81,6 @@ class StaticBatch(Scheduler):
 
 def _prompts(view: SchedulerView, batch: frozenset[str]) -> tuple[tuple[str, int], ...]:
     """What the budget allows of the batch's prompts: rows that have begun first, then those not yet admitted."""
-    left = [(row.request_id, row.num_left) for row in view.running if row.num_left > 0]
-    left += [
-        (one.request_id, max(1, one.num_prompt_tokens - one.num_cached_tokens))
-        for one in view.waiting
-        if one.request_id in batch
-    ]
-    budget, prefill = view.limits.max_num_batched_tokens, []
-    for name, num in left:
-        if budget < 1:
-            break
-        prefill.append((name, min(num, budget)))
-        budget -= min(num, budget)
-    return tuple(prefill)
+    todo: list[One] = [*view.running, *(one for one in view.waiting if one.request_id in batch)]
+    limits = view.limits
+    return fill_budget(todo, Room(limits.free_rows, limits.max_num_batched_tokens, limits.free_tokens))[0]

@@ -6,27 +6,37 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
-from enginebay.testing.schedulers import ROWS, Setting, World, scheduler_checks
+from enginebay.testing.scheduler_world import ROWS, Setting, World
+from enginebay.testing.schedulers import scheduler_checks
+from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs, FcfsOptions
+from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
+from enginebay_schedulers.priority import Priority, PriorityOptions
+from enginebay_schedulers.sjf import Sjf, SjfOptions
 from enginebay_schedulers.static_batch import StaticBatch, StaticBatchOptions
 
 MAKERS: dict[str, Callable[[], Scheduler]] = {
-    "fcfs": Fcfs,
     "fcfs-1-step": lambda: Fcfs(FcfsOptions(decode_steps_when_waiting=1)),
-    "static_batch": StaticBatch,
+    "priority-quick": lambda: Priority(PriorityOptions(ageing_s=0.1)),
+    "priority-keep": lambda: Priority(PriorityOptions(ageing_s=1e6, displace=False)),
+    "fair-free-prompts": lambda: Fair(FairOptions(input_weight=0, max_wait_s=0)),
+    "sjf-impatient": lambda: Sjf(SjfOptions(max_wait_s=0.02)),
+    "prefix_aware-impatient": lambda: PrefixAware(PrefixAwareOptions(max_wait_s=0.02)),
     "static_batch-of-3": lambda: StaticBatch(StaticBatchOptions(batch_size=3)),
 }
 CHECKS = [
     pytest.param(check, id=f"{name}-{what}")
     for name, make in MAKERS.items()
-    if "-" in name  # with default options tests/conformance runs them
     for what, check in scheduler_checks(make)
+    if (name, what) != ("priority-keep", "nobody_starves_in_a_flood[urgent]")  # it takes its time
 ]
+"""With other options; with the default ones tests/conformance runs them."""
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -114,6 +124,16 @@ def test_fcfs_preempts_the_latest_arrival_when_cache_is_short() -> None:
     assert decide(Fcfs(), (), alone, free_tokens=0) == Decision(decode=("early",), decode_steps=1)
 
 
+def test_fcfs_gives_up_a_row_that_is_ending_before_one_that_has_work_left() -> None:
+    run = (
+        decoding("ending", 0, arrival_s=0.0, num_promised=9),
+        decoding("early", arrival_s=1.0, num_promised=9),
+        decoding("late", arrival_s=2.0, num_promised=9),
+    )
+    decision = decide(Fcfs(), (), run, free_tokens=0)
+    assert (decision.preempt, decision.decode) == (("ending",), ("early", "late"))
+
+
 def test_fcfs_takes_no_more_steps_than_the_cache_has_room_for() -> None:
     run = (decoding("a", num_promised=10), decoding("b", num_promised=10))
     assert decide(Fcfs(), (), run, free_tokens=7).decode_steps == 4
@@ -152,11 +172,29 @@ def test_static_batch_prefills_its_whole_batch_in_chunks() -> None:
     assert world.act().decode == tuple(names)
 
 
+def test_static_batch_goes_on_where_the_cache_gives_out_whole_pages() -> None:
+    world = World(StaticBatch(), Setting(num_cache_tokens=64, grows=True, page_size=16))
+    names = [world.add(15, 15) for _ in range(2)] + [world.add(1, 1), world.add(1, 1)]
+    world.finish(100)
+    assert set(names) == world.ended.keys()
+
+
 @pytest.mark.parametrize(
-    ("options", "field"), [(FcfsOptions, "decode_steps_when_waiting"), (StaticBatchOptions, "batch_size")]
+    ("options", "field", "value"),
+    [
+        (FcfsOptions, "decode_steps_when_waiting", 0),
+        (PriorityOptions, "ageing_s", 0.0),
+        (FairOptions, "output_weight", 0.0),
+        (FairOptions, "input_weight", -1.0),
+        (SjfOptions, "max_wait_s", -1.0),
+        (PrefixAwareOptions, "max_wait_s", float("inf")),
+        (StaticBatchOptions, "batch_size", 0),
+    ],
 )
-def test_options_refuse_what_they_do_not_know(options: Callable[..., object], field: str) -> None:
-    for fields in ({"unknown": 1}, {field: 0}):
+def test_options_refuse_what_they_do_not_know(
+    options: Callable[..., object], field: str, value: float
+) -> None:
+    for fields in ({"unknown": 1}, {field: value}):
         with pytest.raises(ValidationError):
             options(**fields)
 
@@ -182,10 +220,17 @@ def _latest_first(view: SchedulerView) -> Decision:
     return Fcfs().decide(dataclasses.replace(view, waiting=view.waiting[::-1]), None)[0]
 
 
+def _over_the_cache(decision: Decision, view: SchedulerView) -> Decision:
+    """As many decode steps as the engine allows, whatever they need."""
+    steps = min(view.limits.max_decode_steps, max((row.max_new_left for row in view.running), default=1))
+    return dataclasses.replace(decision, decode_steps=max(1, steps))
+
+
 WRONG: dict[str, Callable[[Decision, SchedulerView], Decision]] = {
     "idle": lambda _, __: Decision(),
     "drops the last decode": lambda decision, _: dataclasses.replace(decision, decode=decision.decode[:-1]),
     "never preempts": lambda decision, _: dataclasses.replace(decision, preempt=()),
+    "over the cache": _over_the_cache,
     "too many steps": lambda decision, _: dataclasses.replace(decision, decode_steps=1000),
     "one token too many": lambda decision, _: dataclasses.replace(decision, prefill=_more(decision.prefill)),
     "latest first": lambda _, view: _latest_first(view),
@@ -198,17 +243,67 @@ WRONG: dict[str, Callable[[Decision, SchedulerView], Decision]] = {
         ("idle", "everything_ends[rows]"),
         ("drops the last decode", "invariants_hold[rows]"),
         ("never preempts", "everything_ends[tight_pool]"),
+        ("over the cache", "everything_ends[pool]"),
         ("too many steps", "invariants_hold[pool]"),
         ("one token too many", "invariants_hold[pool]"),
-        ("latest first", "nobody_starves_in_a_flood"),
+        ("latest first", "nobody_starves_in_a_flood[short]"),
+        ("latest first", "order_is_kept[arrival-rows]"),
     ],
 )
 def test_suite_finds_a_wrong_scheduler(wrong: str, name: str) -> None:
-    check = dict(scheduler_checks(lambda: Wrong(WRONG[wrong])))[name]
+    check = dict(scheduler_checks(lambda: Wrong(WRONG[wrong]), "arrival"))[name]
     with pytest.raises(AssertionError, match=r"\w"):
         check()
 
 
+@pytest.mark.parametrize(
+    ("make", "flood"),
+    [
+        (lambda: Priority(PriorityOptions(ageing_s=1e6)), "urgent"),
+        (lambda: Sjf(SjfOptions(max_wait_s=1e6)), "short"),
+        (lambda: PrefixAware(PrefixAwareOptions(max_wait_s=1e6)), "cached"),
+    ],
+    ids=["priority", "sjf", "prefix_aware"],
+)
+def test_suite_finds_who_starves_when_waiting_counts_for_nothing(
+    make: Callable[[], Scheduler], flood: str
+) -> None:
+    with pytest.raises(AssertionError, match="has not ended after 600 decisions"):
+        dict(scheduler_checks(make))[f"nobody_starves_in_a_flood[{flood}]"]()
+
+
+class Remembers(Scheduler):
+    """fcfs with a state that it should not have."""
+
+    def __init__(self, remember: Callable[[Any, SchedulerView], Any]) -> None:
+        self._remember = remember
+
+    def initial_state(self) -> tuple[str, ...]:
+        return ()
+
+    def decide(self, view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+        return Fcfs().decide(view, None)[0], self._remember(state, view)
+
+
+@pytest.mark.parametrize(
+    ("remember", "complaint"),
+    [
+        (lambda state, _: [*state], "the state is mutable"),
+        (lambda state, view: (*state, *(w.request_id for w in view.waiting)), "requests that are gone"),
+    ],
+)
+def test_suite_finds_a_wrong_state(remember: Callable[[Any, SchedulerView], Any], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        dict(scheduler_checks(lambda: Remembers(remember)))["everything_ends[rows]"]()
+
+
+def test_suite_names_the_orders_that_can_be_promised() -> None:
+    with pytest.raises(AssertionError, match="order 'random' is not among arrival, priority"):
+        dict(scheduler_checks(Fcfs, "random"))["order_is_kept[random-rows]"]()
+
+
 def test_schedulers_do_not_import_jax() -> None:
-    code = "import sys, enginebay_schedulers.fcfs, enginebay_schedulers.static_batch; sys.exit('jax' in sys.modules)"
+    modules = ("fair", "fcfs", "plugin", "prefix_aware", "priority", "sjf", "static_batch")
+    names = ", ".join(f"enginebay_schedulers.{name}" for name in modules)
+    code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

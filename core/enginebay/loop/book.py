@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -65,11 +66,13 @@ class Book:
         self.waiting: dict[str, Tracked] = {}
         self.running: dict[str, Tracked] = {}
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket) -> Tracked:
         """A new request, at the end of the queue."""
         request = ticket.request
         metrics = RequestMetrics(arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids))
-        self.waiting[request.request_id] = Tracked(ticket, metrics, num_prefill=len(request.prompt_token_ids))
+        tracked = Tracked(ticket, metrics, num_prefill=len(request.prompt_token_ids))
+        self.waiting[request.request_id] = tracked
+        return tracked
 
     def find(self, request_id: str) -> Tracked | None:
         """The unfinished request of this id."""
@@ -105,10 +108,20 @@ class Book:
         everything = self.everything
         return Demand(len(everything), max((t.num_total for t in everything), default=0))
 
-    def view(self, now_s: float, limits: Limits) -> SchedulerView:
-        """What the scheduler sees."""
+    def view(
+        self, now_s: float, limits: Limits, num_cached: Callable[[np.ndarray], int] | None = None
+    ) -> SchedulerView:
+        """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache has, if anybody knows."""
         waiting = tuple(
-            WaitingView(r, t.num_prefill, t.num_new_left, t.request.arrival_s, t.request.priority)
+            WaitingView(
+                r,
+                t.num_prefill,
+                t.num_new_left,
+                t.request.arrival_s,
+                t.request.priority,
+                0 if num_cached is None else num_cached(_tokens_to_prefill(t)),
+                t.request.tenant,
+            )
             for r, t in self.waiting.items()
         )
         running = tuple(
@@ -120,10 +133,17 @@ class Book:
                 t.request.arrival_s,
                 t.request.priority,
                 t.lease.capacity if t.lease is not None else None,
+                t.request.tenant,
             )
             for r, t in self.running.items()
         )
         return SchedulerView(now_s, waiting, running, limits)
+
+
+def _tokens_to_prefill(tracked: Tracked) -> np.ndarray:
+    """The prompt, and after a preemption the tokens generated before it."""
+    prompt = tracked.request.prompt_token_ids
+    return np.concatenate([prompt, np.asarray(tracked.output, prompt.dtype)]) if tracked.output else prompt
 
 
 def record_tokens(tracked: Tracked, token_ids: np.ndarray, now_s: float) -> TokenEvent:

@@ -1,0 +1,198 @@
+"""Continuous batching as pure functions: from an order of all requests to what is preempted, prefilled and decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from enginebay.scheduler import Decision, Limits, RunningView, SchedulerView, WaitingView
+
+One: TypeAlias = RunningView | WaitingView
+
+FewSteps = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="decode steps per decision while others prefill or could be admitted: "
+        "more spread the host's work, fewer let newcomers start sooner",
+    ),
+]
+MaxWait = Annotated[
+    float,
+    Field(
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds after which a waiting request goes before all that came later",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """What is left for prompts: rows, budget of tokens to process, tokens of cache."""
+
+    rows: int
+    budget: int
+    tokens: int
+
+
+def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Decision:
+    """The decision for requests in this order: whoever comes first in it gets budget and cache first.
+
+    `order` has every running request, and of the waiting ones at least the first that free rows could take.
+
+    - When decoding rows need cache for their next token and there is not enough, rows are preempted from the end of
+      the order until the rest fits. The first of them never is, so there is always progress. Nothing is admitted then.
+    - Each decoding row takes one token of the budget. What is left goes to prompts, of rows that are partly prefilled
+      and of waiting requests; the last one gets a part of its prompt. A waiting request is admitted when there are a
+      free row and free cache for its prompt and one token; when there are not, none after it is.
+    - `few_steps` decode steps while others prefill or could be admitted: a newcomer then waits for at most that many
+      steps, and the host's work per decision is still shared by so many. Otherwise as many as the engine allows, but
+      when others wait not beyond the first row that is sure to end.
+    """
+    limits = view.limits
+    rows = [one for one in order if isinstance(one, RunningView)]
+    line = [one for one in order if isinstance(one, WaitingView)]
+    preempt, kept, free_tokens = make_room(rows, limits)
+    decoding = decodable(kept, limits)
+    room = room_beside(kept, dataclasses.replace(limits, free_tokens=free_tokens))
+    prefill, room = fill_budget(kept if preempt else order, room)
+    named = {name for name, _ in prefill}
+    next_up = next((one for one in line if one.request_id not in named), None)
+    hurry = bool(prefill) or any(row.num_left > 0 for row in kept)
+    hurry = hurry or (next_up is not None and has_room(next_up, dataclasses.replace(room, budget=1)))
+    steps = _wanted_steps(view, decoding, few_steps, hurry=hurry)
+    steps = steps_that_fit(decoding, steps, room.tokens)
+    return Decision(prefill, tuple(row.request_id for row in decoding), steps, preempt)
+
+
+def everybody(view: SchedulerView) -> list[One]:
+    """Running and waiting requests."""
+    return [*view.running, *view.waiting]
+
+
+def oldest_first(rows: Iterable[RunningView]) -> list[RunningView]:
+    """Running requests by arrival, so that the youngest is preempted first."""
+    return sorted(rows, key=lambda row: row.arrival_s)
+
+
+def first_in_line(
+    view: SchedulerView, key: Callable[[WaitingView], float], max_wait_s: float
+) -> list[WaitingView]:
+    """The waiting requests that free rows could take: those that waited too long by arrival, then by least key."""
+
+    def rank(one: WaitingView) -> tuple[bool, float, float]:
+        late = view.now_s - one.arrival_s >= max_wait_s
+        return (not late, 0.0 if late else key(one), one.arrival_s)
+
+    return heapq.nsmallest(max(1, view.limits.free_rows), view.waiting, key=rank)
+
+
+def cache_to_admit(one: WaitingView) -> int:
+    """Tokens of cache that a waiting request needs: its prompt and the first token after it."""
+    return one.num_prompt_tokens + 1
+
+
+def given_back(row: RunningView) -> int:
+    """Tokens of cache that preempting a row makes free, where it shares none with others."""
+    if row.num_promised is None:
+        return row.num_tokens + row.max_new_left - 1
+    return row.num_promised
+
+
+def decodable(rows: Iterable[RunningView], limits: Limits) -> list[RunningView]:
+    """The rows that decode now: those whose prompt is done, as many as the budget has tokens for."""
+    ready = [row for row in rows if row.num_left == 0 and row.max_new_left > 0]
+    return ready[: limits.max_num_batched_tokens]
+
+
+def is_ending(row: RunningView) -> bool:
+    """Whether all tokens of a row are launched, so that it gives back what it holds when they are read."""
+    return row.num_left == 0 and row.max_new_left == 0
+
+
+def room_beside(rows: Iterable[RunningView], limits: Limits) -> Room:
+    """What is left for prompts when those rows that can decode do so for a step."""
+    decoding = decodable(rows, limits)
+    return Room(
+        limits.free_rows,
+        limits.max_num_batched_tokens - len(decoding),
+        limits.free_tokens - sum(row.growth(1) for row in decoding),
+    )
+
+
+def make_room(rows: Sequence[RunningView], limits: Limits) -> tuple[tuple[str, ...], list[RunningView], int]:
+    """Who is preempted so that each decoding row can run one step; who is kept; and the free tokens then.
+
+    First those that are ending anyway, which have nothing to compute again; then from the end of `rows`.
+    """
+    kept, free_tokens = list(rows), limits.free_tokens
+    preempt: list[str] = []
+    victims = [row for row in rows if is_ending(row)]
+    victims += [row for row in reversed(rows) if not is_ending(row)]
+    for victim in victims[:-1]:
+        if sum(row.growth(1) for row in decodable(kept, limits)) <= free_tokens:
+            break
+        kept.remove(victim)
+        preempt.append(victim.request_id)
+        free_tokens += given_back(victim)
+    return tuple(preempt), kept, free_tokens
+
+
+def has_room(one: WaitingView, room: Room) -> bool:
+    """Whether a waiting request can be admitted."""
+    return room.rows > 0 and room.budget > 0 and cache_to_admit(one) <= room.tokens
+
+
+def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int], ...], Room]:
+    """What is prefilled, in this order, and the room then. No waiting request is admitted past one that is not."""
+    prefill: list[tuple[str, int]] = []
+    is_open = True
+    for one in order:
+        if room.budget < 1:
+            break
+        num = min(one.num_left, room.budget)
+        if isinstance(one, WaitingView):
+            is_open = is_open and has_room(one, room)
+            if not is_open:
+                continue
+            room = Room(room.rows - 1, room.budget, room.tokens - cache_to_admit(one))
+        if num > 0:
+            prefill.append((one.request_id, num))
+            room = dataclasses.replace(room, budget=room.budget - num)
+    return tuple(prefill), room
+
+
+def without(view: SchedulerView, names: Collection[str]) -> SchedulerView:
+    """The view as if these running requests had given back what they hold, and were gone."""
+    gone = [row for row in view.running if row.request_id in names]
+    limits = dataclasses.replace(
+        view.limits,
+        free_rows=view.limits.free_rows + len(gone),
+        free_tokens=view.limits.free_tokens + sum(map(given_back, gone)),
+    )
+    kept = tuple(row for row in view.running if row.request_id not in names)
+    return dataclasses.replace(view, running=kept, limits=limits)
+
+
+def steps_that_fit(decoding: Sequence[RunningView], steps: int, spare: int) -> int:
+    """The most steps up to `steps` for which the rows' growth beyond the first step fits into `spare` tokens."""
+    first = sum(row.growth(1) for row in decoding)
+    while steps > 1 and sum(row.growth(steps) for row in decoding) - first > spare:
+        steps -= 1
+    return steps
+
+
+def _wanted_steps(
+    view: SchedulerView, decoding: Sequence[RunningView], few_steps: int, *, hurry: bool
+) -> int:
+    if not decoding:
+        return 1
+    most = min(view.limits.max_decode_steps, max(row.max_new_left for row in decoding))
+    if hurry:
+        return min(most, few_steps)
+    return min(most, max(few_steps, min(row.max_new_left for row in decoding))) if view.waiting else most

@@ -1,0 +1,89 @@
+"""Fair among tenants: whoever was served least goes first, however many requests the others queue."""
+
+from __future__ import annotations
+
+import heapq
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView, WaitingView
+from enginebay_schedulers.batch import FewSteps, MaxWait, One, run_batch
+from enginebay_schedulers.counters import Counters, Weights, charge, settle
+
+
+class FairOptions(BaseModel):
+    """The section of the scheduler "fair"."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input_weight: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="what a prompt token that is processed costs"
+    )
+    output_weight: float = Field(
+        default=2.0, gt=0, allow_inf_nan=False, description="what a generated token costs"
+    )
+    max_wait_s: MaxWait = 30.0
+    decode_steps_when_waiting: FewSteps = 4
+
+
+class Fair(Scheduler):
+    """Admits a request of the tenant with the lowest virtual token counter, by the rules of `batch.run_batch`.
+
+    - A tenant pays `input_weight` for a prompt token and `output_weight` for a generated one; `counters` has the
+      rules. Of one tenant, requests go in order of arrival. So a flood of one tenant's waits behind itself.
+    - New tenants start level with those that wait. So that ever more of them cannot starve another, a tenant that has
+      requests and of which none was admitted for `max_wait_s` goes first, once, the longest waiting of them before
+      the others.
+    - When decoding rows need cache the tenant with the highest counter gives up its youngest row first. The oldest row
+      of all never is preempted, so that each is safe in the end.
+
+    The state are the counters.
+    """
+
+    def __init__(self, options: FairOptions | None = None) -> None:
+        self._options = options or FairOptions()
+        self._weights = Weights(self._options.input_weight, self._options.output_weight)
+
+    def initial_state(self) -> Counters:
+        """No tenants."""
+        return Counters()
+
+    def decide(self, view: SchedulerView, state: Counters) -> tuple[Decision, Counters]:
+        """The next decision, by the rules of the class, and the counters after it."""
+        settled = settle(view, state, self._weights, self._options.max_wait_s)
+        order: list[One] = [*_rows(view, settled), *self._line(view, settled)]
+        decision = run_batch(view, order, self._options.decode_steps_when_waiting)
+        return decision, charge(view, decision, settled, self._weights)
+
+    def _line(self, view: SchedulerView, counters: Counters) -> list[WaitingView]:
+        """The waiting requests that free rows could take: each the next of the tenant whose turn it is by then."""
+        queues: dict[str, list[WaitingView]] = {}
+        for one in reversed(view.waiting):
+            queues.setdefault(one.tenant, []).append(one)
+        turns: list[tuple[bool, float, float, str]] = []
+        for account in counters.accounts:
+            if account.tenant in queues:
+                arrival_s = queues[account.tenant][-1].arrival_s
+                since_s = max(arrival_s, account.admitted_s)
+                late = view.now_s - since_s >= self._options.max_wait_s
+                turns.append((not late, since_s if late else account.counter, arrival_s, account.tenant))
+        heapq.heapify(turns)
+        levels = {account.tenant: account.counter for account in counters.accounts}
+        paid = {name for name, _ in counters.paid}
+        line: list[WaitingView] = []
+        while turns and len(line) < max(1, view.limits.free_rows):
+            tenant = heapq.heappop(turns)[-1]
+            one = queues[tenant].pop()
+            line.append(one)
+            prompt = 0.0 if one.request_id in paid else self._weights.input * one.num_left
+            levels[tenant] += prompt + self._weights.output
+            if queues[tenant]:
+                heapq.heappush(turns, (True, levels[tenant], queues[tenant][-1].arrival_s, tenant))
+        return line
+
+
+def _rows(view: SchedulerView, counters: Counters) -> list[RunningView]:
+    """Running requests: the oldest, then by their tenant's counter, and by arrival."""
+    levels = {account.tenant: account.counter for account in counters.accounts}
+    oldest = min(view.running, key=lambda row: row.arrival_s, default=None)
+    return sorted(view.running, key=lambda row: (row is not oldest, levels[row.tenant], row.arrival_s))
