@@ -263,18 +263,29 @@ class Lease:
 class Ledger(ABC):
     """What is promised to which row. Lives on the loop's thread, never touches arrays.
 
-    Invariants: the promises together never exceed `num_tokens_total`; a page is promised to several
-    leases only when its tokens are equal (prefix sharing); `release` gives everything back, once; a
-    refused call changes nothing.
+    Invariants: the promises together never exceed what there is; a page is promised to several
+    leases only when its tokens are equal (prefix sharing), and is written to by none of them; `release`
+    gives everything back, once; a refused call changes nothing. The members that are not abstract are for
+    ledgers that share pages or promise bit by bit.
     """
+
+    grows: bool = False
+    """Whether leases begin small: the caller asks for a prompt and its next token first, and for more with `reserve`.
+    Otherwise it asks for all that the request can need, at once."""
 
     @abstractmethod
     def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
-        """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now."""
+        """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
+
+        The first `num_cached` of the prompt's tokens need not be computed: at most all but the last.
+        """
 
     @abstractmethod
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Grow the promise to at least `num_tokens` tokens; False when there is not enough now."""
+        """Grow the promise to at least `num_tokens` tokens; False when there is not enough now.
+
+        Called before every step, because the pages that it will write must be the row's alone.
+        """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
@@ -292,3 +303,21 @@ class Ledger(ABC):
     @abstractmethod
     def num_free_tokens(self) -> int:
         """Tokens that could still be promised."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that a row can have when it is alone; None when max_model_len is the only limit."""
+        return None
+
+    def num_cached_tokens(self, token_ids: np.ndarray) -> int:
+        """How many of the first tokens `admit` would find in the cache now."""
+        return 0
+
+    def commit(self, lease: Lease, token_ids: np.ndarray) -> None:  # noqa: B027  # most ledgers share nothing
+        """Take note of token_ids int32 [tokens], the row's first ones: launched steps have put their keys and values
+        into the cache, or will before any later step runs.
+        """
+
+    def take_copies(self) -> Sequence[tuple[int, int]]:
+        """Pages (from, to) to be copied, in this order, before the next step; they are told once."""
+        return ()

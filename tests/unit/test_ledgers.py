@@ -1,4 +1,4 @@
-"""The slot ledger keeps the ledger contract, and the suite finds ledgers that do not."""
+"""Slot and page ledger keep the ledger contract, and the suite finds ledgers that do not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
 from enginebay.testing.ledgers import ledger_checks
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.pool import PagePool
+from enginebay_oengine.prefix import PrefixIndex
+from enginebay_oengine.store import PageStore
 from enginebay_vinference.ledger import SlotLedger
 
 NUM_ROWS, MAX_TOKENS = 4, 64
@@ -26,10 +30,38 @@ def make_slots(pages_per_slot: int) -> SlotLedger:
     [
         pytest.param(check, id=f"{pages}-{name}")
         for pages in (1, 4)
-        for name, check in ledger_checks(lambda pages=pages: make_slots(pages), NUM_ROWS, MAX_TOKENS)
+        for name, check in ledger_checks(
+            lambda pages=pages: make_slots(pages), NUM_ROWS, MAX_TOKENS, MAX_TOKENS // pages
+        )
     ],
 )
 def test_slot_ledger_keeps_the_contract(check: Callable[[], None]) -> None:
+    check()
+
+
+def make_pages(num_pages: int, *, page_size: int = 8, caching: bool = True, grows: bool = True) -> PageLedger:
+    store = PageStore(PagePool(num_pages), page_size, PrefixIndex() if caching else None)
+    return PageLedger(store, NUM_ROWS, MAX_TOKENS, grows=grows)
+
+
+PAGED: dict[str, Callable[[], PageLedger]] = {
+    "room_for_all": lambda: make_pages(1 + NUM_ROWS * MAX_TOKENS // 8),
+    "tight": lambda: make_pages(20),
+    "room_for_one": lambda: make_pages(1 + MAX_TOKENS // 8),
+    "no_prefixes": lambda: make_pages(20, caching=False),
+    "all_at_once": lambda: make_pages(20, grows=False),
+}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=f"{case}-{name}")
+        for case, make in PAGED.items()
+        for name, check in ledger_checks(make, NUM_ROWS, MAX_TOKENS, 8)
+    ],
+)
+def test_page_ledger_keeps_the_contract(check: Callable[[], None]) -> None:
     check()
 
 

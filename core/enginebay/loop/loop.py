@@ -120,7 +120,7 @@ class EngineLoop:
     def _handle(self, message: Message) -> bool:
         match message:
             case Submit(ticket):
-                self._book.add(ticket)
+                self._steps.add(ticket)
             case Abort(request_id):
                 tracked = self._book.find(request_id)
                 if tracked is not None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import time
+from collections.abc import Sequence
 
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.book import Book, Tracked, record_tokens
-from enginebay.loop.messages import TokenEvent
+from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.places import Places
 from enginebay.scheduler import Decision, Limits
 from enginebay.types import FinishReason
 
@@ -31,6 +32,7 @@ class Steps:
         self.engine = engine
         self.config = config
         self.book = book
+        self.places = Places(engine, book)
         self.in_flight: collections.deque[InFlight] = collections.deque()
 
     @property
@@ -48,12 +50,29 @@ class Steps:
             free_tokens=self.engine.ledger.num_free_tokens,
         )
 
+    def add(self, ticket: Ticket) -> None:
+        """Queue a request; one that needs more cache than there is ends at once, because it would wait for ever."""
+        tracked = self.book.add(ticket)
+        refusal = self.places.why_never(tracked)
+        if refusal is not None:
+            self.end(tracked, "error", refusal)
+
     def launch(self, decision: Decision) -> bool:
-        """Do what the scheduler says; whether a step was launched."""
+        """Do what the scheduler says; whether anything was done.
+
+        When that is nothing, and running rows lack cache, the latest arrival is preempted: no scheduler can stall the loop.
+        """
         for request_id in decision.preempt:
             self._preempt(request_id)
+        steps, decoding = self._reserve(decision)  # before newcomers take what is free
         prefilled = self._launch_prefill(decision)
-        return self._launch_decode(decision) or prefilled
+        launched = self._launch_decode(decoding, steps) or prefilled
+        if launched or self.in_flight:
+            return launched
+        latest = self.places.latest_that_blocks(refused=bool(decision.decode))
+        if latest is not None:
+            self._preempt(latest.request.request_id)
+        return latest is not None
 
     def commit_next(self) -> None:
         """Read the oldest launched step and tell its tokens. Rows whose request has ended meanwhile are passed over."""
@@ -68,9 +87,9 @@ class Steps:
                 assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
                 table, row = self.engine.rows, tracked.lease.row
                 table.append_tokens(row, event.token_ids)
-                table.num_computed_tokens[row] = table.num_tokens[row] - 1  # all but the one sampled last
+                self.places.set_computed(tracked, table.num_tokens[row] - 1)  # all but the one sampled last
             if tracked.finished:
-                self._free(tracked)
+                self.places.free(tracked)
                 self.book.drop(tracked)
             if event.token_ids or event.finish_reason:
                 tracked.ticket.put(event)
@@ -86,7 +105,7 @@ class Steps:
         tracked.metrics.finished_s = time.monotonic()
         self.book.drop(tracked)
         tracked.ticket.put(TokenEvent((), reason, tracked.metrics, error))
-        self._free(tracked)
+        self.places.free(tracked)
 
     def begin_anew(self) -> None:
         """Fresh arrays, after every request that had part in the old ones has ended."""
@@ -100,42 +119,29 @@ class Steps:
         self.commit_all()
         tracked = self.book.running.get(request_id)
         if tracked is not None:
-            self._free(tracked)
+            self.places.free(tracked)
             self.book.requeue(tracked)
 
     def _launch_prefill(self, decision: Decision) -> bool:
         plans: list[RowPlan] = []
         rows: list[Tracked] = []
         demand = self.book.demand()
+        is_open = True
         for request_id, num_tokens in decision.prefill:
             tracked = self.book.find(request_id)
-            if tracked is None or (tracked.lease is None and not self._admit(tracked)):
+            if tracked is None:
                 continue
+            if tracked.lease is None:
+                is_open = is_open and self.places.admit(tracked)  # nobody overtakes one that is refused
+                if not is_open:
+                    continue
             plans.append(self._plan_chunk(tracked, num_tokens))
             rows.append(tracked)
         if plans:
             self.in_flight.append(InFlight(self.engine.step(StepPlan(tuple(plans), 0, demand)), rows))
+        for tracked in rows:
+            self.places.set_computed(tracked, tracked.num_computed)
         return bool(plans)
-
-    def _admit(self, tracked: Tracked) -> bool:
-        request = tracked.request
-        table = self.engine.rows
-        table.add_request(request)
-        row = table.row_of(request.request_id)
-        table.append_tokens(row, tracked.output)
-        token_ids = table.token_ids[row, : tracked.num_prefill]
-        lease = self.engine.ledger.admit(row, token_ids, tracked.num_total)
-        if lease is None:
-            table.remove_request(request.request_id)
-            return False
-        tracked.lease = lease
-        tracked.num_computed = lease.num_cached
-        tracked.metrics.num_cached_tokens = lease.num_cached
-        if math.isnan(tracked.metrics.first_scheduled_s):
-            tracked.metrics.first_scheduled_s = time.monotonic()
-        del self.book.waiting[request.request_id]
-        self.book.running[request.request_id] = tracked
-        return True
 
     def _plan_chunk(self, tracked: Tracked, num_tokens: int) -> RowPlan:
         lease = tracked.lease
@@ -150,38 +156,30 @@ class Steps:
         tracked.num_computed += count
         samples = tracked.num_computed == tracked.num_prefill
         tracked.num_launched += samples
-        if not self.engine.ledger.reserve(lease, tracked.num_computed):
+        if not self.places.reserve(tracked, tracked.num_computed):
             raise InternalError(
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
-        self.engine.rows.num_computed_tokens[lease.row] = tracked.num_computed
         return RowPlan(lease.row, lease, start, count, samples)
 
-    def _launch_decode(self, decision: Decision) -> bool:
+    def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
+        """How many steps to decode, and the rows that have cache for them; the others are passed over."""
         chosen = [t for r in decision.decode if (t := self.book.running.get(r)) and t.num_new_left > 0]
         most = max((t.num_new_left for t in chosen), default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
             raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
+        able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + min(steps, t.num_new_left))]
+        return steps, able
+
+    def _launch_decode(self, rows: Sequence[Tracked], steps: int) -> bool:
         plans: list[RowPlan] = []
-        rows: list[Tracked] = []
-        for tracked in chosen:
+        for tracked in rows:
             lease = tracked.lease
             assert lease is not None, "running requests have a lease"
-            cached = tracked.num_tokens - 1
-            if not self.engine.ledger.reserve(lease, min(cached + steps, tracked.num_total)):
-                continue
-            plans.append(RowPlan(lease.row, lease, cached, 1, samples=True))
-            rows.append(tracked)
+            plans.append(RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True))
             tracked.num_launched += min(steps, tracked.num_new_left)
         if plans:
             plan = StepPlan(tuple(plans), steps, self.book.demand())
-            self.in_flight.append(InFlight(self.engine.step(plan), rows))
+            self.in_flight.append(InFlight(self.engine.step(plan), list(rows)))
         return bool(plans)
-
-    def _free(self, tracked: Tracked) -> None:
-        """Give back a request's row and lease, if it holds them."""
-        if tracked.lease is not None:
-            lease, tracked.lease = tracked.lease, None
-            self.engine.rows.remove_request(tracked.request.request_id)
-            self.engine.ledger.release(lease)

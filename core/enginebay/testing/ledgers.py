@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
+from enginebay.testing.ledger_machine import any_sequence_keeps_the_books
 
 Check = tuple[str, Callable[[], None]]
 
@@ -62,8 +64,13 @@ class Books:
             self.ledger.release(lease)
 
 
-def ledger_checks(make: Callable[[], Ledger], num_rows: int, max_tokens: int) -> list[Check]:
-    """Every check of the suite, by name. `make` may give the same ledger each time: a check leaves it as it found it."""
+def ledger_checks(
+    make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int | None = None
+) -> list[Check]:
+    """Every check of the suite, by name. `make` may give the same ledger each time: a check leaves it as it found it.
+
+    `page_size` is the number of tokens that one entry of a page table stands for; None: a row is one page.
+    """
     checks = (
         everything_given_back_is_free_again,
         promises_never_exceed_what_is_free,
@@ -72,12 +79,17 @@ def ledger_checks(make: Callable[[], Ledger], num_rows: int, max_tokens: int) ->
         releasing_twice_is_refused,
         tables_of_rows_do_not_overlap,
         tables_hold_nothing_else,
+        a_row_that_is_alone_gets_the_most,
     )
 
     def run(check: Callable[[Books], None]) -> None:
         check(Books(make(), num_rows, max_tokens))
 
-    return [(check.__name__, lambda check=check: run(check)) for check in checks]  # type: ignore[misc]
+    named: list[Check] = [(check.__name__, lambda check=check: run(check)) for check in checks]  # type: ignore[misc]
+    machine = functools.partial(
+        any_sequence_keeps_the_books, make, num_rows, max_tokens, page_size or max_tokens
+    )
+    return [*named, (any_sequence_keeps_the_books.__name__, machine)]
 
 
 def everything_given_back_is_free_again(books: Books) -> None:
@@ -195,3 +207,16 @@ def tables_hold_nothing_else(books: Books) -> None:
         assert np.array_equal(books.table(leases, fill), written), f"a table that held {fill} still does"
     assert np.array_equal(books.table(leases[::-1]), written[::-1]), "rows are not in the order of the leases"
     books.release(leases)
+
+
+def a_row_that_is_alone_gets_the_most(books: Books) -> None:
+    """most_tokens are promised to a row that is alone, at once and bit by bit, and not one more."""
+    ledger = books.ledger
+    most = books.max_tokens if ledger.most_tokens is None else ledger.most_tokens
+    assert most >= books.max_tokens, f"a row gets {most} of the {books.max_tokens} tokens that it should have"
+    for first in (1, most):
+        lease = books.must_admit(0, first)
+        assert ledger.reserve(lease, most), f"a row that is alone is refused {most} tokens"
+        assert not ledger.reserve(lease, most + 1), f"a row gets {most + 1} tokens, {most} are the most"
+        books.release([lease])
+    assert books.admit(0, most + 1) is None, f"a row is admitted with {most + 1} tokens, {most} are the most"

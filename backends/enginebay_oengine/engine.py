@@ -1,0 +1,140 @@
+"""The paged engine: rows hold pages of one pool, and share those with equal tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from enginebay.cache import Lease
+from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
+from enginebay.errors import InternalError
+from enginebay.rows import SequenceBuffer
+from enginebay.runner.assemble import decode_inputs, prefill_inputs
+from enginebay.runner.buckets import default_sizes
+from enginebay.runner.parts import EngineParts
+from enginebay.runner.rowio import put_row, take_row
+from enginebay.runner.runner import Runner, RunnerSettings
+from enginebay.runner.step import Program
+from enginebay_oengine.copying import PageCopier
+from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.pool import DUMMY_PAGE, PagePool
+from enginebay_oengine.prefix import PrefixIndex, Salt
+from enginebay_oengine.sizing import choose_num_pages, plan_memory
+from enginebay_oengine.store import PageStore
+
+
+class PagedEngine(Engine):
+    """Pages over the core's runner. See `Geometry` for the sizes of steps, `choose_num_pages` for that of the cache."""
+
+    def __init__(self, parts: EngineParts, options: PagedOptions) -> None:
+        config = parts.config
+        assert config.max_model_len is not None, "the composition root resolves max_model_len"
+        self.parts = parts
+        self.options = options
+        sizes = default_sizes(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            min_rows=parts.platform.min_rows(parts.dtype),
+        )
+        self.geometry = Geometry(sizes, parts.layout_type, options.page_size, parts.compact_decode)
+        self.num_pages = choose_num_pages(parts, options, self.geometry)
+        self.rows = SequenceBuffer(
+            max_num_reqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            vocab_size=parts.model.info.vocab_size,
+            page_sizes=[options.page_size],
+        )
+        self.ledger: PageLedger = make_ledger(parts, options, self.num_pages)
+        self.memory: MemoryPlan = plan_memory(parts, self.geometry, self.num_pages)
+        self.compilations = Compilations()
+        self._runner: Runner | None = None
+        self._copier: PageCopier | None = None
+
+    @property
+    def runner(self) -> Runner:
+        """The compiled steps and all that lies on the device; made by make_arrays()."""
+        if self._runner is None:
+            raise InternalError("the engine is used before make_arrays()")
+        return self._runner
+
+    @property
+    def copier(self) -> PageCopier:
+        """What copies pages; made by make_arrays()."""
+        if self._copier is None:
+            raise InternalError("the engine is used before make_arrays()")
+        return self._copier
+
+    def _make_runner(self) -> Runner:
+        parts, config = self.parts, self.parts.config
+        self.memory.check()
+        settings = RunnerSettings(
+            config.max_num_seqs, config.decode_steps, parts.platform.compile_options(), config.max_model_len
+        )
+        program = Program(parts.model, parts.ops, parts.sampler)
+        return Runner(program, parts.load_weights(), parts.placement, settings, self.compilations)
+
+    def make_arrays(self) -> None:
+        if self._runner is None:
+            self._runner = self._make_runner()
+            self._copier = PageCopier(self._runner)
+        if not self.runner.has_state:
+            self.runner.make_state(
+                self.geometry.layouts(self.num_pages, self.parts.model.info.groups, self.parts.dtype)
+            )
+
+    def drop_arrays(self) -> None:
+        if self.rows.num_reqs:
+            raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
+        self.ledger.forget()
+        self.runner.state = None
+
+    def step(self, plan: StepPlan) -> Pending:
+        self.copier(self.ledger.take_copies())
+        return self._decode(plan) if plan.is_decode else self._prefill(plan)
+
+    def _prefill(self, plan: StepPlan) -> Pending:
+        fresh = all(row.num_computed == 0 for row in plan.rows)
+        num_tokens = sum(row.num_tokens for row in plan.rows)
+        bucket = self.geometry.prefill_bucket(len(plan.rows), num_tokens, fresh=fresh)
+        inputs, places = prefill_inputs(plan.rows, bucket, self.rows, self.ledger, self.runner.layouts)
+        return self.runner.prefill(bucket, inputs, places)
+
+    def _decode(self, plan: StepPlan) -> Pending:
+        longest = max(min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows)
+        key = self.geometry.decode_key(len(plan.rows), longest)
+        places = np.arange(len(plan.rows))
+        inputs = decode_inputs(
+            plan.rows, places, key.bucket, plan.num_steps, self.rows, self.ledger, self.runner.layouts
+        )
+        return self.runner.decode(key, inputs, places)
+
+    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
+        self.copier.compile()
+        return self.runner.compile_all(self.geometry.all_steps(), progress) + 1
+
+    def take(self, lease: Lease) -> RowState:
+        self.copier(self.ledger.take_copies())
+        length = int(self.rows.num_tokens[lease.row])
+        pages = np.asarray(lease.pages, np.int32)
+        return take_row(self.runner, lease.row, pages, self.rows.token_ids[lease.row, :length])
+
+    def put(self, lease: Lease, state: RowState) -> None:
+        self.copier(self.ledger.take_copies())
+        # Shared pages hold the same keys and values already; theirs are written where nobody reads.
+        private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
+        put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
+
+
+def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int) -> PageLedger:
+    """The books of a cache of so many pages."""
+    config = parts.config
+    assert config.max_model_len is not None, "the composition root resolves max_model_len"
+    index = PrefixIndex(options.prefix_ttl_s) if options.prefix_caching else None
+    salt = Salt(weights=f"{config.model} {parts.dtype}")
+    store = PageStore(PagePool(num_pages), options.page_size, index, salt)
+    return PageLedger(store, config.max_num_seqs, config.max_model_len, grows=not options.reserve_all)

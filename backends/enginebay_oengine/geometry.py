@@ -1,0 +1,68 @@
+"""Sizes of the paged engine's steps: which bucket a plan falls into, and which there are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from enginebay.cache import CacheGroup, KVLayout
+from enginebay.ops.spec import Bucket
+from enginebay.runner.buckets import BucketSizes, round_up
+from enginebay.runner.runner import StepKey
+from enginebay_oengine.pool import pages_for
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Pure functions of an engine's bucket sizes, its pages and whether it decodes on compact copies.
+
+    A step's page table is as wide as its longest context needs.
+    """
+
+    sizes: BucketSizes
+    layout_type: type[KVLayout]
+    page_size: int
+    compact_decode: bool
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context."""
+        return self.sizes.kv_lens[-1]
+
+    def layouts(self, num_pages: int, groups: tuple[CacheGroup, ...], dtype: str) -> Mapping[str, KVLayout]:
+        """Each group's layout of a cache with so many pages; a page has the same tokens in every group."""
+        return {
+            g.name: self.layout_type(num_pages, self.page_size, g.num_kv_heads, g.head_dim, dtype)
+            for g in groups
+        }
+
+    def prefill_bucket(self, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
+        """`fresh`: no row has a prefix. Rows with one come in one context length only, the longest."""
+        seqs = round_up(self.sizes.prefill_rows, num_rows)
+        # the rarer shapes come in every other size only: fewer programs for a little more padding
+        common = seqs == 1 and fresh
+        tokens = round_up(
+            self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens
+        )
+        kv_len = min(tokens, self.max_model_len) if fresh else self.max_model_len
+        pages = pages_for(kv_len, self.page_size)
+        return Bucket(tokens, seqs, pages, tokens, kv_len, "prefill" if fresh else "mixed")
+
+    def decode_key(self, num_rows: int, longest: int) -> StepKey:
+        """The program that decodes `num_rows` rows of up to `longest` tokens."""
+        seqs = round_up(self.sizes.decode_rows, num_rows)
+        kv_len = round_up(self.sizes.kv_lens, min(longest, self.max_model_len))
+        bucket = Bucket(seqs, seqs, pages_for(kv_len, self.page_size), 1, kv_len, "decode")
+        return StepKey("compact" if self.compact_decode else "decode", bucket)
+
+    def all_steps(self) -> list[StepKey]:
+        """Every program that serving can need."""
+        sizes = self.sizes
+        keys: dict[StepKey, None] = {}
+        for num_rows in sizes.decode_rows:
+            keys |= dict.fromkeys(self.decode_key(num_rows, kv_len) for kv_len in sizes.kv_lens)
+        for num_rows in sizes.prefill_rows:
+            for num_tokens in sizes.prefill_tokens:
+                for fresh in (True, False):
+                    keys[StepKey("prefill", self.prefill_bucket(num_rows, num_tokens, fresh=fresh))] = None
+        return list(keys)

@@ -1,0 +1,137 @@
+"""PageLedger: pages promised to rows as they grow, shared where their tokens are equal, copied before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.cache import Lease, Ledger
+from enginebay.errors import InternalError
+from enginebay_oengine.held import HeldPages
+from enginebay_oengine.pool import pages_for
+from enginebay_oengine.prefix import Salt
+from enginebay_oengine.store import PageStore
+
+
+class PageLedger(Ledger):
+    """Pages for rows 0 to num_rows - 1, of up to max_model_len tokens each.
+
+    A prompt gets the pages that hold its beginning already, and new ones for the rest. At least its last token is
+    computed again, because its logits give the first new one; where all of it is there, the last page is copied first.
+    With `grows` the caller asks for what it needs now, and for more with `reserve`; without, for everything at once.
+    """
+
+    def __init__(self, store: PageStore, num_rows: int, max_model_len: int, *, grows: bool = True) -> None:
+        self.store = store
+        self.page_size = store.page_size
+        self.num_rows = num_rows
+        self.max_model_len = max_model_len
+        self.grows = grows
+        self._held = HeldPages(num_rows, max_model_len, store.page_size)
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def num_free_tokens(self) -> int:
+        return self.store.available() * self.page_size
+
+    @property
+    def most_tokens(self) -> int:
+        return min(self.max_model_len, self.store.pool.num_usable * self.page_size)
+
+    def num_cached_tokens(self, token_ids: np.ndarray) -> int:
+        return min(len(self.store.find(token_ids)) * self.page_size, len(token_ids) - 1)
+
+    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+        if row in self._held:
+            raise InternalError(f"row {row} is admitted twice: release its lease first")
+        num_prompt = len(prompt_token_ids)
+        num_tokens = max(num_tokens, num_prompt)
+        if num_tokens > self.most_tokens or row >= self.num_rows:
+            return None
+        found = self.store.find(prompt_token_ids)
+        num_cached = min(len(found) * self.page_size, num_prompt - 1)
+        num_shared = num_cached // self.page_size
+        shared = [page for _, page in found[:num_shared]]
+        num_fresh = pages_for(num_tokens, self.page_size) - num_shared
+        if num_fresh > self.store.available(besides=shared):
+            return None
+        for page in shared:
+            self.store.share(page)
+        fresh = [self.store.take() for _ in range(num_fresh)]
+        if num_cached % self.page_size:
+            # This row does not hold the page, so it may be evicted by now; but no step writes to it before the copy.
+            self._copies.append((found[num_shared][1], fresh[0]))
+        return self._held.add(row, num_cached, [digest for digest, _ in found[:num_shared]], shared + fresh)
+
+    def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
+        """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are those of `lease`.
+
+        They must be committed. None when there is not enough now.
+        """
+        parent = self._held.current(lease)
+        if row in self._held or num_cached > parent.num_computed:
+            raise InternalError(
+                f"row {row} is to share {num_cached} of {parent.num_computed} tokens with row {lease.row}"
+            )
+        num_shared = pages_for(num_cached, self.page_size)
+        num_fresh = max(0, pages_for(num_tokens, self.page_size) - num_shared)
+        if num_tokens > self.most_tokens or row >= self.num_rows or num_fresh > self.store.available():
+            return None
+        pages = list(lease.pages[:num_shared])
+        for page in pages:
+            self.store.share(page)
+        pages += [self.store.take() for _ in range(num_fresh)]
+        made = self._held.add(row, num_cached, parent.digests[: num_cached // self.page_size], pages)
+        parent.shares_tail = self._held.current(made).shares_tail = True
+        return made
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        held = self._held.current(lease)
+        if num_tokens <= lease.capacity and not held.shares_tail:
+            return True
+        if num_tokens > self.most_tokens:
+            return False
+        pages = list(lease.pages)
+        missing = max(0, pages_for(num_tokens, self.page_size) - len(pages))
+        writable = range(held.num_computed // self.page_size, len(pages)) if held.shares_tail else ()
+        to_copy = [i for i in writable if not self.store.is_private(pages[i])]
+        if missing + len(to_copy) > self.store.available():
+            return False
+        for i in to_copy:
+            old, pages[i] = pages[i], self.store.take()
+            self._copies.append((old, pages[i]))
+            self.store.drop(old)
+        pages += [self.store.take() for _ in range(missing)]
+        held.shares_tail = False
+        self._held.set_pages(lease, pages)
+        return True
+
+    def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
+        held = self._held.current(lease)
+        held.num_computed = max(held.num_computed, len(token_ids))
+        if len(token_ids) >= (len(held.digests) + 1) * self.page_size:
+            self.store.name(held.digests, lease.pages, token_ids)
+
+    def release(self, lease: Lease) -> None:
+        self._held.remove(lease)
+        for page in reversed(
+            lease.pages
+        ):  # a page is found by way of those before it: they are evicted after it
+            self.store.drop(page)
+
+    def take_copies(self) -> Sequence[tuple[int, int]]:
+        copies, self._copies = self._copies, []
+        return copies
+
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        self._held.write_table(leases, table)
+
+    def forget(self, salt: Salt | None = None) -> None:
+        """Find nothing again of what was computed so far: the arrays are gone, or the weights are others (`salt`)."""
+        self.store.forget(salt)
+        self._copies = []
+
+    def check(self) -> None:
+        self.store.check()
+        self._held.check(self.store.pool)

@@ -1,0 +1,54 @@
+"""The section of the engine "oengine"."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class PagedOptions(BaseModel):
+    """Options of the paged engine. The size of the cache is given in one way: num_pages, cache_bytes or memory_utilization."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    page_size: int = Field(
+        default=64,
+        ge=8,
+        le=256,
+        multiple_of=8,
+        description="tokens a page; prefixes are shared by full pages",
+    )
+    num_pages: int | None = Field(
+        default=None, ge=2, description="pages of the cache, with the one that stands for none"
+    )
+    cache_bytes: int | None = Field(default=None, ge=1, description="bytes of the cache on each device")
+    memory_utilization: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="share of each device's free memory for weights, cache and steps together; the cache gets no more "
+        "than max_num_seqs requests of max_model_len tokens need; unset: 0.85",
+    )
+    reserve_all: bool = Field(
+        default=False,
+        description="promise a request all pages that it can need when it is admitted, so that none is preempted; "
+        "otherwise its prompt's, and more as it grows",
+    )
+    prefix_caching: bool = Field(
+        default=True,
+        description="keep full pages after their request, for others that begin with the same tokens",
+    )
+    prefix_ttl_s: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="seconds that an unused page is kept; unset: until its room is needed",
+    )
+
+    @model_validator(mode="after")
+    def _one_way_of_sizing(self) -> Self:
+        ways = ("num_pages", "cache_bytes", "memory_utilization")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}")
+        return self

@@ -1,0 +1,17 @@
+"""What this package offers: the engine "oengine"."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_engines(register: Register) -> None:
+    """The paged engine."""
+    register(
+        "oengine",
+        "enginebay_oengine.engine:PagedEngine",
+        options="enginebay_oengine.options:PagedOptions",
+        summary="paged cache: pages of one pool, shared by equal prefixes",
+        capabilities={"priority": -10},
+    )

@@ -1,0 +1,101 @@
+"""PagePool: which pages of the cache are in use, kept for later, or free; reference counts and a free list."""
+
+from __future__ import annotations
+
+from enginebay.errors import InternalError
+
+DUMMY_PAGE = 0
+"""The page that no row owns: unused entries of page tables point to it."""
+
+
+class PagePool:
+    """The pages 1 to num_pages - 1 of a cache; page 0 is the dummy. Every operation is O(1).
+
+    A page is *used* while somebody holds it, *cached* when nobody does and its contents are kept, and *free* otherwise.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise InternalError(f"a pool of {num_pages} pages: the dummy and at least one more")
+        self.num_pages = num_pages
+        self._holders = [0] * num_pages
+        self._free = list(range(num_pages - 1, DUMMY_PAGE, -1))
+        self._cached: set[int] = set()
+
+    @property
+    def num_usable(self) -> int:
+        """Pages besides the dummy."""
+        return self.num_pages - 1
+
+    @property
+    def num_free(self) -> int:
+        """Pages with nothing in them."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that nobody holds and whose contents are kept."""
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        """Pages that somebody holds."""
+        return self.num_usable - len(self._free) - len(self._cached)
+
+    def holders(self, page: int) -> int:
+        """How many hold a page."""
+        return self._holders[page]
+
+    def take(self) -> int:
+        """A free page, held once from now on. InternalError when there is none."""
+        if not self._free:
+            raise InternalError("a page is taken from a pool that has none free")
+        page = self._free.pop()
+        self._holders[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more holds a used or cached page."""
+        if not self._holders[page]:
+            if page not in self._cached:
+                raise InternalError(f"page {page} is shared, and it is free")
+            self._cached.remove(page)
+        self._holders[page] += 1
+
+    def drop(self, page: int, *, keep: bool) -> bool:
+        """One fewer holds a page; whether nobody does now. Then it is cached with `keep`, and free without."""
+        if not self._holders[page]:
+            raise InternalError(f"page {page} is given back by somebody who does not hold it")
+        self._holders[page] -= 1
+        if self._holders[page]:
+            return False
+        if keep:
+            self._cached.add(page)
+        else:
+            self._free.append(page)
+        return True
+
+    def reclaim(self, page: int) -> None:
+        """Make a cached page free."""
+        if page not in self._cached:
+            raise InternalError(f"page {page} is reclaimed, and it is not cached")
+        self._cached.remove(page)
+        self._free.append(page)
+
+    def check(self) -> None:
+        """InternalError unless every page but the dummy is exactly one of used, cached and free."""
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise InternalError("a page is twice in the free list")
+        held = {page for page, count in enumerate(self._holders) if count}
+        if min(self._holders) < 0 or DUMMY_PAGE in held | free | self._cached:
+            raise InternalError("a page is held less than never, or the dummy page is given out")
+        if len(held) + len(free) + len(self._cached) != len(held | free | self._cached):
+            raise InternalError("a page is two of used, cached and free")
+        if len(held | free | self._cached) != self.num_usable:
+            raise InternalError("a page is none of used, cached and free")
+
+
+def pages_for(num_tokens: int, page_size: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-num_tokens // page_size)

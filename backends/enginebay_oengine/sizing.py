@@ -1,0 +1,91 @@
+"""How many pages the cache gets, and the memory plan that follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from enginebay.engine import MemoryPlan
+from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
+from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.pool import pages_for
+
+DEFAULT_UTILIZATION = 0.85
+FEWEST_PAGES = 2
+"""The dummy page, and one for tokens."""
+
+
+def page_bytes(parts: EngineParts, geometry: Geometry) -> int:
+    """Bytes of a page on each device, all layers together."""
+    groups = parts.model.info.groups
+    one = geometry.layouts(1, groups, parts.dtype)
+    return sum(g.num_layers * one[g.name].num_bytes() for g in groups) // parts.placement.num_shards(
+        "kv_heads"
+    )
+
+
+def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
+    """Bytes on each device for the largest step, with the copy that a compact decode makes of its rows' cache."""
+    compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
+    most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
+    return step_workspace_bytes(parts) + page_bytes(parts, geometry) * most_copied // geometry.page_size
+
+
+def free_bytes(device: jax.Device, otherwise: int) -> int:
+    """Bytes that may still be allocated on a device; `otherwise` where nobody knows."""
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+    meminfo = Path("/proc/meminfo")
+    if device.platform == "cpu" and meminfo.exists():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return min(otherwise, int(rest.split()[0]) * 1024)
+    return otherwise
+
+
+def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry) -> int:
+    """Pages of the cache, the dummy included, as the options say. ConfigError or UnsupportedError when there is no room for one."""
+    if options.num_pages is not None:
+        return options.num_pages
+    each = page_bytes(parts, geometry)
+    if options.cache_bytes is not None:
+        num_pages = options.cache_bytes // each
+        if num_pages < FEWEST_PAGES:
+            raise ConfigError(
+                explain(
+                    f"cache_bytes = {options.cache_bytes}",
+                    f"at least {FEWEST_PAGES * each}, which is {FEWEST_PAGES} pages of {geometry.page_size} tokens",
+                    "Raise it, or make page_size smaller.",
+                )
+            )
+        return num_pages
+    utilization = options.memory_utilization or DEFAULT_UTILIZATION
+    free = free_bytes(parts.placement.device, parts.platform.hardware().memory_bytes)
+    rest = int(utilization * free) - weight_bytes(parts) - workspace_bytes(parts, geometry)
+    needed = 1 + parts.config.max_num_seqs * pages_for(geometry.max_model_len, geometry.page_size)
+    num_pages = min(needed, rest // each)
+    if num_pages < FEWEST_PAGES:
+        raise UnsupportedError(
+            explain(
+                f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free leaves "
+                f"{max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working space",
+                f"at least {FEWEST_PAGES * each / 2**20:.1f} MiB",
+                "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, or use a smaller dtype.",
+            )
+        )
+    return num_pages
+
+
+def plan_memory(parts: EngineParts, geometry: Geometry, num_pages: int) -> MemoryPlan:
+    """Bytes per device of weights, pages and room for one step."""
+    return MemoryPlan(
+        weights_bytes=weight_bytes(parts),
+        cache_bytes=num_pages * page_bytes(parts, geometry),
+        workspace_bytes=workspace_bytes(parts, geometry),
+        device_bytes=parts.platform.hardware().memory_bytes,
+    )

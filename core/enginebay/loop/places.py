@@ -1,0 +1,85 @@
+"""Places: the rows and leases of running requests, and which of their tokens the cache has."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from enginebay.engine import Engine
+from enginebay.errors import RequestError, explain
+from enginebay.loop.book import Book, Tracked
+
+
+class Places:
+    """Gives requests a row of the table and a lease of cache, and takes both back. Belongs to the loop's thread."""
+
+    def __init__(self, engine: Engine, book: Book) -> None:
+        self.engine = engine
+        self.book = book
+
+    def why_never(self, tracked: Tracked) -> RequestError | None:
+        """The error for a request that would not fit if it were alone, or None."""
+        most = self.engine.ledger.most_tokens
+        if most is None or tracked.num_total <= most:
+            return None
+        prompt, new = len(tracked.request.prompt_token_ids), tracked.request.sampling.max_tokens
+        return RequestError(
+            explain(
+                f"a prompt of {prompt} tokens and up to {new} new ones",
+                f"{most} together, which is all the cache there is",
+                "Shorten the prompt, lower max_tokens, or give the engine more cache.",
+            )
+        )
+
+    def admit(self, tracked: Tracked) -> bool:
+        """Let a waiting request run; False when there is not enough cache now."""
+        request = tracked.request
+        table, ledger = self.engine.rows, self.engine.ledger
+        table.add_request(request)
+        row = table.row_of(request.request_id)
+        table.append_tokens(row, tracked.output)
+        wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
+        lease = ledger.admit(row, table.token_ids[row, : tracked.num_prefill], wanted)
+        if lease is None:
+            table.remove_request(request.request_id)
+            return False
+        tracked.lease = lease
+        tracked.num_computed = lease.num_cached
+        if math.isnan(tracked.metrics.first_scheduled_s):
+            tracked.metrics.first_scheduled_s = time.monotonic()
+            tracked.metrics.num_cached_tokens = lease.num_cached
+        del self.book.waiting[request.request_id]
+        self.book.running[request.request_id] = tracked
+        return True
+
+    def reserve(self, tracked: Tracked, num_tokens: int) -> bool:
+        """Promise a running request cache for so many tokens; False when there is not enough now."""
+        assert tracked.lease is not None, "running requests have a lease"
+        return self.engine.ledger.reserve(tracked.lease, num_tokens)
+
+    def set_computed(self, tracked: Tracked, num_tokens: int) -> None:
+        """Take note that launched steps put so many tokens of a running request into the cache."""
+        assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
+        table, row = self.engine.rows, tracked.lease.row
+        table.num_computed_tokens[row] = num_tokens
+        self.engine.ledger.commit(tracked.lease, table.token_ids[row, :num_tokens])
+
+    def free(self, tracked: Tracked) -> None:
+        """Take back a request's row and lease, if it holds them."""
+        if tracked.lease is not None:
+            lease, tracked.lease = tracked.lease, None
+            self.engine.rows.remove_request(tracked.request.request_id)
+            self.engine.ledger.release(lease)
+
+    def latest_that_blocks(self, *, refused: bool) -> Tracked | None:
+        """The latest arrival, when several run and lack cache.
+
+        `refused`: rows were to decode, and none could. Otherwise nobody was to, and it counts whether anyone could.
+        """
+        running = sorted(self.book.running.values(), key=lambda tracked: tracked.request.arrival_s)
+        if len(running) < 2 or not (refused or not any(map(self._can_go_on, running))):
+            return None
+        return running[-1]
+
+    def _can_go_on(self, tracked: Tracked) -> bool:
+        return tracked.num_computed < tracked.num_prefill or self.reserve(tracked, tracked.num_tokens)

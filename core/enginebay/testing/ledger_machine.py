@@ -1,0 +1,258 @@
+"""Any sequence of calls keeps a ledger's books: a model of the loop and of what lies in the pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import hypothesis
+import numpy as np
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from enginebay.cache import Lease, Ledger
+
+FIRST_TOKEN = 1 << 20
+"""Tokens of the model begin here, where no vocabulary reaches: what it leaves in a prefix index is found by nobody."""
+
+
+def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
+    """What the keys and values at each position depend on: all tokens up to it, as one number."""
+    values, last = [], 0
+    for token in token_ids:
+        last = hash((last, token))
+        values.append(last)
+    return values
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """A running request: its tokens, of which the first num_computed are in the cache."""
+
+    lease: Lease
+    token_ids: list[int]
+    num_prompt: int
+    num_computed: int
+    num_committed: int = 0
+
+
+@dataclasses.dataclass
+class Device:
+    """What lies in the pages of a cache, by page and offset."""
+
+    contents: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+
+    def copy(self, source: int, target: int, page_size: int) -> None:
+        """Copy a page."""
+        for offset in range(page_size):
+            value = self.contents.get((source, offset))
+            if value is None:
+                self.contents.pop((target, offset), None)
+            else:
+                self.contents[target, offset] = value
+
+
+@dataclasses.dataclass
+class LedgerWorld:
+    """A ledger with rows 0 to num_rows - 1 of at most max_tokens, and the device as its tables make it.
+
+    A page has `page_size` tokens; a row that is one page has max_tokens. Every action ends with the ledger's own check.
+    """
+
+    ledger: Ledger
+    num_rows: int
+    max_tokens: int
+    page_size: int
+    device: Device = dataclasses.field(default_factory=Device)
+    rows: dict[int, Row] = dataclasses.field(default_factory=dict)
+    known: list[list[int]] = dataclasses.field(default_factory=list)
+    """Tokens of earlier requests, so that others can begin like them."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that prompts have in common, or not, together: a page, where pages are small."""
+        return max(1, min(self.page_size, self.max_tokens // 8))
+
+    def prompt(self, like: int, num_alike: int, kinds: Sequence[int], num_cut: int) -> list[int]:
+        """The first blocks of an earlier request, then a block of each kind, without the last `num_cut` tokens."""
+        begin = self.known[like % len(self.known)] if self.known else []
+        token_ids = begin[: num_alike * self.block_size]
+        for kind in kinds:
+            token_ids = [
+                *token_ids,
+                *(FIRST_TOKEN + 1000 * kind + (5 * i) % 7 for i in range(self.block_size)),
+            ]
+        return token_ids[: max(1, min(len(token_ids), self.max_tokens) - num_cut)] or [FIRST_TOKEN]
+
+    def add(self, row: int, prompt: list[int], num_new: int) -> bool:
+        """Admit a request to a free row, which may get `num_new` tokens more; whether there was room."""
+        free = self.ledger.num_free_tokens
+        wanted = len(prompt) + (1 if self.ledger.grows else min(num_new, self.max_tokens - len(prompt)))
+        token_ids = np.asarray(prompt, np.int32)
+        told = self.ledger.num_cached_tokens(token_ids)
+        lease = self.ledger.admit(row, token_ids, wanted)
+        self.ledger.check()
+        if lease is None:
+            assert self.ledger.num_free_tokens == free, "a refused admission takes something"
+            assert self.rows or free < wanted, f"{wanted} tokens are refused, {free} are free and nobody runs"
+            return False
+        assert lease.capacity >= wanted, f"{wanted} tokens were promised, the lease has {lease.capacity}"
+        assert lease.num_cached == told, f"{told} tokens were cached before admission, {lease.num_cached} are"
+        assert lease.num_cached < len(prompt), "nothing of a prompt is left to compute"
+        self.rows[row] = Row(lease, prompt, len(prompt), lease.num_cached)
+        return True
+
+    def step(self, row: int, num_tokens: int) -> bool:
+        """Compute more tokens of a row, as a step does; whether there was room."""
+        one = self.rows[row]
+        left = one.num_prompt - one.num_computed
+        end = min(one.num_computed + (min(num_tokens, left) if left > 0 else num_tokens), self.max_tokens)
+        if not self.ledger.grows:
+            end = min(end, one.lease.capacity)
+        free, table = self.ledger.num_free_tokens, self._table(one)
+        if not self.ledger.reserve(one.lease, end):
+            assert self.ledger.num_free_tokens == free, "a refused reserve() takes something"
+            assert np.array_equal(self._table(one), table), "a refused reserve() changes a table"
+            assert len(self.rows) > 1, f"a row that is alone is refused its token {end}"
+            return False
+        while len(one.token_ids) < end:
+            one.token_ids.append(FIRST_TOKEN - 1 - len(one.token_ids) * self.num_rows - row)
+        self._run_copies()
+        self._write(row, one.num_computed, end)
+        one.num_computed = max(one.num_computed, end)
+        self.check()
+        return True
+
+    def commit(self, row: int) -> None:
+        """Tell the ledger what was computed."""
+        one = self.rows[row]
+        self.ledger.commit(one.lease, np.asarray(one.token_ids[: one.num_computed], np.int32))
+        one.num_committed = one.num_computed
+        self.ledger.check()
+
+    def release(self, row: int) -> None:
+        """A request ends, is aborted or is preempted; a later one may begin with all its tokens."""
+        one = self.rows.pop(row)
+        self.known = [*self.known[-7:], one.token_ids]
+        self.ledger.release(one.lease)
+        self.ledger.check()
+
+    def check(self) -> None:
+        """The ledger's check; and every row finds its own keys and values where its table says."""
+        self.ledger.check()
+        for row, one in self.rows.items():
+            table, values = self._table(one), whole_prefixes(one.token_ids)
+            for position in range(one.num_computed):
+                place = (int(table[position // self.page_size]), position % self.page_size)
+                assert self.device.contents.get(place) == values[position], (
+                    f"row {row} finds other tokens' keys at position {position}, page {place[0]}"
+                )
+
+    def _run_copies(self) -> None:
+        for source, target in self.ledger.take_copies():
+            self.device.copy(source, target, self.page_size)
+        self.check()
+
+    def _write(self, row: int, start: int, end: int) -> None:
+        one = self.rows[row]
+        table, values = self._table(one), whole_prefixes(one.token_ids)
+        written = {int(table[p // self.page_size]) for p in range(start, end)}
+        for other, two in self.rows.items():
+            shared = written & self._pages(two) if other != row else set()
+            assert not shared, f"row {row} writes to pages {shared} that row {other} has too"
+        for position in range(start, end):
+            place = (int(table[position // self.page_size]), position % self.page_size)
+            self.device.contents[place] = values[position]
+
+    def _table(self, one: Row) -> np.ndarray:
+        table = np.zeros((1, -(-self.max_tokens // self.page_size)), np.int32)
+        self.ledger.write_table([one.lease], table)
+        return table[0]
+
+    def _pages(self, one: Row) -> set[int]:
+        """The pages that a lease promises."""
+        num_tokens = min(one.lease.capacity, self.max_tokens)
+        return set(self._table(one)[: -(-num_tokens // self.page_size)].tolist())
+
+
+class LedgerMachine(stateful.RuleBasedStateMachine):
+    """Requests that begin alike come, grow, are committed and end, in any order; in the end all is given back."""
+
+    make_world: ClassVar[Callable[[], LedgerWorld]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = type(self).make_world()
+        self.free = self.world.ledger.num_free_tokens
+
+    def row(self, which: int) -> int:
+        """One of those that run."""
+        return sorted(self.world.rows)[which % len(self.world.rows)]
+
+    @stateful.precondition(lambda self: len(self.world.rows) < self.world.num_rows)
+    @stateful.rule(
+        like=st.integers(0, 40),
+        alike=st.integers(0, 8),
+        kinds=st.lists(st.integers(0, 2), max_size=5),
+        cut=st.sampled_from((0, 0, 0, 1, 3)),
+        new=st.integers(1, 64),
+    )
+    def add(self, like: int, alike: int, kinds: list[int], cut: int, new: int) -> None:
+        """Admit a request."""
+        rows = [row for row in range(self.world.num_rows) if row not in self.world.rows]
+        prompt = self.world.prompt(like, alike, kinds, cut)[: self.world.max_tokens - 1]
+        self.world.add(rows[like % len(rows)], prompt, new)
+
+    @stateful.precondition(lambda self: self.world.rows)
+    @stateful.rule(which=st.integers(0, 40), tokens=st.integers(1, 64), commit=st.sampled_from((True, False)))
+    def step(self, which: int, tokens: int, *, commit: bool) -> None:
+        """Compute some tokens of a row."""
+        row = self.row(which)
+        if self.world.step(row, tokens) and commit:
+            self.world.commit(row)
+
+    @stateful.precondition(lambda self: self.world.rows)
+    @stateful.rule(which=st.integers(0, 40))
+    def commit(self, which: int) -> None:
+        """Tell what was computed, if it was not told before."""
+        self.world.commit(self.row(which))
+
+    @stateful.precondition(lambda self: self.world.rows)
+    @stateful.rule(which=st.integers(0, 40))
+    def release(self, which: int) -> None:
+        """End or preempt a request."""
+        self.world.release(self.row(which))
+
+    def teardown(self) -> None:
+        """End all."""
+        for row in list(self.world.rows):
+            self.world.release(row)
+        free = self.world.ledger.num_free_tokens
+        assert free == self.free, f"{self.free} tokens were free, at the end {free} are"
+
+
+def any_sequence_keeps_the_books(
+    make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int
+) -> None:
+    """Requests come, share prefixes, grow, are committed, end and are preempted, until pages are evicted, in any order.
+
+    `make` may give the same ledger each time.
+    """
+    devices: dict[int, tuple[Ledger, Device]] = {}
+
+    def make_world() -> LedgerWorld:
+        ledger = make()
+        _, device = devices.setdefault(id(ledger), (ledger, Device()))
+        return LedgerWorld(ledger, num_rows, max_tokens, page_size, device)
+
+    settings = hypothesis.settings(
+        max_examples=60,
+        stateful_step_count=50,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+    )
+    machine = type("Machine", (LedgerMachine,), {"make_world": staticmethod(make_world)})
+    stateful.run_state_machine_as_test(machine, settings=settings)

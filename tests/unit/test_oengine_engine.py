@@ -1,0 +1,315 @@
+"""The paged engine gives the contiguous one's tokens: all page sizes, chunks, steps, prefix hits, copies and preemptions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.engine import StepPlan
+from enginebay.errors import ConfigError, RequestError, UnsupportedError
+from enginebay.registry import load_registry
+from enginebay.testing.driver import Driver, request_of
+from enginebay.testing.subject import Subject, generate, greedy, penalised, seeded
+from enginebay.testing.ties import assert_same_tokens
+from enginebay.testing.tiny import write_tiny_checkpoint
+from enginebay.types import RequestOutput
+
+pytestmark = pytest.mark.xdist_group("oengine")
+
+SMALL: dict[str, Any] = {"page_size": 8, "num_pages": 1 + 192 // 8}
+"""Options of most tests, with the choices of make_llm: few programs to compile, and too few pages for four long requests."""
+
+KINDS: dict[str, SamplingParams] = {"greedy": greedy(20), "seeded": seeded(20), "penalised": penalised(20)}
+
+
+def prompts_with_common_beginnings(vocab_size: int, count: int, seed: int) -> list[list[int]]:
+    """Ragged prompts of up to 150 tokens that begin like one of three; some end at the end of a page."""
+    rng = np.random.default_rng(seed)
+    begins = rng.integers(0, vocab_size, (3, 128))
+    prompts = []
+    for i in range(count):
+        alike = int(rng.choice([0, 8, 16, 40, 64, 100, 128]))
+        more = int(rng.choice([0, 0, 1, 5, 24])) or (0 if alike else 3)
+        tail = rng.integers(0, vocab_size, more)
+        prompts.append([int(t) for t in (*begins[i % 3][:alike], *tail)])
+    return prompts
+
+
+def make_llm(folder: str, engine: str, options: dict[str, Any], **choices: Any) -> LLM:
+    fixed: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "decode_steps": 4,
+    }
+    return LLM(folder, engine={"name": engine, "options": options}, **(fixed | choices))
+
+
+class Oracle:
+    """The contiguous engine's tokens for a list of prompts, one after the other, by kind of sampling."""
+
+    def __init__(self, folder: str) -> None:
+        self.subject = Subject("vinference", model=folder)
+        with make_llm(folder, "vinference", {"grow": False}, max_num_seqs=1) as llm:
+            vocab_size = llm.plan.model.info.vocab_size
+            self.prompts = prompts_with_common_beginnings(vocab_size, 14, seed=1)
+            self.tokens = {kind: generate(llm, self.prompts, params) for kind, params in KINDS.items()}
+
+    def check(self, llm: LLM, *kinds: str) -> None:
+        for kind in kinds or KINDS:
+            tokens = generate(llm, self.prompts, KINDS[kind])
+            self.compare(self.prompts, self.tokens[kind], tokens, KINDS[kind])
+
+    def compare(
+        self,
+        prompts: list[list[int]],
+        first: list[list[int]],
+        second: list[list[int]],
+        params: SamplingParams,
+    ) -> None:
+        assert_same_tokens(self.subject.reference(), prompts, first, second, params)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), load_registry()))
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: str) -> Oracle:
+    return Oracle(folder)
+
+
+@pytest.fixture
+def make(folder: str) -> Iterator[Callable[..., LLM]]:
+    """Makes LLMs with the paged engine, its options by keyword; in the end nothing may be held."""
+    made: list[LLM] = []
+
+    def start(options: dict[str, Any], **choices: Any) -> LLM:
+        made.append(make_llm(folder, "oengine", options, **choices))
+        return made[-1]
+
+    yield start
+    for llm in made:
+        assert_nothing_is_held(llm)
+        llm.close()
+
+
+def assert_nothing_is_held(llm: LLM) -> None:
+    ledger = llm.engine.ledger
+    llm.run_on_engine(ledger.check)
+    assert ledger.store.pool.num_used == 0, "pages were leaked"
+    assert llm.engine.rows.num_reqs == 0, "a row was leaked"
+
+
+def count_prefilled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each prefill step from now on."""
+    counts: list[int] = []
+    step = llm.engine.step
+
+    def counted(plan: StepPlan) -> Any:
+        if not plan.is_decode:
+            counts.append(sum(row.num_tokens for row in plan.rows))
+        return step(plan)
+
+    monkeypatch.setattr(llm.engine, "step", counted)
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["hnd", "nhd", "tpu_rpa"])
+@pytest.mark.parametrize("page_size", [8, 16, 24, 64, 256])
+def test_any_sizes_give_the_tokens_of_the_contiguous_engine(
+    make: Callable[..., LLM], oracle: Oracle, page_size: int, layout: str
+) -> None:
+    rng = np.random.default_rng(page_size)
+    options = {
+        "page_size": page_size,
+        "prefix_caching": bool(rng.integers(4)),
+        "reserve_all": not rng.integers(3),
+        "num_pages": int(rng.integers(2 + 192 // page_size, 4 + 800 // page_size)),
+    }
+    choices = {
+        "max_num_batched_tokens": int(rng.choice([16, 33, 100, 512])),
+        "decode_steps": int(rng.choice([1, 2, 5, 16])),
+        "max_num_seqs": int(rng.choice([1, 3, 7])),
+        "max_model_len": int(rng.choice([180, 200, 256])),
+    }
+    oracle.check(make(options, layout=layout, **choices))
+
+
+def test_a_known_prompt_costs_its_last_token(
+    make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(SMALL)
+    prompts = [[(7 * i + j) % 90 for j in range(40)] for i in range(3)]
+    first = generate(llm, prompts, greedy(9))
+    counts = count_prefilled(llm, monkeypatch)
+    again = llm.generate(prompts, greedy(9))
+    assert cached(again) == [39] * 3
+    assert sum(counts) == 3
+    oracle.compare(prompts, first, [o.outputs[0].token_ids for o in again], greedy(9))
+    counts.clear()
+    longer = [[*p, *o, 5, 6] for p, o in zip(prompts, first, strict=True)]
+    found = generate(llm, longer, seeded(9))
+    assert sum(counts) == 3 * 3, "40 tokens of a prompt and 8 of its output are 6 pages"
+    oracle.compare(
+        longer, generate(make(SMALL | {"prefix_caching": False}), longer, seeded(9)), found, seeded(9)
+    )
+
+
+def cached(outputs: list[RequestOutput]) -> list[int]:
+    return [o.metrics.num_cached_tokens for o in outputs if o.metrics is not None]
+
+
+def test_requests_that_begin_alike_share_pages_while_they_run(
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(SMALL)
+    begin = [i % 50 for i in range(64)]
+    alone = generate(llm, [begin], greedy(10))[0]
+    preempted = count_preempted(llm, monkeypatch)
+    prompts = [begin, *([*begin, *(50 + i + j for j in range(5))] for i in range(3))]
+    outputs = llm.generate(prompts, greedy(10))
+    assert cached(outputs) == [63, 64, 64, 64]
+    assert not preempted, "four requests of ten pages have eight in common"
+    assert outputs[0].outputs[0].token_ids == alone
+
+
+def test_without_prefix_caching_everything_is_computed(
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(SMALL | {"prefix_caching": False})
+    counts = count_prefilled(llm, monkeypatch)
+    for _ in range(2):
+        assert cached(llm.generate([[1] * 40], greedy(2))) == [0]
+    assert sum(counts) == 80
+
+
+def test_dropped_arrays_take_the_prefixes_with_them(make: Callable[..., LLM]) -> None:
+    llm = make(SMALL)
+    before = generate(llm, [[1] * 40], greedy(4))
+    llm.run_on_engine(llm.engine.drop_arrays)
+    llm.run_on_engine(llm.engine.make_arrays)
+    after = llm.generate([[1] * 40], greedy(4))
+    assert cached(after) == [0]
+    assert after[0].outputs[0].token_ids == before[0]
+
+
+def count_preempted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    preempted: list[str] = []
+    requeue = llm._loop._book.requeue
+
+    def counted(tracked: Any) -> None:
+        preempted.append(tracked.request.request_id)
+        requeue(tracked)
+
+    monkeypatch.setattr(llm._loop._book, "requeue", counted)
+    return preempted
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_requests_preempted_in_the_middle_give_the_same_tokens(
+    make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch, caching: bool
+) -> None:
+    llm = make(SMALL | {"prefix_caching": caching})
+    preempted = count_preempted(llm, monkeypatch)
+    oracle.check(llm)
+    assert preempted
+
+
+def test_reserving_all_preempts_nobody(
+    make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(SMALL | {"reserve_all": True})
+    preempted = count_preempted(llm, monkeypatch)
+    oracle.check(llm, "greedy")
+    assert not preempted
+
+
+def test_state_of_a_row_can_be_put_where_its_prefix_is_shared(make: Callable[..., LLM]) -> None:
+    prompt, params = [i % 80 for i in range(37)], seeded(16)
+    llm = make(SMALL)
+    expected = generate(llm, [prompt], params)[0]
+    generate(llm, [prompt], greedy(2))
+
+    def begin() -> tuple[Any, list[int]]:
+        driver = Driver(llm.engine, request_of(prompt, params))
+        before = driver.prefill() + driver.decode(4)
+        state = llm.engine.take(driver.lease)
+        driver.close()
+        return state, before
+
+    def go_on(state: Any, before: list[int]) -> list[int]:
+        driver = Driver(llm.engine, request_of(prompt, params))
+        assert driver.lease.num_cached == 32
+        llm.engine.put(driver.lease, state)
+        driver.resume(before)
+        tokens = before + driver.decode(4) + driver.decode(4) + driver.decode(3)
+        driver.close()
+        return tokens
+
+    state, before = llm.run_on_engine(begin)
+    assert llm.run_on_engine(functools.partial(go_on, state, before)) == expected
+
+
+@pytest.mark.slow
+def test_pages_are_shared_and_copied_on_two_devices(make: Callable[..., LLM], oracle: Oracle) -> None:
+    if len(jax.devices()) < 2:
+        pytest.skip(f"needs 2 devices, there are {len(jax.devices())}")
+    llm = make({"page_size": 16}, mesh={"tensor": 2})
+    for _ in range(2):
+        oracle.check(llm, "greedy")
+
+
+def test_nothing_compiles_after_warmup_whatever_is_found_or_copied(make: Callable[..., LLM]) -> None:
+    llm = make(SMALL, forbid_compiling=True)
+    llm.warmup()
+    prompts = [[1] * 32, [1] * 32 + [2], [3] * 16, [1] * 40]
+    for _ in range(2):
+        assert {len(tokens) for tokens in generate(llm, prompts, greedy(20))} == {20}
+
+
+def test_a_request_that_can_never_fit_is_refused_and_others_go_on(make: Callable[..., LLM]) -> None:
+    llm = make(SMALL)
+    with pytest.raises(RequestError, match=r"180 tokens and up to 13 new ones.*192 together.*more cache"):
+        llm.generate([[1] * 180], greedy(13))
+    assert len(generate(llm, [[1] * 180], greedy(12))[0]) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"num_pages": 9, "cache_bytes": 9}, ConfigError, "num_pages and cache_bytes both size the cache"),
+        ({"page_size": 12}, ConfigError, "page_size = 12"),
+        ({"page_size": 512}, ConfigError, "page_size = 512"),
+        ({"cache_bytes": 4096}, ConfigError, "cache_bytes = 4096.*at least 8192"),
+        ({"memory_utilization": 1e-9}, UnsupportedError, "memory_utilization = 1e-09 of .* MiB"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(
+    make: Callable[..., LLM], options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        make({"page_size": 8} | options)
+
+
+def test_the_cache_is_sized_by_pages_bytes_or_what_requests_need(make: Callable[..., LLM]) -> None:
+    each = 2 * 2 * 2 * 16 * 8 * 4  # layers, keys and values, heads, width, tokens, f32
+    for options, num_pages in (
+        ({"num_pages": 77}, 77),
+        ({"cache_bytes": 50 * each + 1}, 50),
+        ({}, 1 + 4 * 256 // 8),
+        ({"memory_utilization": 0.5}, 1 + 4 * 256 // 8),
+    ):
+        engine = make({"page_size": 8} | options).engine
+        assert (engine.num_pages, engine.memory.cache_bytes) == (num_pages, num_pages * each)
+        arrays = jax.tree.leaves(engine.runner.state.cache)
+        assert sum(a.nbytes for a in arrays) == engine.memory.cache_bytes

@@ -1,0 +1,283 @@
+"""The page ledger: prefixes that are found, pages that are copied, evicted and forgotten, with the books right after each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from enginebay.cache import Lease
+from enginebay.errors import InternalError
+from enginebay.testing.ledger_machine import Device, LedgerWorld, Row
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.pool import PagePool
+from enginebay_oengine.prefix import PrefixIndex, Salt
+from enginebay_oengine.store import PageStore
+
+PAGE, ROWS, MOST = 8, 4, 64
+
+
+class Clock:
+    """Seconds as a test wants them."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_ledger(
+    num_pages: int = 1 + ROWS * MOST // PAGE,
+    *,
+    caching: bool = True,
+    ttl_s: float | None = None,
+    clock: Callable[[], float] | None = None,
+) -> PageLedger:
+    index = PrefixIndex(ttl_s) if caching else None
+    return PageLedger(PageStore(PagePool(num_pages), PAGE, index, clock=clock or Clock()), ROWS, MOST)
+
+
+def prompt(length: int, kind: int = 0) -> np.ndarray:
+    return np.arange(length, dtype=np.int32) + 1000 * kind
+
+
+def admit(ledger: PageLedger, row: int, token_ids: np.ndarray, more: int = 1) -> Lease:
+    lease = ledger.admit(row, token_ids, len(token_ids) + more)
+    assert lease is not None
+    ledger.check()
+    return lease
+
+
+def run(ledger: PageLedger, row: int, token_ids: np.ndarray) -> None:
+    """A request from admission to release, all of it computed."""
+    lease = admit(ledger, row, token_ids)
+    ledger.commit(lease, token_ids)
+    ledger.release(lease)
+    ledger.check()
+
+
+def test_a_prompt_finds_the_pages_of_an_earlier_one() -> None:
+    ledger = make_ledger()
+    first = admit(ledger, 0, prompt(20))
+    assert first.num_cached == 0
+    ledger.commit(first, prompt(20))
+    second = admit(ledger, 1, prompt(23))
+    assert (second.num_cached, second.pages[:2]) == (16, first.pages[:2])
+    assert not set(second.pages[2:]) & set(first.pages)
+    ledger.release(first)
+    ledger.release(second)
+    assert ledger.num_cached_tokens(prompt(23)) == 16
+    assert ledger.num_cached_tokens(prompt(23, kind=1)) == 0
+    assert ledger.num_free_tokens == ROWS * MOST
+
+
+def test_only_what_was_committed_is_found() -> None:
+    ledger = make_ledger()
+    first = admit(ledger, 0, prompt(40))
+    assert admit(ledger, 1, prompt(40)).num_cached == 0
+    ledger.commit(first, prompt(23))
+    assert admit(ledger, 2, prompt(40)).num_cached == 16
+    ledger.release(first)
+    assert ledger.num_cached_tokens(prompt(40)) == 16
+
+
+def test_output_is_found_like_a_prompt() -> None:
+    ledger = make_ledger()
+    lease = admit(ledger, 0, prompt(5))
+    for length in range(5, 30):
+        assert ledger.reserve(lease, length)
+        ledger.commit(lease, prompt(length))
+    ledger.release(lease)
+    assert ledger.num_cached_tokens(prompt(60)) == 24
+
+
+def test_the_last_token_is_always_computed_on_a_copy_of_its_page() -> None:
+    ledger = make_ledger()
+    run(ledger, 0, prompt(16))
+    assert not ledger.take_copies()
+    lease = admit(ledger, 0, prompt(16))
+    assert lease.num_cached == 15
+    (copy,) = ledger.take_copies()
+    assert copy[1] == lease.pages[1]
+    assert copy[0] not in lease.pages
+    again = admit(ledger, 1, prompt(16))
+    assert again.pages[0] == lease.pages[0]
+    assert again.pages[1] != lease.pages[1]
+    assert admit(ledger, 2, prompt(17)).num_cached == 16
+
+
+def test_a_cached_prompt_is_admitted_where_only_its_own_pages_are_left() -> None:
+    """Then the page to be copied is itself taken: what is in it is still there when the copy runs."""
+    ledger = make_ledger(num_pages=4)
+    run(ledger, 0, prompt(16))
+    lease = admit(ledger, 0, prompt(16), more=8)
+    assert (lease.num_cached, len(lease.pages), ledger.num_free_tokens) == (15, 3, 0)
+    assert len(ledger.take_copies()) == 1
+
+
+def test_what_was_used_last_is_kept_longest() -> None:
+    ledger = make_ledger(num_pages=7)
+    run(ledger, 0, prompt(16, kind=1))
+    run(ledger, 0, prompt(16, kind=2))
+    run(ledger, 0, prompt(18, kind=1))
+    big = admit(ledger, 1, prompt(30, kind=3))
+    assert ledger.num_cached_tokens(prompt(17, kind=2)) == 0
+    assert ledger.num_cached_tokens(prompt(17, kind=1)) == 16
+    assert ledger.reserve(big, 40)
+    assert ledger.num_cached_tokens(prompt(17, kind=1)) == 8, "the end of a prompt goes before its beginning"
+
+
+def test_pages_that_are_held_are_never_evicted() -> None:
+    ledger = make_ledger(num_pages=5)
+    first = admit(ledger, 0, prompt(16))
+    ledger.commit(first, prompt(16))
+    assert ledger.admit(1, prompt(30, kind=1), 30) is None
+    assert ledger.num_free_tokens == 8
+    second = admit(ledger, 1, prompt(5, kind=1))
+    assert not ledger.reserve(second, 9)
+    assert second.capacity == 8
+    ledger.release(first)
+    assert ledger.reserve(second, 32)
+    ledger.check()
+
+
+def test_unused_pages_are_forgotten_after_their_time() -> None:
+    clock = Clock()
+    ledger = make_ledger(ttl_s=60.0, clock=clock)
+    run(ledger, 0, prompt(24))
+    held = admit(ledger, 1, prompt(9))
+    clock.now_s = 61.0
+    assert ledger.num_cached_tokens(prompt(24)) == 8, "what is in use is not forgotten"
+    ledger.release(held)
+    clock.now_s = 122.0
+    assert ledger.num_cached_tokens(prompt(24)) == 0
+    ledger.check()
+    assert ledger.store.pool.num_free == ROWS * MOST // PAGE
+
+
+def test_new_weights_find_nothing_of_the_old_ones() -> None:
+    ledger = make_ledger()
+    run(ledger, 0, prompt(24))
+    running = admit(ledger, 1, prompt(17))
+    ledger.commit(running, prompt(17))
+    ledger.forget(Salt("new"))
+    assert ledger.num_cached_tokens(prompt(24)) == 0
+    ledger.commit(running, prompt(24))  # its first keys are of the old weights
+    assert ledger.num_cached_tokens(prompt(32)) == 0
+    ledger.release(running)
+    ledger.check()
+    run(ledger, 0, prompt(24))
+    assert ledger.num_cached_tokens(prompt(32)) == 24
+
+
+def test_without_an_index_nothing_is_kept() -> None:
+    ledger = make_ledger(caching=False)
+    run(ledger, 0, prompt(24))
+    assert (ledger.num_cached_tokens(prompt(24)), ledger.store.pool.num_cached) == (0, 0)
+    assert admit(ledger, 0, prompt(24)).num_cached == 0
+
+
+def test_a_fork_shares_pages_until_one_of_both_writes() -> None:
+    ledger = make_ledger()
+    parent = admit(ledger, 0, prompt(12))
+    ledger.commit(parent, prompt(12))
+    child = ledger.fork(parent, 1, 12, 13)
+    assert child is not None
+    assert (child.pages, child.num_cached) == (parent.pages, 12)
+    before = parent.pages
+    assert ledger.reserve(child, 13)
+    assert child.pages[0] == before[0]
+    assert list(ledger.take_copies()) == [(before[1], child.pages[1])]
+    assert ledger.reserve(parent, 13)
+    assert parent.pages == before, "the last one that holds a page writes to it as it is"
+    assert not ledger.take_copies()
+    ledger.check()
+
+
+def test_a_fork_may_compute_the_last_token_again() -> None:
+    ledger = make_ledger()
+    parent = admit(ledger, 0, prompt(16))
+    ledger.commit(parent, prompt(16))
+    child = ledger.fork(parent, 1, 15, 17)
+    assert child is not None
+    ledger.release(parent)
+    assert ledger.reserve(child, 17)
+    assert len(ledger.take_copies()) == 1, "the page is found by others, so it is not written to"
+    with pytest.raises(InternalError, match="is to share 9 of 0 tokens"):
+        ledger.fork(admit(ledger, 2, prompt(9, kind=1)), 3, 9, 9)
+
+
+def test_forks_in_any_order_keep_the_books() -> None:
+    for seed in range(12):
+        chance = random.Random(seed)
+        ledger = make_ledger(num_pages=20)
+        world = LedgerWorld(ledger, ROWS, MOST, PAGE, Device())
+        for _ in range(60):
+            free = [row for row in range(ROWS) if row not in world.rows]
+            if free and chance.random() < 0.3:
+                kinds = [chance.randrange(3) for _ in range(chance.randrange(4))]
+                world.add(free[0], world.prompt(chance.randrange(8), chance.randrange(4), kinds, 0), 1)
+            elif free and world.rows and chance.random() < 0.4:
+                fork(world, chance.choice(list(world.rows)), free[-1], chance)
+            elif world.rows:
+                row = chance.choice(list(world.rows))
+                if chance.random() < 0.2:
+                    world.release(row)
+                elif world.step(row, chance.randint(1, 20)):
+                    world.commit(row)
+        for row in list(world.rows):
+            world.release(row)
+        assert ledger.store.pool.num_used == 0
+
+
+def fork(world: LedgerWorld, row: int, child_row: int, chance: random.Random) -> None:
+    parent = world.rows[row]
+    if not parent.num_committed:
+        return
+    num_cached = chance.randint(max(1, parent.num_committed - 2), parent.num_committed)
+    ledger = world.ledger
+    assert isinstance(ledger, PageLedger)
+    lease = ledger.fork(parent.lease, child_row, num_cached, min(num_cached + 1, MOST))
+    ledger.check()
+    if lease is not None:
+        token_ids = [*parent.token_ids[:num_cached], 7_000_000 + chance.randrange(100)][:MOST]
+        world.rows[child_row] = Row(lease, token_ids, len(token_ids), num_cached)
+
+
+def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
+    class Forgetful(PageLedger):
+        def take_copies(self) -> list[tuple[int, int]]:
+            super().take_copies()
+            return []
+
+    ledger = Forgetful(make_ledger().store, ROWS, MOST)
+    world = LedgerWorld(ledger, ROWS, MOST, PAGE)
+    for row in (0, 1):
+        assert world.add(row, world.prompt(0, 0, (1, 2), 0), 1)
+        if row == 0:
+            assert world.step(row, 16)
+            world.commit(row)
+    with pytest.raises(AssertionError, match="row 1 finds other tokens' keys at position 8"):
+        world.step(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "found"),
+    [
+        (lambda ledger, lease: ledger.store.pool.share(lease.pages[0]), "held 2 times by count, and by 1"),
+        (lambda _, lease: setattr(lease, "capacity", 99), "books are wrong at row 0"),
+        (lambda _, lease: setattr(lease, "pages", lease.pages[::-1]), "books are wrong at row 0"),
+        (lambda ledger, lease: ledger.store.index.rest(lease.pages[0], 0.0), "0 pages are cached, and 1"),
+        (lambda ledger, lease: ledger._held.current(lease).digests.append(b"x"), "books are wrong at row 0"),
+    ],
+)
+def test_broken_books_are_found(break_it: Callable[[PageLedger, Lease], object], found: str) -> None:
+    ledger = make_ledger()
+    lease = admit(ledger, 0, prompt(17))
+    ledger.commit(lease, prompt(17))
+    break_it(ledger, lease)
+    with pytest.raises(InternalError, match=found):
+        ledger.check()

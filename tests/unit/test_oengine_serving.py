@@ -1,0 +1,182 @@
+"""The serving loop on a pool of pages that is too small: aborts, failures and stubborn schedulers leak and stall nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay.build.compose import Composed, build, make_plan
+from enginebay.config import EngineConfig
+from enginebay.engine import StepPlan
+from enginebay.errors import InternalError, RequestError
+from enginebay.loop.loop import EngineLoop
+from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.registry import load_registry
+from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.testing.tiny import write_tiny_checkpoint
+from enginebay.types import FrozenSampling, Request
+
+pytestmark = pytest.mark.xdist_group("oengine")
+
+NUM_PAGES, PAGE_SIZE = 25, 8
+DEADLOCK_S = 120
+"""Long enough for any machine: a test that waits so long hangs."""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Composed:
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), load_registry())
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        decode_steps=4,
+        engine={"name": "oengine", "page_size": PAGE_SIZE, "num_pages": NUM_PAGES},  # type: ignore[arg-type]
+    )
+    return build(make_plan(config))
+
+
+@pytest.fixture
+def start(parts: Composed) -> Iterator[Callable[..., EngineLoop]]:
+    """Starts loops, ends them, and looks at the books."""
+    loops: list[EngineLoop] = []
+
+    def make(scheduler: Scheduler | None = None) -> EngineLoop:
+        loops.append(EngineLoop(parts.engine, scheduler or parts.scheduler, parts.plan.config))
+        return loops[-1]
+
+    yield make
+    for loop in loops:
+        loop.close()
+        ledger: Any = loop.engine.ledger
+        ledger.check()
+        assert (ledger.store.pool.num_used, loop.engine.rows.num_reqs) == (0, 0)
+
+
+def request(name: str, length: int, max_tokens: int) -> Request:
+    """A prompt that begins like others of its length's parity, never ended by a stop token."""
+    prompt = np.random.default_rng(length % 2).integers(0, 96, length).astype(np.int32)
+    sampling = FrozenSampling(max_tokens, 0.0, 0, 1.0, 0.0, (), (), False, True)
+    return Request(name, prompt, sampling, (1, 2), time.monotonic())
+
+
+def events(ticket: Ticket) -> list[TokenEvent]:
+    found = [ticket.get(DEADLOCK_S)]
+    while found[-1].finish_reason is None:
+        found.append(ticket.get(DEADLOCK_S))
+    return found
+
+
+def tokens(ticket: Ticket) -> list[int]:
+    found = events(ticket)
+    assert found[-1].error is None
+    return [token for event in found for token in event.token_ids]
+
+
+class NeverPreempts(Scheduler):
+    """Decides like another one, but takes nobody's row away.
+
+    Instead it runs the rows that have cache for their next token, if there are any, or (`insists`) those that have none.
+    """
+
+    def __init__(self, inner: Scheduler, *, insists: bool) -> None:
+        self.inner, self.insists = inner, insists
+
+    def initial_state(self) -> Any:
+        return self.inner.initial_state()
+
+    def decide(self, view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+        decision, state = self.inner.decide(view, state)
+        if not decision.preempt:
+            return decision, state
+        if self.insists:
+            return dataclasses.replace(decision, preempt=()), state
+        able = [r for r in view.running if not r.num_left and r.num_tokens <= (r.num_promised or 0)]
+        return Decision(decode=tuple(row.request_id for row in able if row.max_new_left)), state
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_scheduler_that_never_preempts_cannot_stall_the_loop(
+    start: Callable[..., EngineLoop], parts: Composed, insists: bool
+) -> None:
+    requests = [request(f"r{i}", 30 + i, 60) for i in range(6)]
+    loop = start(NeverPreempts(parts.scheduler, insists=insists))
+    got = [tokens(ticket) for ticket in loop.submit(requests)]
+    assert [len(one) for one in got] == [60] * 6
+    loop.close()
+    assert got == [tokens(start().submit([one])[0]) for one in requests]
+
+
+def test_aborting_frees_pages_before_the_next_step(start: Callable[..., EngineLoop]) -> None:
+    loop = start()
+    tickets = loop.submit([request(f"long {i}", 10 + i, 150) for i in range(3)])
+    assert tickets[0].get(DEADLOCK_S).token_ids
+    for i in range(3):
+        loop.abort(f"long {i}")
+    used = loop.call(lambda: loop.engine.ledger.store.pool.num_used)  # type: ignore[attr-defined]
+    assert used == 0
+    assert {events(ticket)[-1].finish_reason for ticket in tickets} == {"abort"}
+
+
+def test_a_request_that_can_never_fit_does_not_wait(start: Callable[..., EngineLoop]) -> None:
+    loop = start()
+    never, fits = loop.submit([request("never", 100, 100), request("fits", 100, 5)])
+    (last,) = events(never)
+    assert last.finish_reason == "error"
+    assert isinstance(last.error, RequestError)
+    assert len(tokens(fits)) == 5
+
+
+def test_what_a_failed_step_computed_is_not_found_again(
+    start: Callable[..., EngineLoop], parts: Composed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start()
+    expected = tokens(loop.submit([request("first", 40, 12)])[0])
+    step = loop.engine.step
+
+    def fail(plan: StepPlan) -> Any:
+        if plan.is_decode:
+            raise RuntimeError("the device is gone")
+        return step(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.engine, "step", fail)
+        assert isinstance(events(loop.submit([request("unlucky", 40, 12)])[0])[-1].error, InternalError)
+    after = loop.submit([request("after", 40, 12)])[0]
+    last = events(after)
+    assert [token for event in last for token in event.token_ids] == expected
+    assert last[-1].metrics is not None
+    assert last[-1].metrics.num_cached_tokens == 0
+
+
+def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> None:
+    """Requests of random lengths, of which a third is aborted at a random moment; all end as they should."""
+    chance = random.Random(seed)
+    requests = [request(f"{seed}/{i}", chance.randint(1, 90), chance.randint(1, 60)) for i in range(count)]
+    doomed = {one.request_id for one in requests if chance.random() < 0.33}
+    tickets = loop.submit(requests)
+    for ticket in tickets:
+        one = ticket.request
+        if one.request_id in doomed:
+            if chance.random() < 0.5:
+                ticket.get(DEADLOCK_S)
+            loop.abort(one.request_id)
+            loop.call(loop.engine.ledger.check)
+    for ticket in tickets:
+        one = ticket.request
+        if one.request_id not in doomed:
+            assert len(tokens(ticket)) == one.sampling.max_tokens
+
+
+def test_random_requests_and_aborts_leak_no_page(start: Callable[..., EngineLoop]) -> None:
+    loop = start()
+    for seed in range(8):
+        run_with_random_aborts(loop, 60, seed)
