@@ -80,7 +80,12 @@ class VInferenceEngine(Engine):
             Program(parts.model, parts.ops, parts.sampler),
             parts.load_weights(),
             parts.placement,
-            RunnerSettings(config.max_num_seqs, config.decode_steps, parts.platform.compile_options()),
+            RunnerSettings(
+                config.max_num_seqs,
+                config.decode_steps,
+                parts.platform.compile_options(),
+                config.max_model_len,
+            ),
             self.compilations,
         )
 

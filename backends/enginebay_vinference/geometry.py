@@ -27,12 +27,16 @@ class Geometry:
 
     def shape_for(self, num_rows: int, num_tokens: int) -> SlotShape:
         """The smallest cache with room for `num_rows` rows of `num_tokens` tokens."""
-        slots = round_up(self.sizes.decode_rows, num_rows)
-        capacity = round_up(self.sizes.kv_lens, num_tokens)
+        return self.exact_shape(
+            round_up(self.sizes.decode_rows, num_rows), round_up(self.sizes.kv_lens, num_tokens)
+        )
+
+    def exact_shape(self, num_slots: int, capacity: int) -> SlotShape:
+        """A cache of this many slots of at least `capacity` tokens."""
         if self.layout in ONE_PAGE_LAYOUTS:
-            return SlotShape(slots, 1, capacity)
+            return SlotShape(num_slots, 1, capacity)
         page_size = min(self.page_size, capacity)
-        return SlotShape(slots, -(-capacity // page_size), page_size)
+        return SlotShape(num_slots, -(-capacity // page_size), page_size)
 
     @property
     def largest(self) -> SlotShape:

@@ -26,8 +26,11 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_METHODS: dict[str, str] = {
     "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
+    "backends/enginebay_vinference/inference.py::vInference": "the documented face: half of them are properties",
 }
-WIDE_CONSTRUCTORS: dict[str, str] = {}
+WIDE_CONSTRUCTORS: dict[str, str] = {
+    "backends/enginebay_vinference/inference.py::vInference.__init__": "the documented signature; hands over at once",
+}
 
 Definition = tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]
 

@@ -1,0 +1,248 @@
+"""The two functions of the vInference API, pure and compiled per shape: a prompt's prefill, and a chunk of decode steps.
+
+They are the core's own steps over arrays that belong to a SampleState: the same model, ops, sampler and layout as the
+engine that serves `LLM`, on a cache with one slot a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import KVLayout
+from enginebay.model import Weights
+from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.step import Program, StepState, decode_step
+from enginebay_vinference.grow import SlotShape
+
+Arrays = dict[str, Any]
+"""What of a state the functions take over and give back.
+
+tokens int32 [B, W] (sequences), mask int32 [B, W], position int32 [B, 1], last int32 [B, 1], finished bool [B], column
+int32 [] (current_length), sampling: mapping of arrays [B, ...]; and with a cache: cache, group -> layers.
+"""
+
+Function = Callable[[Weights, Arrays, jax.Array], tuple[Arrays, jax.Array]]
+"""(weights, arrays, the rows' raw keys uint32 [B, 2]) -> (arrays, int32 [2]: tokens sampled, rows not finished)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceShape:
+    """Sizes of one pair of compiled functions.
+
+    num_rows: B. prefill_length: columns of the padded prompt. width: columns in all. chunk: tokens of a decode call.
+    max_batched_tokens: most tokens of one pass over a prompt; longer ones are processed in several. pad_token_id fills
+    the columns of rows that have finished.
+    """
+
+    num_rows: int
+    prefill_length: int
+    width: int
+    chunk: int
+    max_batched_tokens: int
+    pad_token_id: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts at their full length."""
+        return self.num_rows * self.prefill_length
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What the functions are made of: the program, the cache's slots and each group's layout of them."""
+
+    program: Program
+    shape: InferenceShape
+    slots: SlotShape
+    layouts: Mapping[str, KVLayout]
+    dtype: str
+
+    def tables(self) -> dict[str, jax.Array]:
+        """int32 [B, pages of a slot] per group: row i owns slot i."""
+        pages = jnp.arange(self.shape.num_rows * self.slots.pages_per_slot, dtype=jnp.int32)
+        return dict.fromkeys(self.layouts, pages.reshape(self.shape.num_rows, -1))
+
+    def empty_cache(self) -> dict[str, tuple[dict[str, jax.Array], ...]]:
+        """Zeros for every layer."""
+        groups = self.program.model.info.groups
+        return {g.name: tuple(self.layouts[g.name].init() for _ in range(g.num_layers)) for g in groups}
+
+
+def prefill(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -> tuple[Arrays, jax.Array]:
+    """Process the prompts in tokens[:, :prefill_length], in a cache made here, and sample each row's first token.
+
+    Padding may stand anywhere: only tokens under the mask count, in order. A row without any is finished.
+    """
+    shape = recipe.shape
+    prompt = arrays["tokens"][:, : shape.prefill_length]
+    real = arrays["mask"][:, : shape.prefill_length] > 0
+    lens = real.sum(axis=1, dtype=jnp.int32)
+    whole = shape.prompt_tokens <= shape.max_batched_tokens
+    last_hidden, cache = (_prefill_at_once if whole else _prefill_in_parts)(
+        recipe, weights, prompt, real, lens
+    )
+    finished = lens == 0
+    rows = _device_rows(recipe, arrays | {"finished": finished, "position": lens[:, None] - 1}, keys)
+    logits = recipe.program.model.logits(weights, _ops(recipe, _bucket(recipe, "prefill")), last_hidden)
+    sampled = recipe.program.sampler(logits, rows.sampling_state())
+    after = rows.advanced(sampled, ~finished)
+    tokens = jnp.where(finished, -1, sampled)[:, None]
+    return _arrays_after(recipe, arrays, after, cache, tokens)
+
+
+def decode(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -> tuple[Arrays, jax.Array]:
+    """Up to `chunk` tokens for each row that is not finished."""
+    shape = recipe.shape
+    as_they_lie = recipe.slots.pages_per_slot == 1
+    bucket = dataclasses.replace(_bucket(recipe, "decode"), rows_are_pages=as_they_lie)
+    done, tokens = decode_step(
+        recipe.program,
+        recipe.layouts,
+        bucket,
+        shape.chunk,
+        weights,
+        StepState(arrays["cache"], _device_rows(recipe, arrays, keys)),
+        jnp.arange(shape.num_rows, dtype=jnp.int32),
+        jnp.int32(shape.chunk),
+        recipe.tables(),
+    )
+    return _arrays_after(recipe, arrays, done.rows, done.cache, tokens)
+
+
+def _bucket(recipe: Recipe, mode: Any) -> Bucket:
+    shape, slots = recipe.shape, recipe.slots
+    if mode == "decode":
+        return Bucket(shape.num_rows, shape.num_rows, slots.pages_per_slot, 1, slots.capacity, mode)
+    tokens = min(shape.prompt_tokens, shape.max_batched_tokens)
+    longest = min(tokens, shape.prefill_length)
+    context = longest if mode == "prefill" else slots.capacity
+    return Bucket(tokens, shape.num_rows, slots.pages_per_slot, longest, context, mode)
+
+
+def _ops(recipe: Recipe, bucket: Bucket) -> Any:
+    return recipe.program.make_ops(bucket, recipe.layouts)
+
+
+def _batches(
+    recipe: Recipe, bucket: Bucket, q_lens: jax.Array, kv_lens: jax.Array, tables: Any
+) -> dict[str, AttnBatch]:
+    return {
+        g: derive_batch(q_lens, kv_lens, tables[g], layout.page_size, bucket)
+        for g, layout in recipe.layouts.items()
+    }
+
+
+def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: int) -> jax.Array:
+    """int32 [num_tokens]: the rows' real tokens one after the other, row i from starts[i] on; 0 behind them."""
+    place = starts[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
+    place = jnp.where(real, place, num_tokens)
+    return jnp.zeros(num_tokens, jnp.int32).at[place.reshape(-1)].set(prompt.reshape(-1), mode="drop")
+
+
+def _prefill_at_once(
+    recipe: Recipe, weights: Weights, prompt: jax.Array, real: jax.Array, lens: jax.Array
+) -> tuple[jax.Array, Any]:
+    """(hidden [B, H] of each prompt's last token, the cache)."""
+    bucket = _bucket(recipe, "prefill")
+    starts = jnp.cumsum(lens) - lens
+    token_ids = _packed(prompt, real, starts, bucket.tokens)
+    batches = _batches(recipe, bucket, lens, lens, recipe.tables())
+    hidden, cache = recipe.program.model.hidden(
+        weights, _ops(recipe, bucket), token_ids, recipe.empty_cache(), batches
+    )
+    return hidden[jnp.maximum(starts + lens - 1, 0)], cache
+
+
+def _prefill_in_parts(
+    recipe: Recipe, weights: Weights, prompt: jax.Array, real: jax.Array, lens: jax.Array
+) -> tuple[jax.Array, Any]:
+    """The same, max_batched_tokens of the packed prompts at a time: memory and work are those of the real tokens."""
+    bucket = _bucket(recipe, "mixed")
+    num_rows, part = recipe.shape.num_rows, bucket.tokens
+    ends = jnp.cumsum(lens)
+    starts = ends - lens
+    num_parts = -(-recipe.shape.prompt_tokens // part)
+    packed = _packed(prompt, real, starts, num_parts * part)
+    tables = recipe.tables()
+    ops = _ops(recipe, bucket)
+
+    def one(carry: tuple[jax.Array, jax.Array, Any]) -> tuple[jax.Array, jax.Array, Any]:
+        index, last_hidden, cache = carry
+        low = index * part
+        before = jnp.clip(low - starts, 0, lens)
+        after = jnp.clip(low + part - starts, 0, lens)
+        new = after - before
+        # AttnBatch wants single tokens after a prefix first, then rows without one, then the others, empty ones last.
+        kind = jnp.where(new == 0, 3, jnp.where(before == 0, 1, jnp.where(new == 1, 0, 2)))
+        order = jnp.argsort(kind, stable=True)
+        q_lens, kv_lens = new[order], after[order]
+        first = jnp.cumsum(q_lens) - q_lens  # where each row's tokens stand in this part, in the new order
+        source = low + jnp.maximum(starts - low, 0)  # and in the packed prompts
+        row = jnp.searchsorted(jnp.cumsum(q_lens), jnp.arange(part), side="right")
+        row = jnp.minimum(row, num_rows - 1)
+        token_ids = packed[
+            jnp.clip(source[order][row] + jnp.arange(part) - first[row], 0, packed.shape[0] - 1)
+        ]
+        moved = {g: table[order] for g, table in tables.items()}
+        hidden, cache = recipe.program.model.hidden(
+            weights, ops, token_ids, cache, _batches(recipe, bucket, q_lens, kv_lens, moved)
+        )
+        ended = jnp.where((q_lens > 0) & (kv_lens == lens[order]), order, num_rows)
+        last = hidden[jnp.maximum(first + q_lens - 1, 0)]
+        return index + 1, last_hidden.at[ended].set(last.astype(recipe.dtype), mode="drop"), cache
+
+    def more(carry: tuple[jax.Array, jax.Array, Any]) -> jax.Array:
+        return carry[0] * part < ends[-1]
+
+    last_hidden = jnp.zeros((num_rows, recipe.program.model.info.hidden_size), recipe.dtype)
+    _, last_hidden, cache = jax.lax.while_loop(more, one, (jnp.int32(0), last_hidden, recipe.empty_cache()))
+    return last_hidden, cache
+
+
+def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
+    """The engine's rows as a state describes them."""
+    sampling = arrays["sampling"]
+    mask = arrays["mask"] > 0
+    width = recipe.shape.width
+    place = jnp.where(mask, jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, width)
+    row = jnp.arange(recipe.shape.num_rows)[:, None]
+    history = (
+        jnp.zeros((recipe.shape.num_rows, width), jnp.int32).at[row, place].set(arrays["tokens"], mode="drop")
+    )
+    return DeviceRows(
+        last_token=arrays["last"][:, 0],
+        length=arrays["position"][:, 0] + 1,
+        finished=arrays["finished"],
+        keys=keys,
+        token_ids=history,
+        **sampling,
+    )
+
+
+def _arrays_after(
+    recipe: Recipe, before: Arrays, rows: DeviceRows, cache: Any, sampled: jax.Array
+) -> tuple[Arrays, jax.Array]:
+    """The arrays with tokens int32 [B, steps] appended, -1 where a row had none."""
+    new = sampled >= 0
+    num_steps = sampled.shape[1]
+    num_run = new.any(axis=0).sum(dtype=jnp.int32)
+    step = jnp.arange(num_steps, dtype=jnp.int32)
+    column = jnp.where(step < num_run, before["column"] + step, recipe.shape.width)
+    tokens = jnp.where(new, sampled, recipe.shape.pad_token_id)
+    after = {
+        "tokens": before["tokens"].at[:, column].set(tokens, mode="drop"),
+        "mask": before["mask"].at[:, column].set(new.astype(jnp.int32), mode="drop"),
+        "position": rows.length[:, None] - 1,
+        "last": rows.last_token[:, None],
+        "finished": rows.finished,
+        "column": before["column"] + num_run,
+        "sampling": before["sampling"],
+        "cache": cache,
+    }
+    return after, jnp.stack([new.sum(dtype=jnp.int32), (~rows.finished).sum(dtype=jnp.int32)])

@@ -1,0 +1,394 @@
+"""vInference: generation as states that can be taken out, stored and resumed, over the contiguous engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from enginebay.config import EngineConfig
+from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.llm import LLM
+from enginebay.model import Model, Weights
+from enginebay.text import Message, Tokenizer
+from enginebay.types import SamplingParams
+from enginebay_vinference.concurrent import Concurrently, Progress
+from enginebay_vinference.errors import PromptTypeError
+from enginebay_vinference.functions import Function
+from enginebay_vinference.inference_config import vInferenceConfig
+from enginebay_vinference.inputs import SEQUENCE_DIM_MAPPING, adjust, real_rows
+from enginebay_vinference.metrics import InferenceMetrics
+from enginebay_vinference.partition import StatePlacement
+from enginebay_vinference.precompile import vInferencePreCompileConfig
+from enginebay_vinference.precompiler import Precompiler
+from enginebay_vinference.programs import Programs
+from enginebay_vinference.prompts import (
+    Prompt,
+    PromptText,
+    is_conversation,
+    prompt_ids,
+    read_states,
+)
+from enginebay_vinference.requests import Requests, check_seed
+from enginebay_vinference.state import SampleState, check_key
+from enginebay_vinference.stepping import Stepper, sampling_columns
+from enginebay_vinference.subject import Subject, complete_config, find_tokenizer, merge_weights, open_subject
+
+ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
+
+
+class vInference:  # noqa: N801  # the name its users know
+    """Generation in chunks over a model: prefill, then calls of `streaming_chunks` tokens, each giving a SampleState.
+
+    `model` is a folder, a hub id or "demo", an EngineConfig or a mapping of its fields, or an LLM on the contiguous
+    engine, whose weights it then shares. `processor_class` is a tokenizer of transformers or a processor with one; None
+    takes the model's own. Without `generation_config`, max_new_tokens of the constructor holds. Requests without a seed
+    of their own draw one from `seed` (None: at random). `input_partition_spec` lays token ids and masks out on the mesh.
+    Methods may be called from several threads.
+    """
+
+    def __init__(
+        self,
+        model: ModelLike,
+        processor_class: Any,
+        generation_config: vInferenceConfig | None = None,
+        seed: int | None = None,
+        input_partition_spec: PartitionSpec | None = None,
+        max_new_tokens: int = 512,
+        inference_name: str | None = None,
+    ) -> None:
+        self._subject: Subject = open_subject(model)
+        plan = self._subject.plan
+        self._processor = processor_class
+        self._tokenizer = find_tokenizer(processor_class, plan)
+        config = generation_config or vInferenceConfig(max_new_tokens=max_new_tokens)
+        self.generation_config = complete_config(config, plan, self._tokenizer)
+        self.seed = check_seed(seed)
+        self.input_partition_spec = input_partition_spec
+        self._name = inference_name or self._subject.default_name()
+        self._metrics: InferenceMetrics | None = None
+        rules = self.generation_config.get_partition_rules()
+        placement = StatePlacement(self._subject.engine.parts.placement, rules, input_partition_spec)
+        self._programs = Programs(self._subject.engine, placement)
+        assert self.generation_config.pad_token_id is not None, "complete_config sees to it"
+        self._stepper = Stepper(
+            self._programs,
+            chunk=self.generation_config.streaming_chunks,
+            pad_token_id=self.generation_config.pad_token_id,
+        )
+        self._precompiler = Precompiler(self._subject, self.generation_config, self._stepper)
+        self._requests = Requests(self._subject, self.generation_config, self._tokenizer, self.seed)
+
+    @property
+    def SEQUENCE_DIM_MAPPING(self) -> dict[str, int]:
+        """Which dimension of each model input counts tokens."""
+        return dict(SEQUENCE_DIM_MAPPING)
+
+    @property
+    def inference_name(self) -> str:
+        """The name given, or model type, billions of parameters and the date."""
+        return self._name
+
+    @property
+    def metrics(self) -> InferenceMetrics | None:
+        """Prometheus figures, once enable_metrics() was called."""
+        return self._metrics
+
+    @property
+    def model(self) -> Model:
+        """The model: pure functions, without weights."""
+        return self._subject.plan.model
+
+    @property
+    def graphstate(self) -> Weights:
+        """The weights by dotted path; pass some of them, changed, to `generate`."""
+        return self._subject.weights
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; its `inner` is the one that was given. ValueError when the processor has none (at construction)."""
+        return self._tokenizer
+
+    @property
+    def model_prefill_length(self) -> int:
+        """Tokens of the longest prompt: the model's longest sequence less max_new_tokens. ValueError when none is left."""
+        return self._precompiler.max_prefill_length
+
+    @property
+    def precompiled(self) -> dict[int, vInferencePreCompileConfig]:
+        """The standalone configurations that are compiled, by their hash."""
+        return self._precompiler.done
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs compiled so far by the engine that this inference shares."""
+        return self._subject.engine.compilations.count
+
+    def enable_metrics(self, registry: Any = None) -> InferenceMetrics:
+        """Count prompts and tokens from now on; see InferenceMetrics."""
+        self._metrics = InferenceMetrics(self._name, registry)
+        return self._metrics
+
+    def precompile(self, config: vInferencePreCompileConfig) -> bool:
+        """Compile every standalone configuration of `config`; generating with them compiles nothing more.
+
+        Doing it again costs nothing, threads that ask for the same wait for one compilation, and one that failed (False,
+        with the reason in the log) can be tried again. UnsupportedError for vision; ValueError for a prompt length that
+        leaves no room.
+        """
+        return self._precompiler.precompile(config)
+
+    def adjust_kwargs(
+        self, input_ids: Any, attention_mask: Any = None, **model_kwargs: Any
+    ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
+        """Inputs fitted to what is compiled, and the configuration they fit; see `enginebay_vinference.inputs.adjust`."""
+        return adjust(self._precompiler.fit, input_ids, attention_mask, model_kwargs)
+
+    def init_state(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        prng_key: jax.Array | None = None,
+    ) -> SampleState:
+        """The state before the prefill of a batch, fitted by adjust_kwargs; each row stands num_return_sequences times.
+
+        input_ids int [batch, tokens]; attention_mask 1 on tokens. prng_key: one key, or typed keys [rows] with which the
+        rows sample; without it the seed of sampling_params, else one that the inference draws.
+        """
+        inputs, compile_config = self.adjust_kwargs(input_ids, attention_mask)
+        compile_config = self._precompiler.settle(compile_config)
+        repeat = self._precompiler.sequences_for(compile_config)
+        num_prompts = np.shape(input_ids)[0]
+        ids = np.repeat(inputs["input_ids"], repeat, axis=0)
+        mask = np.repeat(inputs["attention_mask"], repeat, axis=0)
+        params = self._requests.params(sampling_params)
+        prompts = list(real_rows(ids[: num_prompts * repeat], mask[: num_prompts * repeat]))
+        requests = self._requests.of_tokens(prompts, params)
+        shape = self._precompiler.shape_for(compile_config)
+        columns = sampling_columns(requests, shape.num_rows, self.generation_config.max_new_tokens)
+        key = self._stepper.make_key(self._requests.seed(params)) if prng_key is None else prng_key
+        check_key(key, len(prompts))
+        return self._stepper.first_state(shape, ids, mask, columns, key, compile_config)
+
+    def execute_prefill(
+        self,
+        state: SampleState,
+        *,
+        graphstate: Any = None,
+        graphother: Any = None,
+        compile_config: vInferencePreCompileConfig | None = None,
+        sampling_params: SamplingParams | None = None,
+        func: Function | None = None,
+    ) -> SampleState:
+        """The state after the prompts were processed and each row's first token sampled; `state` is spent.
+
+        graphstate, graphother: weights in place of the model's, see `merge_weights`. compile_config: recorded in the
+        state. sampling_params: in place of the state's, for rows that have not finished; prng_key stays, whatever their
+        seed. func: a Function in place of the compiled one.
+        """
+        return self._execute(
+            "prefill", state, (graphstate, graphother), compile_config, sampling_params, func
+        )
+
+    def execute_decode(
+        self,
+        state: SampleState,
+        *,
+        graphstate: Any = None,
+        graphother: Any = None,
+        compile_config: vInferencePreCompileConfig | None = None,
+        sampling_params: SamplingParams | None = None,
+        func: Function | None = None,
+    ) -> SampleState:
+        """The state after up to streaming_chunks more tokens of each unfinished row; arguments as of execute_prefill."""
+        return self._execute("decode", state, (graphstate, graphother), compile_config, sampling_params, func)
+
+    def _execute(
+        self,
+        kind: Any,
+        state: SampleState,
+        changes: tuple[Any, Any],
+        compile_config: vInferencePreCompileConfig | None,
+        sampling_params: SamplingParams | None,
+        func: Function | None,
+    ) -> SampleState:
+        state.check_not_spent()
+        if compile_config is not None:
+            state = state.replace(_compile_config=compile_config)
+        if sampling_params is not None:
+            state = self._stepper.with_sampling(
+                state, self._requests.columns(state, self._requests.params(sampling_params))
+            )
+        return self._stepper.run(kind, state, merge_weights(self._subject.weights, *changes), func)
+
+    def generate(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        graphstate: Any = None,
+        graphother: Any = None,
+        sampling_params: SamplingParams | None = None,
+        **model_kwargs: Any,
+    ) -> Generator[SampleState, None, SampleState]:
+        """Generate for a batch: yields the state after each chunk, and returns the last one.
+
+        A yielded state is valid until the next one is asked for. Wrong input is refused at once, before anything runs.
+        `prng_key` is taken as by init_state; other model_kwargs are refused, since no model here takes them.
+        """
+        key = model_kwargs.pop("prng_key", None)
+        used = {name: value for name, value in model_kwargs.items() if value is not None}
+        if used:
+            raise UnsupportedError(
+                explain(
+                    f"model inputs {', '.join(sorted(used))}",
+                    "input_ids and attention_mask",
+                    "Leave them out.",
+                )
+            )
+        state = self.init_state(input_ids, attention_mask, sampling_params=sampling_params, prng_key=key)
+        return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
+
+    def resume(
+        self, state: SampleState, *, graphstate: Any = None, graphother: Any = None
+    ) -> Generator[SampleState, None, SampleState]:
+        """Go on from any state, also a stored one: yields and returns like generate()."""
+        state.check_not_spent()
+        weights = merge_weights(self._subject.weights, graphstate, graphother)
+        return self._chunks(state, weights)
+
+    def _chunks(self, state: SampleState, weights: Weights) -> Generator[SampleState, None, SampleState]:
+        """The prefill if it is still to be done, then the state after each chunk; one that is finished at once, as it is."""
+        if not _has_cache(state):
+            state = self._stepper.run("prefill", state, weights)
+        if _is_finished(state):
+            yield state
+        while not _is_finished(state):
+            state = self._stepper.run("decode", state, weights)
+            yield state
+        return state
+
+    def count_tokens(self, messages: str | Sequence[Message], oai_like: bool = False) -> int:  # noqa: FBT001, FBT002
+        """Tokens of a text, or of a conversation in the model's chat template; `oai_like` as the OpenAI API writes contents."""
+        return len(prompt_ids(self._tokenizer, messages, oai_like=oai_like))
+
+    def process_prompt(
+        self,
+        prompt: str | Sequence[str] | Sequence[Message],
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
+    ) -> Any:
+        """The answer to a text or a conversation: a PromptOutput, or with `stream` a generator of text that returns the
+        last SampleState. For a list of texts, a list of these: PromptOutputs made in order, or generators.
+
+        TypeError for another kind of prompt or of parameters and for a conversation without a chat template, ValueError
+        for what cannot be tokenised; a stream raises its errors. With num_return_sequences > 1 the text is the first row's.
+        """
+        params = self._requests.params(sampling_params)
+        if not isinstance(prompt, str) and not is_conversation(prompt):
+            if not isinstance(prompt, Sequence) or not all(isinstance(text, str) for text in prompt):
+                raise PromptTypeError(
+                    explain(
+                        f"a prompt of type {type(prompt).__name__}",
+                        "text, a list of texts, or a list of messages",
+                        "Convert it first.",
+                    )
+                )
+            return [self.process_prompt(str(text), params, stream) for text in prompt]
+        text, parts = self.start_prompt(prompt, params)
+        if stream:
+            return parts
+        for _ in parts:
+            pass
+        return text.output()
+
+    def start_prompt(
+        self, prompt: Any, params: SamplingParams, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> tuple[PromptText, Generator[str, None, SampleState]]:
+        """A prompt that is checked and tokenised, and the generator that makes its text; `is_cancelled` is asked
+        between chunks.
+        """
+        ids = np.asarray([prompt_ids(self._tokenizer, prompt)], np.int32)
+        if ids.size == 0:
+            raise RequestError(explain("an empty prompt", "at least one token", "Give some text."))
+        state = self.init_state(ids, sampling_params=params.model_copy(update={"stop": ()}))
+        mask = np.asarray(state.model_kwargs["attention_mask"])[:1]
+        rows = list(real_rows(np.asarray(state.sequences)[:1], mask))
+        text = PromptText(self._requests.of_text(rows[0], params), self._tokenizer)
+        return text, self._text_of(text, state, is_cancelled)
+
+    def _text_of(
+        self, text: PromptText, state: SampleState, is_cancelled: Callable[[], bool]
+    ) -> Generator[str, None, SampleState]:
+        state = self._stepper.run("prefill", state, self._subject.weights)
+        states = (
+            [state]
+            if _is_finished(state)
+            else itertools.chain([state], self._chunks(state, self._subject.weights))
+        )
+        if self._metrics is None:
+            return (yield from read_states(text, states, is_cancelled))
+        with self._metrics.prompt() as outputs:
+            last = yield from read_states(text, states, is_cancelled)
+            outputs.append(text.output())
+            return last
+
+    async def process_prompts_concurrently(
+        self,
+        prompts: Sequence[Prompt],
+        max_concurrent_requests: int,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
+        progress_callback: Progress | None = None,
+    ) -> Any:
+        """Answers to many prompts, at most max_concurrent_requests at a time (0 or less: one after the other).
+
+        A list of PromptOutput in the order of the prompts, one that failed with its `error`; or with `stream` an async
+        generator of (index, "text" | "error" | "final", data), which ends when all prompts have, and stops them when it
+        is closed. progress_callback gets (done, all) after each prompt. ValueError for wrong arguments.
+        """
+        params = self._requests.params(sampling_params)
+        together = Concurrently(self.start_prompt, params, max_concurrent_requests, progress_callback)
+        together.check(prompts)
+        return together.stream(prompts) if stream else await together.gather(prompts)
+
+    def save_inference(self, path: str | Path) -> None:
+        """Write configuration and compiled functions (as StableHLO) to a folder; see `enginebay_vinference.saved`."""
+        from enginebay_vinference.saved import save
+
+        save(self, self._programs, Path(path))
+
+    @classmethod
+    def load_inference(cls, path: str | Path, model: ModelLike, processor_class: Any) -> vInference:
+        """The inference that was saved in a folder, over `model`, ready to generate.
+
+        InputError, before anything is run, for a folder that is damaged or of another model.
+        """
+        from enginebay_vinference.saved import load
+
+        saved = load(Path(path))
+        inference = cls(
+            model,
+            processor_class,
+            saved.generation_config,
+            seed=saved.seed,
+            input_partition_spec=saved.input_partition_spec,
+            inference_name=saved.inference_name,
+        )
+        saved.install(inference._programs, inference._precompiler.make_ready)
+        return inference
+
+
+def _has_cache(state: SampleState) -> bool:
+    return "past_key_values" in state.model_kwargs
+
+
+def _is_finished(state: SampleState) -> bool:
+    return bool(np.asarray(state.is_sequence_finished).all())

@@ -1,0 +1,180 @@
+"""Fitting inputs to what is compiled: prompts padded on the left, or cut to their end, each row in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from enginebay.errors import RequestError, explain
+from enginebay_vinference.errors import InferenceWarning
+from enginebay_vinference.precompile import vInferencePreCompileConfig
+
+SEQUENCE_DIM_MAPPING = {
+    "input_ids": 1,
+    "attention_mask": 1,
+    "position_ids": 1,
+    "past_key_values": 2,
+    "token_type_ids": 1,
+    "inputs_embeds": 1,
+}
+"""Which dimension of each model input counts tokens."""
+
+PADDED = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inputs_embeds")
+"""Of these, what is padded and cut here; a cache has its own length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What inputs are fitted to: what is compiled (standalone configurations), the longest prompt, and the pad id."""
+
+    compiled: tuple[vInferencePreCompileConfig, ...]
+    max_prefill_length: int
+    pad_token_id: int
+
+
+def adjust(
+    fit: Fit, input_ids: Any, attention_mask: Any, others: Mapping[str, Any]
+) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
+    """Inputs in the smallest compiled (batch, prefill length) that holds them, and that configuration.
+
+    input_ids int [batch, tokens]; attention_mask of the same shape, 1 on tokens. Rows are padded on the left, and empty
+    rows added after the last one. Where no compiled batch is large enough, the shape stays as it is, with a warning; a
+    prompt longer than every length of a fitting batch keeps its end, with a warning. ValueError for no rows, no tokens, or
+    shapes that do not agree. Entries of `others` with a token dimension are treated like input_ids, the rest is left
+    alone; pixel_values fill the configuration's vision fields.
+    """
+    ids = _integers("input_ids", input_ids)
+    mask = np.ones_like(ids) if attention_mask is None else _integers("attention_mask", attention_mask)
+    if mask.shape != ids.shape:
+        raise RequestError(
+            explain(
+                f"attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}",
+                "equal shapes",
+                "Correct it.",
+            )
+        )
+    vision = vision_fields(others.get("pixel_values"))
+    config = _choose(fit, mask, vision)
+    inputs = {"input_ids": ids, "attention_mask": mask, **others}
+    along = {name: np.asarray(inputs[name]) for name in PADDED if inputs.get(name) is not None}
+    for name, value in along.items():
+        if value.shape[:2] != ids.shape:
+            raise RequestError(
+                explain(
+                    f"{name} {list(value.shape)} for input_ids {list(ids.shape)}",
+                    "the same rows and tokens",
+                    "Correct it.",
+                )
+            )
+    assert isinstance(config.batch_size, int), "standalone"
+    assert isinstance(config.prefill_length, int), "settled by _choose"
+    if ids.shape[1] > config.prefill_length:
+        along = _keep_ends(along, mask, config.prefill_length)
+    fills = {"input_ids": fit.pad_token_id}
+    fitted = {
+        name: _pad(value, config.batch_size, config.prefill_length, fills.get(name, 0))
+        for name, value in along.items()
+    }
+    return {**inputs, **fitted}, config
+
+
+def vision_fields(pixel_values: Any) -> dict[str, Any]:
+    """The vision fields of a configuration for pixel_values: [batch, channels, height, width], one image
+    [channels, height, width], or patches [patches, features] as height and width of one channel.
+    """
+    if pixel_values is None:
+        return {}
+    shape = np.shape(pixel_values)
+    if not 2 <= len(shape) <= 4:
+        raise RequestError(explain(f"pixel_values {list(shape)}", "2, 3 or 4 dimensions", "Correct it."))
+    sizes = (*(1,) * (4 - len(shape)), *shape)
+    names = ("vision_batch_size", "vision_channels", "vision_height", "vision_width")
+    return {"vision_included": True, **dict(zip(names, sizes, strict=True))}
+
+
+def _integers(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise RequestError(
+            explain(f"{name} with rows of unequal lengths", "[batch, tokens]", "Pad them, and give a mask.")
+        ) from None
+    if array.ndim != 2 or 0 in array.shape:
+        raise RequestError(
+            explain(
+                f"{name} of shape {list(array.shape)}",
+                "[batch, tokens] with at least one of each",
+                "Correct it.",
+            )
+        )
+    if array.dtype.kind not in "iub":
+        raise RequestError(explain(f"{name} of dtype {array.dtype}", "integers", "Convert it."))
+    limits = np.iinfo(np.int32)
+    if array.max() > limits.max or array.min() < limits.min:
+        given = f"{name} from {array.min()} to {array.max()}"
+        raise RequestError(explain(given, "numbers of 32 bits", "Correct them."))
+    return array.astype(np.int32)
+
+
+def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInferencePreCompileConfig:
+    batch, length = mask.shape
+    most_tokens = int((mask > 0).sum(axis=1).max())
+    own = vInferencePreCompileConfig(batch, min(length, fit.max_prefill_length), **vision)
+    wanted = tuple(own.extract()[name] for name in _VISION)
+    able = [
+        c
+        for c in fit.compiled
+        if c.batch_size >= batch and tuple(c.extract()[name] for name in _VISION) == wanted  # type: ignore[operator]
+    ]
+    fitting = [c for c in able if c.prefill_length >= length]  # type: ignore[operator]
+    if fitting:
+        return min(fitting, key=_size)
+    if able:
+        longest = max(able, key=lambda c: (c.prefill_length, -c.batch_size))  # type: ignore[operator]
+        if most_tokens > longest.prefill_length:  # type: ignore[operator]
+            _warn(
+                f"a prompt of {most_tokens} tokens is cut to its last {longest.prefill_length}: "
+                "precompile a longer prefill_length"
+            )
+        return longest
+    if most_tokens > fit.max_prefill_length:
+        _warn(
+            f"a prompt of {most_tokens} tokens is cut to its last {fit.max_prefill_length}, "
+            "the most that leave room for new tokens"
+        )
+    _warn(
+        f"nothing is precompiled for a batch of {batch}: compiling for {batch} x {own.prefill_length} tokens now"
+    )
+    return own
+
+
+_VISION = ("vision_included", "vision_batch_size", "vision_channels", "vision_height", "vision_width")
+
+
+def _size(config: vInferencePreCompileConfig) -> tuple[int, int]:
+    return config.batch_size, config.prefill_length  # type: ignore[return-value]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, InferenceWarning, stacklevel=5)
+
+
+def _keep_ends(arrays: Mapping[str, np.ndarray], mask: np.ndarray, length: int) -> dict[str, np.ndarray]:
+    """The last `length` columns, after each row's tokens were moved to its end, past padding on the right."""
+    order = np.argsort(mask > 0, axis=1, kind="stable")[:, -length:]
+    rows = np.arange(mask.shape[0])[:, None]
+    return {name: value[rows, order] for name, value in arrays.items()}
+
+
+def _pad(value: np.ndarray, batch: int, length: int, fill: int) -> np.ndarray:
+    padding = [(0, batch - value.shape[0]), (length - value.shape[1], 0)] + [(0, 0)] * (value.ndim - 2)
+    return np.pad(value, padding, constant_values=fill)
+
+
+def real_rows(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterable[list[int]]:
+    """The token ids of each row, padding left out."""
+    return ([int(t) for t in ids[mask > 0]] for ids, mask in zip(input_ids, attention_mask, strict=True))

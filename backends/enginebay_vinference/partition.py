@@ -1,0 +1,158 @@
+"""Where the arrays of a SampleState lie: rules from paths to logical axes, which the cache's layout puts in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec, Sharding
+
+from enginebay.cache import KVLayout
+from enginebay.errors import ConfigError, explain
+from enginebay.runner.sharding import Placement
+
+Rules = tuple[tuple[str, PartitionSpec], ...]
+
+VIEWS = "model_kwargs/past_key_values/views"
+"""Path of the cache's layers within a state."""
+
+LEAF_NAMES = {"k": "key", "v": "value", "kv": "key_value"}
+"""What a layout's array is called in a state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionAxis:
+    """The logical axis of each dimension that generation has; None: whole on every device.
+
+    Logical axes are those of the configuration (`axis_rules` maps them to axes of the mesh); a mesh axis may be named
+    as well.
+    """
+
+    batch_axis: str | None = "batch"
+    sequence_axis: str | None = None
+    key_sequence_axis: str | None = None
+    head_axis: str | None = "kv_heads"
+    attention_dim_axis: str | None = None
+
+
+def default_rules(axis: PartitionAxis) -> Rules:
+    """The rules of a state: the first that is found in a leaf's path holds. Leaves of quantised caches are among them.
+
+    A cache leaf's spec names (batch, key sequence, heads, head dimension), in this order for every layout.
+    """
+    tokens = PartitionSpec(axis.batch_axis, axis.sequence_axis)
+    cache = PartitionSpec(axis.batch_axis, axis.key_sequence_axis, axis.head_axis, axis.attention_dim_axis)
+    view = rf"{VIEWS}/[0-9]+/(key_value|key|value)"
+    return (
+        ("^(sequences|running_token)$", tokens),
+        ("^model_kwargs/(attention_mask|position_ids)$", tokens),
+        (f"^{view}/(scale|weight)$", cache),
+        (f"^{view}/(packed|absmax)$", cache),
+        (f"^{view}$", cache),
+        (".*", PartitionSpec()),
+    )
+
+
+def leaf_path(keys: Sequence[Any]) -> str:
+    """The path of a leaf, such as model_kwargs/past_key_values/views/0/key, from JAX's keys."""
+    return jax.tree_util.keystr(tuple(keys), simple=True, separator="/")
+
+
+def match_rule(rules: Rules, path: str) -> PartitionSpec:
+    """The spec of the first rule that is found in `path`; ConfigError when there is none."""
+    for pattern, spec in rules:
+        if re.search(pattern, path):
+            return spec
+    raise ConfigError(
+        explain(
+            f"no partition rule matches {path!r}",
+            "rules for every leaf",
+            'End them with (".*", PartitionSpec()).',
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StatePlacement:
+    """The sharding of each leaf of a state, by rules, on an engine's mesh."""
+
+    placement: Placement
+    rules: Rules
+    input_spec: PartitionSpec | None = None
+    """Of token ids, masks and positions, when given: wins over the rules."""
+
+    def sharding(self, path: str, layout: KVLayout | None = None) -> Sharding:
+        """Where the leaf at `path` lies; `layout` is that of its cache group."""
+        if self.placement.mesh is None:
+            return self.placement.replicated
+        spec = match_rule(self.rules, path)
+        if self.input_spec is not None and path in ("sequences", "model_kwargs/attention_mask"):
+            spec = self.input_spec
+        names = list(spec)
+        if layout is not None:
+            names = _in_layout_order(names, layout, path.rpartition("/")[2])
+        axes = [self._mesh_axis(name) for name in names]
+        while axes and axes[-1] is None:
+            axes.pop()
+        return jax.sharding.NamedSharding(self.placement.mesh, PartitionSpec(*axes))
+
+    def _mesh_axis(self, name: Any) -> Any:
+        mesh = self.placement.mesh
+        assert mesh is not None, "asked for only where there is a mesh"
+        if name is None or name in mesh.shape:
+            return name
+        if isinstance(name, tuple):
+            axes = tuple(a for a in map(self._mesh_axis, name) if a is not None)
+            return axes or None
+        if name in self.placement.rules:
+            return self.placement.rules[name]
+        known = sorted({*self.placement.rules, *mesh.shape})
+        raise ConfigError(
+            explain(f"axis {name!r} in the partition rules", ", ".join(known), "Name one of these.")
+        )
+
+
+def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[Any]:
+    """(batch, key sequence, heads, head dimension) in the order in which the layout's array has them."""
+    array = next(name for name, called in LEAF_NAMES.items() if called == leaf)
+    batch, length, heads, width = (*names, None, None, None, None)[:4]
+    rank = len(layout.shapes()[array].shape)
+    order: dict[int, Any] = {
+        0: batch,
+        layout.offset_axis: length,
+        layout.head_axis()[array]: heads,
+        rank - 1: width,
+    }
+    return [order.get(axis) for axis in range(rank)]
+
+
+def rules_to_plain(rules: Rules | None) -> list[list[Any]] | None:
+    """Rules as lists, for JSON."""
+    if rules is None:
+        return None
+    return [[pattern, spec_to_plain(spec)] for pattern, spec in rules]
+
+
+def rules_from_plain(plain: Sequence[Any] | None) -> Rules | None:
+    """The rules that rules_to_plain() was called on."""
+    if plain is None:
+        return None
+    return tuple((pattern, spec_from_plain(spec)) for pattern, spec in plain)
+
+
+def spec_to_plain(spec: PartitionSpec) -> list[Any]:
+    """A spec as a list, for JSON."""
+    return [list(a) if isinstance(a, tuple) else a for a in spec]
+
+
+def spec_from_plain(plain: Sequence[Any]) -> PartitionSpec:
+    """The spec that spec_to_plain() was called on."""
+    return PartitionSpec(*(tuple(a) if isinstance(a, list) else a for a in plain))
+
+
+def axis_from_plain(plain: Mapping[str, Any] | None) -> PartitionAxis | None:
+    """The PartitionAxis of these fields."""
+    return None if plain is None else PartitionAxis(**plain)

@@ -1,0 +1,119 @@
+"""Precompiler: which shapes an inference is compiled for, and which it may be compiled for at all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from enginebay.errors import EnginebayError, InputError, UnsupportedError, explain
+from enginebay_vinference.functions import InferenceShape
+from enginebay_vinference.inference_config import vInferenceConfig
+from enginebay_vinference.inputs import Fit
+from enginebay_vinference.precompile import vInferencePreCompileConfig
+from enginebay_vinference.state import row_keys
+from enginebay_vinference.stepping import Stepper
+from enginebay_vinference.subject import Subject
+
+log = logging.getLogger("enginebay.vinference")
+
+
+class Precompiler:
+    """Keeps the standalone configurations that are compiled. Safe from several threads."""
+
+    def __init__(self, subject: Subject, config: vInferenceConfig, stepper: Stepper) -> None:
+        self.subject = subject
+        self.config = config
+        self.stepper = stepper
+        self._lock = threading.Lock()
+        self._done: dict[int, vInferencePreCompileConfig] = {}
+
+    @property
+    def done(self) -> dict[int, vInferencePreCompileConfig]:
+        """The standalone configurations that are compiled, by their hash."""
+        with self._lock:
+            return dict(self._done)
+
+    @property
+    def fit(self) -> Fit:
+        """What inputs can be fitted to now."""
+        return Fit(tuple(self.done.values()), self.max_prefill_length, self.stepper.pad_token_id)
+
+    @property
+    def max_prefill_length(self) -> int:
+        """Tokens of the longest prompt that leaves room for max_new_tokens. ValueError when none does."""
+        longest = self.subject.longest_sequence()
+        new = self.config.max_new_tokens
+        if new >= longest:
+            raise InputError(
+                explain(
+                    f"max_new_tokens = {new}",
+                    f"at most {longest - 1}, which leaves one of {longest} tokens for the prompt",
+                    "Lower it.",
+                )
+            )
+        return longest - new
+
+    def precompile(self, config: vInferencePreCompileConfig) -> bool:
+        """Compile every standalone of `config`; False, with the reason in the log, when that fails."""
+        if not isinstance(config, vInferencePreCompileConfig):
+            given = f"a configuration of type {type(config).__name__}"
+            raise InputError(
+                explain(
+                    given, "a vInferencePreCompileConfig", "Make one: its fields are batch_size and so on."
+                )
+            )
+        standalones = [self.settle(one) for one in config.get_standalones()]
+        try:
+            for one in standalones:
+                self.make_ready(one)
+        except EnginebayError:
+            raise
+        except Exception:  # whatever XLA says: the caller is told that it failed, and may try again
+            log.exception("compiling %s failed", config)
+            return False
+        return True
+
+    def settle(self, one: vInferencePreCompileConfig) -> vInferencePreCompileConfig:
+        """A standalone configuration with its prefill length; refused when this inference cannot serve it."""
+        if one.vision_included:
+            raise UnsupportedError(
+                explain("vision_included = True", "text only: no model with vision yet", "Leave it False.")
+            )
+        longest = self.max_prefill_length
+        if one.prefill_length is None:
+            return one.replace(prefill_length=longest)
+        assert isinstance(one.prefill_length, int), "standalone"
+        if one.prefill_length > longest:
+            raise InputError(
+                explain(
+                    f"prefill_length = {one.prefill_length}",
+                    f"at most {longest}, which leaves {self.config.max_new_tokens} tokens to generate",
+                    "Shorten it, or lower max_new_tokens.",
+                )
+            )
+        return one
+
+    def make_ready(self, one: vInferencePreCompileConfig) -> None:
+        """Compile all that a settled configuration needs."""
+        shape = self.shape_for(one)
+        self.stepper.programs.get(shape, ahead=True)
+        row_keys(self.stepper.make_key(0), shape.num_rows)  # the small program that makes the rows' keys
+        with self._lock:
+            self._done[one.get_default_hash()] = one
+
+    def shape_for(self, one: vInferencePreCompileConfig) -> InferenceShape:
+        """The shape of a settled configuration's functions."""
+        assert isinstance(one.batch_size, int), "standalone"
+        assert isinstance(one.prefill_length, int), "settled"
+        num_rows = one.batch_size * self.sequences_for(one)
+        return self.stepper.shape(
+            num_rows, one.prefill_length, one.prefill_length + self.config.max_new_tokens
+        )
+
+    def sequences_for(self, one: vInferencePreCompileConfig) -> int:
+        """Completions of each row; the hash of a configuration without a prefill length names the longest."""
+        counts = self.config.num_return_sequences
+        if isinstance(counts, int | None) or one.get_default_hash() in counts:
+            return self.config.sequences_for(one)
+        is_longest = one.prefill_length == self.max_prefill_length
+        return self.config.sequences_for(one.replace(prefill_length=None) if is_longest else one)

@@ -1,0 +1,205 @@
+"""Programs: the compiled functions of an inference, one pair for each shape, made once however many threads ask."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.errors import CompilationError, ConfigError, explain
+from enginebay.types import MAX_STOP_TOKENS
+from enginebay_vinference.engine import VInferenceEngine
+from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
+from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
+
+log = logging.getLogger("enginebay.vinference")
+
+Kind = Literal["prefill", "decode"]
+STEPS: dict[Kind, Callable[..., Any]] = {"prefill": prefill, "decode": decode}
+KINDS: tuple[Kind, Kind] = ("prefill", "decode")
+
+PATHS = {
+    "tokens": "sequences",
+    "mask": "model_kwargs/attention_mask",
+    "position": "model_kwargs/position_ids",
+    "last": "running_token",
+    "finished": "is_sequence_finished",
+    "column": "current_length",
+}
+"""Where the functions' arrays stand in a state."""
+
+SAMPLING: dict[str, Any] = {
+    "max_length": np.int32,
+    "prompt_length": np.int32,
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "min_p": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "repetition_penalty": np.float32,
+    "stop_ids": np.int32,
+}
+"""Each row's sampling parameters, as the engine's rows name them, with their dtypes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The compiled functions of one shape."""
+
+    prefill: Function
+    decode: Function
+
+
+class Programs:
+    """Compiles, keeps and hands out Pairs. Safe from several threads; a shape whose compilation failed can be tried again."""
+
+    def __init__(self, engine: VInferenceEngine, placement: StatePlacement) -> None:
+        self.engine = engine
+        self.placement = placement
+        self._lock = threading.Lock()
+        self._pairs: dict[InferenceShape, Future[Pair]] = {}
+        self._described: dict[tuple[InferenceShape, Kind], Arrays] = {}
+
+    @property
+    def shapes(self) -> list[InferenceShape]:
+        """What is compiled now."""
+        with self._lock:
+            return [shape for shape, pair in self._pairs.items() if pair.done() and pair.exception() is None]
+
+    def get(self, shape: InferenceShape, *, ahead: bool, make: Callable[[], Pair] | None = None) -> Pair:
+        """The pair for `shape`, compiled when there is none; `make` takes the place of compiling.
+
+        `ahead`: before any request waits for it. Raises CompilationError otherwise when the engine may compile no more.
+        """
+        with self._lock:
+            future = self._pairs.get(shape)
+            is_mine = future is None
+            if future is None:
+                if not ahead and self.engine.compilations.forbidden:
+                    raise CompilationError(
+                        explain(
+                            f"no program for {shape}",
+                            "shapes that precompile() was given",
+                            "Precompile it first.",
+                        )
+                    )
+                future = self._pairs[shape] = Future()
+        if is_mine:
+            try:
+                future.set_result((make or functools.partial(self._compile, shape))())
+            except BaseException as error:
+                with self._lock:
+                    del self._pairs[shape]
+                future.set_exception(error)
+                raise
+        return future.result()
+
+    def _compile(self, shape: InferenceShape) -> Pair:
+        start = time.perf_counter()
+        lowered = [self.jitted(shape, kind).lower(*self.describe(shape, kind)) for kind in KINDS]
+        pair = self.compile_lowered(lowered)
+        log.info("compiled %s in %.2f s", shape, time.perf_counter() - start)
+        return pair
+
+    def compile_lowered(self, lowered: list[Any]) -> Pair:
+        """Compile both functions, side by side."""
+        options = dict(self.engine.parts.platform.compile_options())
+        with ThreadPoolExecutor(len(KINDS)) as pool:
+            made = list(pool.map(lambda one: one.compile(compiler_options=options), lowered))
+        self.engine.compilations.count += len(KINDS)
+        return Pair(*made)
+
+    def jitted(self, shape: InferenceShape, kind: Kind, function: Callable[..., Any] | None = None) -> Any:
+        """One of the functions (or `function` in its place), ready to be lowered: the state's arrays are donated."""
+        step = functools.partial(STEPS[kind], self.recipe(shape)) if function is None else function
+        if function is None:
+            # partial objects have no name; this one is what profiles and compile logs show
+            step.__name__ = f"enginebay_vinference_{kind}"
+        outputs = None
+        if self.engine.parts.placement.mesh is not None:
+            after = self.arrays(shape, "decode")
+            outputs = (jax.tree.map(lambda a: a.sharding, after), self.engine.parts.placement.replicated)
+        return jax.jit(step, donate_argnums=1, out_shardings=outputs)
+
+    def recipe(self, shape: InferenceShape) -> Recipe:
+        """What the functions of a shape are made of."""
+        engine = self.engine
+        slots = engine.geometry.exact_shape(shape.num_rows, shape.width)
+        layouts = engine.geometry.layouts(slots, engine.parts.model.info.groups, engine.parts.dtype)
+        return Recipe(engine.runner.program, shape, slots, layouts, engine.parts.dtype)
+
+    def describe(self, shape: InferenceShape, kind: Kind) -> tuple[Any, Arrays, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of a function's arguments."""
+        weights = jax.tree.map(
+            lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding), self.engine.runner.weights
+        )
+        keys = jax.ShapeDtypeStruct(
+            (shape.num_rows, 2), jnp.uint32, sharding=self.engine.parts.placement.replicated
+        )
+        return weights, self.arrays(shape, kind), keys
+
+    def arrays(self, shape: InferenceShape, kind: Kind) -> Arrays:
+        """Shapes, dtypes and shardings of the state's arrays before a function; put together once."""
+        found = self._described.get((shape, kind))
+        if found is None:
+            found = self._described[shape, kind] = self._arrays(shape, with_cache=kind == "decode")
+        return found
+
+    def _arrays(self, shape: InferenceShape, *, with_cache: bool) -> Arrays:
+        rows, width = shape.num_rows, shape.width
+        sizes = {"tokens": (rows, width), "mask": (rows, width), "position": (rows, 1), "last": (rows, 1)}
+
+        def one(
+            path: str, size: tuple[int, ...], dtype: Any, layout: KVLayout | None = None
+        ) -> jax.ShapeDtypeStruct:
+            sharding = self.placement.sharding(path, layout)
+            try:
+                sharding.shard_shape(size)
+            except ValueError as error:
+                raise ConfigError(
+                    explain(
+                        f"{path} {list(size)} as the partition rules lay it out ({error})",
+                        "dimensions that their mesh axes divide",
+                        "Change the batch size or the prompt length, or the partition rules.",
+                    )
+                ) from None
+            return jax.ShapeDtypeStruct(size, dtype, sharding=sharding)
+
+        arrays: Arrays = {name: one(PATHS[name], size, jnp.int32) for name, size in sizes.items()}
+        arrays["finished"] = one(PATHS["finished"], (rows,), bool)
+        arrays["column"] = one(PATHS["column"], (), jnp.int32)
+        arrays["sampling"] = {
+            name: one(
+                f"model_kwargs/sampling/{name}",
+                (rows, MAX_STOP_TOKENS) if name == "stop_ids" else (rows,),
+                dtype,
+            )
+            for name, dtype in SAMPLING.items()
+        }
+        if with_cache:
+            view = 0
+            arrays["cache"] = {}
+            for group in self.engine.parts.model.info.groups:
+                layout = self.recipe(shape).layouts[group.name]
+                layers = []
+                for _ in range(group.num_layers):
+                    layers.append(
+                        {
+                            name: one(f"{VIEWS}/{view}/{LEAF_NAMES[name]}", s.shape, s.dtype, layout)
+                            for name, s in layout.shapes().items()
+                        }
+                    )
+                    view += 1
+                arrays["cache"][group.name] = tuple(layers)
+        return arrays

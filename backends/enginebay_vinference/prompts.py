@@ -1,0 +1,159 @@
+"""Prompts as users write them, and what they get: texts and conversations in, PromptOutput and streams of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from enginebay.errors import InputError, RequestError, UnsupportedError, explain
+from enginebay.llm.assemble import CompletionReader
+from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.text import Message, Tokenizer
+from enginebay.types import FinishReason, Request, SamplingParams, make_sampling_params
+from enginebay_vinference.errors import PromptTypeError
+from enginebay_vinference.state import SampleState
+
+Prompt = str | Sequence[Message]
+
+
+class PromptOutput(BaseModel):
+    """What a prompt became: its text, new tokens, tokens a second of decoding, and why it ended, or the error that it met."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    text: str | None = None
+    generated_tokens: int | None = None
+    tokens_per_second: float | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether this is a list of messages."""
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str | bytes)
+        and bool(prompt)
+        and all(isinstance(message, Mapping) for message in prompt)
+    )
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> list[int]:
+    """Token ids of a text or a conversation.
+
+    TypeError for anything else and for a conversation without a chat template, ValueError when it cannot be tokenised.
+    `oai_like`: contents may be lists of parts with a "text", as the OpenAI API has them.
+    """
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if not is_conversation(prompt):
+        raise PromptTypeError(
+            explain(
+                f"a prompt of type {type(prompt).__name__}",
+                "text, or a list of messages",
+                "Convert it first.",
+            )
+        )
+    messages = [_joined_parts(message) for message in prompt] if oai_like else list(prompt)
+    try:
+        return tokenizer.apply_chat_template(messages)
+    except UnsupportedError as error:
+        raise PromptTypeError(str(error)) from None
+    except InputError:
+        raise
+    except Exception as error:  # templates are programs of the model's, and may raise anything
+        given = f"a conversation that cannot be tokenised ({type(error).__name__}: {error})"
+        raise RequestError(explain(given, "what the chat template takes", "Change the messages.")) from error
+
+
+def _joined_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    strange = [
+        part for part in content if not isinstance(part, Mapping) or not isinstance(part.get("text"), str)
+    ]
+    if strange:
+        raise RequestError(
+            explain(
+                f"the content part {strange[0]!r}",
+                'parts with a "text"',
+                "There is no model with vision yet.",
+            )
+        )
+    return {**message, "content": "".join(part["text"] for part in content)}
+
+
+def as_params(params: Any, default: SamplingParams) -> SamplingParams:
+    """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything else."""
+    if params is None:
+        return default
+    if isinstance(params, Mapping):
+        return make_sampling_params(**params)
+    if isinstance(params, SamplingParams):
+        return params
+    raise PromptTypeError(
+        explain(
+            f"sampling parameters of type {type(params).__name__}",
+            "SamplingParams or a dict",
+            "Convert them.",
+        )
+    )
+
+
+class PromptText:
+    """The text of the first row of a generation, as its states come."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self._reader = CompletionReader(Ticket(request), tokenizer, abort=lambda _: None)
+        self._stop_ids = request.sampling.stop_token_ids
+        self._column = -1
+        self.state: SampleState | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether its end was reached: a stop token or text, or the length."""
+        return self._reader.done
+
+    def feed(self, state: SampleState) -> str:
+        """The text that a state adds."""
+        if self._column < 0:
+            self._column = int(state.padded_length)
+        self.state = state
+        end = int(state.current_length)
+        ids = np.asarray(state.sequences)[0, self._column : end]
+        mask = np.asarray(state.model_kwargs["attention_mask"])[0, self._column : end]
+        self._column = end
+        new = tuple(int(t) for t in ids[mask > 0])
+        reason: FinishReason | None = None
+        if bool(np.asarray(state.is_sequence_finished)[0]):
+            reason = "stop" if new and new[-1] in self._stop_ids else "length"
+        chunk = self._reader.feed(TokenEvent(new, reason))
+        return "" if chunk is None else chunk.delta_text
+
+    def output(self) -> PromptOutput:
+        """What was generated."""
+        rate = float(self.state.tokens_per_second) if self.state is not None else 0.0
+        return PromptOutput(
+            text=self._reader.text,
+            generated_tokens=len(self._reader.token_ids),
+            tokens_per_second=rate if rate > 0 else None,
+            finish_reason=self._reader.finish_reason,
+        )
+
+
+def read_states(
+    text: PromptText, states: Iterable[SampleState], is_cancelled: Callable[[], bool] = lambda: False
+) -> Generator[str, None, SampleState]:
+    """The text of `states`, part by part, up to its end; returns the last state."""
+    for state in states:
+        delta = text.feed(state)
+        if delta:
+            yield delta
+        if text.done or is_cancelled():
+            break
+    assert text.state is not None, "a generation has at least one state"
+    return text.state

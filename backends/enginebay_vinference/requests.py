@@ -1,0 +1,94 @@
+"""From sampling parameters to checked requests, rows' columns and random keys: the same preparation as for LLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from enginebay.errors import InputError, RequestError, explain
+from enginebay.llm.prepare import Preparer
+from enginebay.text import Tokenizer
+from enginebay.types import Request, SamplingParams
+from enginebay_vinference.inference_config import vInferenceConfig
+from enginebay_vinference.inputs import real_rows
+from enginebay_vinference.precompile import plain_int
+from enginebay_vinference.prompts import as_params
+from enginebay_vinference.state import SampleState
+from enginebay_vinference.stepping import sampling_columns
+from enginebay_vinference.subject import Subject
+
+
+def check_seed(seed: Any) -> int | None:
+    """The seed of an inference as int; InputError for another type, or a negative one."""
+    found = plain_int(seed)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
+        raise InputError(explain(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it."))
+    return found
+
+
+class Requests:
+    """Makes requests of one inference. Safe from several threads."""
+
+    def __init__(
+        self, subject: Subject, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
+    ) -> None:
+        plan = subject.plan
+        sampler = plan.registry.find("sampler", plan.config.sampler.name).declaration
+        assert config.sampling_params is not None, "made with the configuration"
+        self.default = config.sampling_params
+        self._lock = threading.Lock()
+        self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
+        self._preparer = Preparer(
+            tokenizer,
+            dataclasses.replace(plan.checkpoint.token_info, eos_token_ids=config.eos_token_ids),
+            plan.model.info.vocab_size,
+            subject.longest_sequence(),
+            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            seed=0,
+        )
+
+    def params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+        """The parameters of a request, by default the configuration's. TypeError for another type."""
+        params = as_params(given, self.default)
+        if params.n != 1:
+            raise RequestError(
+                explain(f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead.")
+            )
+        return params
+
+    def of_tokens(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
+        """A checked request of each prompt, for tokens without text."""
+        if params.stop:
+            raise RequestError(
+                explain("stop texts in a generation of token ids", "stop_token_ids", "Or use process_prompt.")
+            )
+        return self._prepare(prompts, params)
+
+    def of_text(self, prompt: list[int], params: SamplingParams) -> Request:
+        """The checked request of one prompt whose answer is read as text."""
+        return self._prepare([prompt], params)[0]
+
+    def _prepare(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
+        with self._lock:
+            return [one.requests[0] for one in self._preparer.prepare([*prompts], params)]
+
+    def columns(self, state: SampleState, params: SamplingParams) -> dict[str, np.ndarray]:
+        """The sampling columns of a state's rows under other parameters."""
+        padded = int(state.padded_length)
+        mask = np.asarray(state.model_kwargs["attention_mask"])[:, :padded]
+        prompts = list(real_rows(np.asarray(state.sequences)[:, :padded], mask))
+        num_real = max((row + 1 for row, ids in enumerate(prompts) if ids), default=0)
+        requests = self.of_tokens(prompts[:num_real], params)
+        return sampling_columns(requests, len(prompts), state.sequences.shape[1] - padded)
+
+    def seed(self, params: SamplingParams) -> int:
+        """The seed of a request, or one drawn here."""
+        if params.seed is not None:
+            return params.seed
+        with self._lock:
+            return int(self._seeds.integers(0, 2**63))

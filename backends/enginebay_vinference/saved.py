@@ -1,0 +1,245 @@
+"""Saved inferences: a folder with the configuration and the compiled functions as StableHLO, for another process.
+
+    ======================  ==============================================================
+    file                    what it holds
+    ======================  ==============================================================
+    inference.json          configuration, what is precompiled, the model's fingerprint,
+                            and the SHA-256 of every other file and of itself
+    functions/*.stablehlo   the prefill and decode functions, exported by jax.export
+    ======================  ==============================================================
+
+Nothing in the folder is executed as it lies there: functions are compiled on loading. XLA's executables come from the
+compilation cache of the user alone (mode 0700), into which saving puts them: loading with the same user, versions and
+machine finds all of them there. Weights are not saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flax
+import jax
+from jax import export
+from jax.sharding import PartitionSpec
+
+import enginebay
+from enginebay.errors import explain
+from enginebay_vinference.errors import SavedInferenceError
+from enginebay_vinference.functions import InferenceShape
+from enginebay_vinference.geometry import ONE_PAGE_LAYOUTS
+from enginebay_vinference.inference_config import vInferenceConfig
+from enginebay_vinference.partition import spec_from_plain, spec_to_plain
+from enginebay_vinference.precompile import vInferencePreCompileConfig
+from enginebay_vinference.programs import KINDS, Kind, Pair, Programs
+
+if TYPE_CHECKING:
+    from enginebay_vinference.inference import vInference
+
+log = logging.getLogger("enginebay.vinference")
+
+FORMAT = "enginebay.vinference.1"
+MANIFEST = "inference.json"
+FUNCTION_FILE = re.compile(r"functions/[0-9]+-(prefill|decode)\.stablehlo")
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What load() found in a folder: checked, nothing compiled yet."""
+
+    folder: Path
+    generation_config: vInferenceConfig
+    seed: int | None
+    input_partition_spec: PartitionSpec | None
+    inference_name: str
+    fingerprint: str
+    environment: Mapping[str, str]
+    precompiled: tuple[vInferencePreCompileConfig, ...]
+    functions: Mapping[InferenceShape, Mapping[Kind, bytes]]
+
+    def install(self, programs: Programs, make_ready: Callable[[vInferencePreCompileConfig], None]) -> None:
+        """Give `programs` the saved functions; SavedInferenceError when they are another model's."""
+        found = fingerprint(programs)
+        if found != self.fingerprint:
+            raise SavedInferenceError(
+                explain(
+                    f"{self.folder}, saved for model {self.fingerprint}",
+                    f"one saved for this model in this dtype, layout and page size, {found}",
+                    "Load it with the model it was saved with, or precompile and save anew.",
+                )
+            )
+        here = environment()
+        changed = [
+            f"{name} {self.environment.get(name)} -> {here[name]}"
+            for name in here
+            if here[name] != self.environment.get(name)
+        ]
+        most = programs.engine.parts.config.max_num_batched_tokens
+        usable = {shape: made for shape, made in self.functions.items() if shape.max_batched_tokens == most}
+        if len(usable) < len(
+            self.functions
+        ):  # the rest would never be asked for: make_ready compiles what is
+            changed.append(f"another max_num_batched_tokens -> {most}")
+        if changed:
+            log.warning("saved elsewhere (%s): its functions are compiled once here", "; ".join(changed))
+        start = time.perf_counter()
+        for shape, functions in usable.items():
+            programs.get(shape, ahead=True, make=functools.partial(_compile, programs, shape, functions))
+        for config in self.precompiled:
+            make_ready(config)
+        log.info("loaded %d functions in %.2f s", len(usable) * len(KINDS), time.perf_counter() - start)
+
+
+def save(inference: vInference, programs: Programs, folder: Path) -> None:
+    """Write an inference's configuration and its compiled functions, each exported and compiled once from its export."""
+    (folder / "functions").mkdir(parents=True, exist_ok=True)
+    files: dict[str, bytes] = {}
+    shapes = []
+    for number, shape in enumerate(programs.shapes):
+        functions = {kind: _export(programs, shape, kind) for kind in KINDS}
+        _compile(programs, shape, functions)  # so that the compilation cache has what loading will ask for
+        names = {kind: f"functions/{number}-{kind}.stablehlo" for kind in KINDS}
+        files |= {names[kind]: functions[kind] for kind in KINDS}
+        shapes.append({"shape": dataclasses.asdict(shape), "files": names})
+    spec = inference.input_partition_spec
+    manifest = {
+        "format": FORMAT,
+        "inference_name": inference.inference_name,
+        "seed": inference.seed,
+        "input_partition_spec": None if spec is None else spec_to_plain(spec),
+        "generation_config": inference.generation_config.to_dict(),
+        "precompiled": [config.to_dict() for config in inference.precompiled.values()],
+        "fingerprint": fingerprint(programs),
+        "environment": environment(),
+        "functions": shapes,
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    }
+    for stale in (folder / "functions").glob("*.stablehlo"):  # of an inference that was saved here before
+        stale.unlink()
+    for name, content in files.items():
+        _write(folder / name, content)
+    _write(folder / MANIFEST, json.dumps({**manifest, "self": _digest(manifest)}, indent=1).encode())
+
+
+def load(folder: Path) -> Saved:
+    """Read and check a folder that save() wrote; SavedInferenceError when anything in it is missing or not as it was."""
+    text = _read(folder / MANIFEST)
+    try:
+        manifest = json.loads(text)
+        own = manifest.pop("self")
+        if manifest["format"] != FORMAT or own != _digest(manifest):
+            raise ValueError("not as it was written")
+        if strange := [name for name in manifest["sha256"] if not FUNCTION_FILE.fullmatch(name)]:
+            raise ValueError(f"it names {strange[0]!r}")
+        contents = {name: _read(folder / name) for name in manifest["sha256"]}
+        for name, digest in manifest["sha256"].items():
+            if hashlib.sha256(contents[name]).hexdigest() != digest:
+                raise _damaged(folder / name, "its checksum is another")
+        spec = manifest["input_partition_spec"]
+        return Saved(
+            folder,
+            vInferenceConfig.from_dict(manifest["generation_config"]),
+            manifest["seed"],
+            None if spec is None else spec_from_plain(spec),
+            manifest["inference_name"],
+            manifest["fingerprint"],
+            manifest["environment"],
+            tuple(vInferencePreCompileConfig.from_dict(fields) for fields in manifest["precompiled"]),
+            {
+                InferenceShape(**one["shape"]): {kind: contents[one["files"][kind]] for kind in KINDS}
+                for one in manifest["functions"]
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, SavedInferenceError):
+            raise
+        raise _damaged(folder / MANIFEST, str(error)) from error
+
+
+def fingerprint(programs: Programs) -> str:
+    """What functions depend on besides their shape: the model's configuration and weights' shapes, dtype, layout, parts."""
+    parts = programs.engine.parts
+    model = parts.model
+    facts = {
+        "info": repr(model.info),
+        "weights": {path: [list(spec.shape), list(spec.axes)] for path, spec in model.weight_specs().items()},
+        "dtype": parts.dtype,
+        "layout": parts.layout,
+        "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.geometry.page_size,
+        "sampler": parts.config.sampler.model_dump(mode="json"),
+        "kernels": {op: choice.model_dump() for op, choice in parts.config.kernels.items()},
+        "mesh": parts.config.mesh,
+        "rules": [[p, str(s)] for p, s in programs.placement.rules],
+        "platform": parts.config.platform,
+    }
+    return _digest(facts)[:16]
+
+
+def environment() -> dict[str, str]:
+    """What compiled programs depend on beside the functions."""
+    return {
+        "enginebay": enginebay.__version__,
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "flax": flax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "machine": f"{platform.machine()} {_processor()}",
+    }
+
+
+def _processor() -> str:
+    """The processor's features as Linux tells them, in short: XLA compiles for them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return hashlib.sha256("\n".join(dict.fromkeys(told)).encode()).hexdigest()[:12]
+
+
+def _export(programs: Programs, shape: InferenceShape, kind: Kind) -> bytes:
+    exported = export.export(programs.jitted(shape, kind))(*programs.describe(shape, kind))
+    return bytes(exported.serialize())
+
+
+def _compile(programs: Programs, shape: InferenceShape, functions: Mapping[Kind, bytes]) -> Pair:
+    lowered = []
+    for kind in KINDS:
+        call = export.deserialize(bytearray(functions[kind])).call
+        lowered.append(programs.jitted(shape, kind, call).lower(*programs.describe(shape, kind)))
+    return programs.compile_lowered(lowered)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, str(error.strerror)) from error
+
+
+def _damaged(path: Path, why: str) -> SavedInferenceError:
+    return SavedInferenceError(
+        explain(
+            f"{path}: {why}", "a folder that save_inference() wrote, whole and unchanged", "Save it anew."
+        )
+    )

@@ -1,0 +1,190 @@
+"""SampleState: the whole of a generation between two steps, as a pytree that can be stored and moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
+from enginebay.errors import InputError, explain
+from enginebay_vinference.binary import read_binary, write_binary
+from enginebay_vinference.errors import SpentStateError
+from enginebay_vinference.plain import from_plain, to_plain
+from enginebay_vinference.precompile import vInferencePreCompileConfig
+
+_DATA = (
+    "current_length",
+    "sequences",
+    "running_token",
+    "is_sequence_finished",
+    "prng_key",
+    "model_kwargs",
+    "tokens_per_second",
+    "generated_tokens",
+    "padded_length",
+    "_time_spent_computing",
+)
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=list(_DATA), meta_fields=["_compile_config"])
+@dataclasses.dataclass(frozen=True)
+class SampleState:
+    """Everything that the rest of a generation depends on, for B rows (B is a batch times its return sequences).
+
+    current_length: int32 [], columns of `sequences` in use. sequences: int32 [B, padded_length + max_new_tokens], each
+    prompt padded on the left to padded_length, then its new tokens; the pad id elsewhere. running_token: int32 [B, 1],
+    sampled last and not yet in the cache. is_sequence_finished: bool [B]. prng_key: the generation's key, typed or raw
+    (row i samples with it folded with i), or a typed key for each row [B]. model_kwargs: "attention_mask" int32 like
+    sequences, 1 where there is a token; "position_ids" int32 [B, 1], the position of running_token; "sampling", each
+    row's parameters; and from the prefill on "past_key_values", the cache: "views", one mapping a layer, with the arrays
+    of the engine's layout. generated_tokens: tokens sampled so far over all rows. tokens_per_second, and seconds in
+    `_time_spent_computing`: of decoding, prefill left out.
+
+    The steps take a state's arrays over: a state is valid until it is given to the step after it, holds the cache
+    without a copy, and raises SpentStateError when it is given to another. `copy()` makes one that stays.
+    """
+
+    current_length: Any
+    sequences: Any
+    running_token: Any
+    is_sequence_finished: Any
+    prng_key: Any
+    model_kwargs: Any
+    tokens_per_second: Any = -math.inf
+    generated_tokens: Any = 0
+    padded_length: Any = 0
+    _time_spent_computing: Any = 0.0
+    _compile_config: vInferencePreCompileConfig | None = None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether its arrays went into a later step."""
+        leaves = jax.tree.leaves((self.sequences, self.running_token, self.model_kwargs))
+        return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+
+    def check_not_spent(self) -> None:
+        """SpentStateError when it is."""
+        if self.is_spent:
+            raise SpentStateError(
+                explain(
+                    "a state whose arrays went into the step after it",
+                    "the newest state, or a copy",
+                    "Keep state.copy() of a state that is to be used again.",
+                )
+            )
+
+    def copy(self) -> SampleState:
+        """The same state in arrays of its own, which no step takes over."""
+        self.check_not_spent()
+        return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, self)
+
+    def replace(self, **changes: Any) -> SampleState:
+        """This state with other values; TypeError for a field that there is not. The arrays are shared, not copied."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as values that strict JSON can hold: dtypes, shapes, keys and infinities are kept."""
+        self.check_not_spent()
+        return {name: to_plain(value) for name, value in self._fields().items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The state that to_dict() was called on. InputError for what is none."""
+        if not isinstance(data, Mapping):
+            given = f"a stored state of type {type(data).__name__}"
+            raise InputError(explain(given, "the mapping that to_dict() gave", "Store it again."))
+        return cls._from_fields({name: from_plain(value) for name, value in data.items()})
+
+    def to_json(self, **options: Any) -> str:
+        """to_dict() as strict JSON; `options` go to json.dumps. For large caches see `save`."""
+        return json.dumps(self.to_dict(), allow_nan=False, **options)
+
+    @classmethod
+    def from_json(cls, json_str: str) -> Self:
+        """The state that to_json() was called on. InputError for text that is none."""
+        try:
+            data = json.loads(json_str)
+        except json.JSONDecodeError as error:
+            raise InputError(
+                explain(f"text that is no JSON ({error})", "what to_json() gave", "Was it cut short?")
+            ) from None
+        return cls.from_dict(data)
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a safetensors file: one tensor for each array, the rest in its metadata."""
+        self.check_not_spent()
+        write_binary(Path(path), self._fields())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The state in a file that save() wrote. InputError when it is missing, cut short or another file."""
+        return cls._from_fields(read_binary(Path(path)))
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        names = {field.name for field in dataclasses.fields(cls)}
+        missing = sorted(names - set(fields))
+        unknown = sorted(set(fields) - names)
+        if missing or unknown:
+            raise InputError(
+                explain(
+                    f"a stored state without {missing} and with {unknown}",
+                    ", ".join(sorted(names)),
+                    "Store it with this version.",
+                )
+            )
+        return cls(**fields)
+
+
+def check_key(key: jax.Array, num_rows: int) -> None:
+    """InputError unless this is one key, or one for each of num_rows rows."""
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (is_array and key.dtype == np.uint32 and key.shape[-1:] == (2,)):
+        given = f"{key.dtype}{list(key.shape)}" if is_array else f"a {type(key).__name__}"
+        raise InputError(
+            explain(
+                f"{given} as prng_key",
+                "a typed key, or raw threefry keys, uint32[2] or [rows, 2]",
+                "Make one with jax.random.key(seed).",
+            )
+        )
+    rank = key.ndim if is_typed else key.ndim - 1
+    if rank == 0 or (rank == 1 and key.shape[0] == num_rows):
+        return
+    given = f"{key.shape[0]} keys" if rank == 1 else f"a key of shape {list(key.shape)}"
+    raise InputError(
+        explain(f"{given} for {num_rows} rows", "one key, or one for each row", "Split or select.")
+    )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
+    """Raw threefry keys uint32 [num_rows, 2] of a state's prng_key, as its rows sample with them.
+
+    A single key is folded with the row's index, as a request's key is with the completion's; a key for each row
+    (typed [n], raw [n, 2]) is taken as it is, and rows after the n-th get zeros. A key of another kind than threefry
+    gives two words first.
+    """
+    raw = key
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raw = jax.random.key_data(key)
+        if raw.shape[-1] != 2:  # words of a threefry key
+            draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
+            raw = draw(key) if key.ndim == 0 else jax.vmap(draw)(key)
+    if raw.ndim == 2:
+        return jnp.pad(raw, ((0, num_rows - raw.shape[0]), (0, 0)))
+    typed = jax.random.wrap_key_data(raw, impl="threefry2x32")
+    return jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(typed, row)))(jnp.arange(num_rows))

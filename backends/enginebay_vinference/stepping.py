@@ -1,0 +1,231 @@
+"""Stepper: carries a SampleState through the compiled functions, and makes the first one of a generation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from enginebay.errors import InputError, explain
+from enginebay.model import Weights
+from enginebay.types import MAX_STOP_TOKENS, Request
+from enginebay_vinference.functions import Arrays, Function, InferenceShape
+from enginebay_vinference.partition import LEAF_NAMES
+from enginebay_vinference.precompile import vInferencePreCompileConfig
+from enginebay_vinference.programs import SAMPLING, Kind, Programs
+from enginebay_vinference.state import SampleState, row_keys
+
+NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
+"""The sampling columns of a row without a prompt; the others are 0."""
+
+
+class Stepper:
+    """Steps of states: packs what they hold for the functions, runs them, and makes the states after them."""
+
+    def __init__(self, programs: Programs, *, chunk: int, pad_token_id: int) -> None:
+        self.programs = programs
+        self.chunk = chunk
+        self.pad_token_id = pad_token_id
+
+    def shape(self, num_rows: int, prefill_length: int, width: int) -> InferenceShape:
+        """The shape of states of these sizes."""
+        most = self.programs.engine.parts.config.max_num_batched_tokens
+        return InferenceShape(num_rows, prefill_length, width, self.chunk, most, self.pad_token_id)
+
+    def shape_of(self, state: SampleState) -> InferenceShape:
+        """The shape of a state."""
+        num_rows, width = state.sequences.shape
+        return self.shape(num_rows, int(state.padded_length), width)
+
+    def first_state(
+        self,
+        shape: InferenceShape,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray,
+        sampling: Mapping[str, np.ndarray],
+        prng_key: jax.Array,
+        compile_config: vInferencePreCompileConfig,
+    ) -> SampleState:
+        """The state before the prefill of input_ids int32 [B, prefill_length] under attention_mask; no cache yet."""
+        tokens = np.full((shape.num_rows, shape.width), shape.pad_token_id, np.int32)
+        mask = np.zeros_like(tokens)
+        tokens[:, : shape.prefill_length] = np.where(attention_mask > 0, input_ids, shape.pad_token_id)
+        mask[:, : shape.prefill_length] = attention_mask > 0
+        counts = mask.sum(axis=1, dtype=np.int32)
+        sizes = {
+            "tokens": tokens,
+            "mask": mask,
+            "position": counts[:, None] - 1,
+            "last": np.zeros((shape.num_rows, 1), np.int32),
+            "finished": counts == 0,
+            "column": np.int32(shape.prefill_length),
+            "sampling": dict(sampling),
+        }
+        where = self.programs.arrays(shape, "prefill")
+        arrays = jax.tree.map(lambda value, like: jax.device_put(value, like.sharding), sizes, where)
+        return _state_of(
+            arrays,
+            prng_key=prng_key,
+            padded_length=shape.prefill_length,
+            _compile_config=compile_config,
+        )
+
+    def run(
+        self, kind: Kind, state: SampleState, weights: Weights, function: Function | None = None
+    ) -> SampleState:
+        """The state after one call of a function; `state` is spent."""
+        state.check_not_spent()
+        _check_stage(kind, state)
+        shape = self.shape_of(state)
+        arrays = self._pack(shape, kind, state)
+        if function is None:
+            function = getattr(self.programs.get(shape, ahead=False), kind)
+        keys = jax.device_put(
+            row_keys(state.prng_key, shape.num_rows), self.programs.engine.parts.placement.replicated
+        )
+        start = time.perf_counter()
+        after, counts = function(weights, arrays, keys)
+        num_new, _ = np.asarray(counts).tolist()
+        seconds = time.perf_counter() - start
+        _spend(arrays, after)
+        spent = float(state._time_spent_computing) + (seconds if kind == "decode" else 0.0)
+        rate = float(state.tokens_per_second)
+        if kind == "decode" and spent > 0:
+            decoded = max(rate, 0.0) * float(state._time_spent_computing) + num_new
+            rate = decoded / spent
+        return _state_of(
+            after,
+            prng_key=state.prng_key,
+            tokens_per_second=rate,
+            generated_tokens=int(state.generated_tokens) + num_new,
+            padded_length=state.padded_length,
+            _time_spent_computing=spent,
+            _compile_config=state._compile_config,
+        )
+
+    def make_key(self, seed: int) -> jax.Array:
+        """The typed key of a seed: the one that a request with this seed has in every engine."""
+        words = np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+        return jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
+
+    def with_sampling(self, state: SampleState, sampling: Mapping[str, np.ndarray]) -> SampleState:
+        """`state` with other sampling parameters."""
+        placed = {
+            name: jax.device_put(value, self.programs.placement.sharding(f"model_kwargs/sampling/{name}"))
+            for name, value in sampling.items()
+        }
+        return state.replace(model_kwargs={**state.model_kwargs, "sampling": placed})
+
+    def _pack(self, shape: InferenceShape, kind: Kind, state: SampleState) -> Arrays:
+        """The state's arrays, where the functions want them. InputError when they are not of the state's shape."""
+        kwargs = state.model_kwargs
+        where = self.programs.arrays(shape, kind)
+        try:
+            arrays: dict[str, Any] = {
+                "tokens": state.sequences,
+                "mask": kwargs["attention_mask"],
+                "position": kwargs["position_ids"],
+                "last": state.running_token,
+                "finished": state.is_sequence_finished,
+                "column": state.current_length,
+                "sampling": dict(kwargs["sampling"]),
+            }
+            if kind == "decode":
+                arrays["cache"] = self._cache(kwargs["past_key_values"]["views"])
+            return jax.tree.map(_place, arrays, where)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                explain(
+                    f"a state of another model or configuration ({error})",
+                    f"one of {shape}",
+                    "Use the model it came from.",
+                )
+            ) from error
+
+    def _cache(self, views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        groups, start = {}, 0
+        called = {leaf: name for name, leaf in LEAF_NAMES.items()}
+        for group in self.programs.engine.parts.model.info.groups:
+            layers = views[start : start + group.num_layers]
+            groups[group.name] = tuple(
+                {called.get(leaf, leaf): array for leaf, array in layer.items()} for layer in layers
+            )
+            start += group.num_layers
+        return groups
+
+
+def sampling_columns(
+    requests: Sequence[Request], num_rows: int, max_new_tokens: int
+) -> dict[str, np.ndarray]:
+    """The columns of `num_rows` rows: the requests' parameters, and neutral ones for rows after them."""
+    columns = {
+        name: np.full(
+            (num_rows, MAX_STOP_TOKENS) if name == "stop_ids" else num_rows, NEUTRAL.get(name, 0), dtype
+        )
+        for name, dtype in SAMPLING.items()
+    }
+    for row, request in enumerate(requests):
+        sampling, length = request.sampling, len(request.prompt_token_ids)
+        columns["prompt_length"][row] = length
+        columns["max_length"][row] = length + min(sampling.max_tokens, max_new_tokens)
+        columns["stop_ids"][row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        for name in set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"}:
+            columns[name][row] = getattr(sampling, name)
+    return columns
+
+
+def _state_of(arrays: Arrays, **others: Any) -> SampleState:
+    kwargs = {
+        "attention_mask": arrays["mask"],
+        "position_ids": arrays["position"],
+        "sampling": arrays["sampling"],
+    }
+    if "cache" in arrays:
+        layers = [layer for group in arrays["cache"].values() for layer in group]
+        kwargs["past_key_values"] = {
+            "views": [{LEAF_NAMES[name]: array for name, array in layer.items()} for layer in layers]
+        }
+    return SampleState(
+        current_length=arrays["column"],
+        sequences=arrays["tokens"],
+        running_token=arrays["last"],
+        is_sequence_finished=arrays["finished"],
+        model_kwargs=kwargs,
+        **others,
+    )
+
+
+def _check_stage(kind: Kind, state: SampleState) -> None:
+    """InputError for a decode before the prefill, and for a second prefill."""
+    has_cache = "past_key_values" in (state.model_kwargs or ())
+    if kind == "decode" and not has_cache:
+        raise InputError(
+            explain("a state without a cache", "one after its prefill", "Call execute_prefill first.")
+        )
+    if kind == "prefill" and has_cache:
+        raise InputError(
+            explain("a state after its prefill", "one that init_state made", "Call execute_decode to go on.")
+        )
+
+
+def _place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise TypeError(f"a {type(value).__name__} where {like.dtype}{list(like.shape)} is wanted")
+    if np.shape(value) != like.shape or value.dtype != like.dtype:
+        raise ValueError(
+            f"{value.dtype}{list(np.shape(value))} where {like.dtype}{list(like.shape)} is wanted"
+        )
+    if isinstance(value, jax.Array) and value.sharding == like.sharding:
+        return value
+    return jax.device_put(value, like.sharding)
+
+
+def _spend(before: Arrays, after: Arrays) -> None:
+    """Take over what XLA did not: a spent state is spent as a whole, on every platform."""
+    kept = {id(leaf) for leaf in jax.tree.leaves(after)}
+    for leaf in jax.tree.leaves(before):
+        if id(leaf) not in kept and not leaf.is_deleted():
+            leaf.delete()

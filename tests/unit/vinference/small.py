@@ -1,0 +1,70 @@
+"""What the tests of the vInference API share: one small size, so that they compile the same few programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import numpy as np
+
+from enginebay_vinference import SampleState, vInference, vInferenceConfig, vInferencePreCompileConfig
+
+MODEL: dict[str, Any] = {
+    "model": "demo",
+    "dtype": "float32",
+    "max_model_len": 160,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 4,
+}
+CONFIG = vInferenceConfig(max_new_tokens=20, streaming_chunks=8)
+BUCKETS = vInferencePreCompileConfig(batch_size=[1, 4], prefill_length=[16, 48])
+TEXTS = (
+    "Once upon a time",
+    "The",
+    "One day, a little robot found a red ball behind the old house near the river and",
+    "Hello, my name is",
+)
+
+
+def padded(rows: list[list[int]], *, pad: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids padded on the right, and their mask."""
+    width = max(map(len, rows))
+    ids = np.array([row + [pad] * (width - len(row)) for row in rows], np.int32)
+    mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], np.int32)
+    return ids, mask
+
+
+def last(states: Iterable[SampleState]) -> SampleState:
+    """The last of them; each is valid until the next, so none is kept."""
+    state = None
+    for state in states:  # noqa: B007
+        pass
+    assert state is not None
+    return state
+
+
+def new_tokens(state: SampleState) -> list[list[int]]:
+    """What each row has generated."""
+    start = int(state.padded_length)
+    ids = np.asarray(state.sequences)[:, start:]
+    mask = np.asarray(state.model_kwargs["attention_mask"])[:, start:]
+    return [row[real > 0].tolist() for row, real in zip(ids, mask, strict=True)]
+
+
+def encode(inference: vInference, *texts: str) -> tuple[np.ndarray, np.ndarray]:
+    """Texts as padded ids with their mask."""
+    return padded([inference.tokenizer.encode(text) for text in texts])
+
+
+def drain(
+    parts: Generator[Any, None, Any], each: Callable[[Any], object] = lambda _: None
+) -> tuple[list[Any], Any]:
+    """What a generator yields, `each` called on it at once, and what it returns."""
+    found = []
+    while True:
+        try:
+            found.append(next(parts))
+        except StopIteration as stop:
+            return found, stop.value
+        each(found[-1])

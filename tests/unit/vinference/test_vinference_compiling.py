@@ -1,0 +1,160 @@
+"""vInference before it generates: inputs fitted to what is compiled, and compiling ahead."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay import SamplingParams
+from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
+from enginebay_vinference.functions import InferenceShape
+from enginebay_vinference.programs import Pair, Programs
+from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL, TEXTS, encode, last, new_tokens, padded
+
+PreCompile = vInferencePreCompileConfig
+
+
+# holds V32
+
+
+def test_inputs_are_padded_on_the_left_to_the_smallest_bucket_that_fits(inference: vInference) -> None:
+    inputs, config = inference.adjust_kwargs(np.array([[5, 6, 7]]), foo="kept")
+    assert (config.batch_size, config.prefill_length) == (1, 16)
+    assert inputs["input_ids"].tolist() == [[3] * 13 + [5, 6, 7]]
+    assert inputs["attention_mask"].tolist() == [[0] * 13 + [1] * 3]
+    assert inputs["foo"] == "kept"
+    inputs, config = inference.adjust_kwargs(np.array([[5] * 17]), position_ids=np.arange(17)[None])
+    assert (config.batch_size, config.prefill_length) == (4, 48)
+    assert inputs["position_ids"][0].tolist() == [0] * 31 + list(range(17))
+    ids, mask = padded([[5, 6], [7]])
+    inputs, config = inference.adjust_kwargs(jnp.asarray(ids), jnp.asarray(mask))
+    assert inputs["input_ids"][:2, -2:].tolist() == [[5, 6], [7, 3]], "rows stay where they were"
+    assert inputs["attention_mask"].sum(axis=1).tolist() == [2, 1, 0, 0]
+
+
+def test_a_prompt_that_is_too_long_keeps_its_end(inference: vInference) -> None:
+    row = list(range(10, 70))
+    with pytest.warns(InferenceWarning, match="cut to its last 48"):
+        inputs, config = inference.adjust_kwargs(np.array([row]))
+    assert inputs["input_ids"][0].tolist() == row[-48:]
+    ids, mask = padded([row, row[:30]])
+    with pytest.warns(InferenceWarning, match="cut"):
+        inputs, config = inference.adjust_kwargs(ids, mask)
+    assert inputs["input_ids"][1, -30:].tolist() == row[:30], "padding on the right is cut first"
+    assert config.batch_size == 4
+
+
+def test_without_a_bucket_the_shape_stays_as_it_is(inference: vInference) -> None:
+    with pytest.warns(InferenceWarning, match="nothing is precompiled"):
+        inputs, config = inference.adjust_kwargs(np.full((5, 9), 4))
+    assert (config.batch_size, config.prefill_length) == inputs["input_ids"].shape == (5, 9)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((0, 3), int), np.zeros((1, 0), int), np.zeros(3, int), np.zeros((1, 2))]
+)
+def test_inputs_without_rows_or_tokens_are_refused(inference: vInference, wrong: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="input_ids of"):
+        inference.adjust_kwargs(wrong)
+    with pytest.raises(ValueError, match="attention_mask"):
+        inference.adjust_kwargs(np.ones((1, 3), int), np.ones((1, 2), int))
+
+
+def test_pixel_values_fill_the_vision_fields_and_are_refused_when_used(inference: vInference) -> None:
+    ids = np.ones((1, 3), int)
+    names = ("vision_batch_size", "vision_channels", "vision_height", "vision_width")
+    for shape, sizes in (((2, 3, 8, 9), (2, 3, 8, 9)), ((3, 8, 9), (1, 3, 8, 9)), ((8, 9), (1, 1, 8, 9))):
+        with pytest.warns(InferenceWarning):
+            inputs, config = inference.adjust_kwargs(ids, pixel_values=np.zeros(shape))
+        assert config.vision_included is True
+        assert tuple(config.extract()[name] for name in names) == sizes
+        assert inputs["pixel_values"].shape == shape
+    with pytest.raises(ValueError, match="2, 3 or 4"):
+        inference.adjust_kwargs(ids, pixel_values=np.zeros(3))
+    with pytest.raises(Exception, match="no model with vision yet"):
+        inference.precompile(config)
+    with pytest.raises(Exception, match="model inputs pixel_values"):
+        inference.generate(ids, pixel_values=np.zeros((8, 9)))
+
+
+# holds V34
+
+
+def test_precompiling_compiles_every_standalone_once() -> None:
+    made = vInference(MODEL, None, CONFIG)
+    assert made.num_compilations == 0
+    assert made.precompile(BUCKETS)
+    assert made.num_compilations == 4
+    assert [(c.batch_size, c.prefill_length) for c in made.precompiled.values()] == [(1, 16), (4, 48)]
+    assert made.precompile(BUCKETS)
+    assert made.precompile(PreCompile([4, 1], [48, 16]))
+    assert made.num_compilations == 4
+
+
+def test_no_prefill_length_means_the_longest() -> None:
+    made = vInference(MODEL, None, CONFIG.replace(num_return_sequences={PreCompile(1).get_default_hash(): 2}))
+    assert made.precompile(PreCompile(1))
+    (config,) = made.precompiled.values()
+    assert config.prefill_length == made.model_prefill_length == 140
+    assert len(new_tokens(last(made.generate(np.full((1, 3), 9))))) == 2
+    with pytest.raises(ValueError, match="at most 140"):
+        made.precompile(PreCompile(1, 141))
+
+
+def test_generating_compiles_nothing_after_precompiling(
+    inference: vInference, caplog: pytest.LogCaptureFixture
+) -> None:
+    hot = SamplingParams(max_tokens=20, temperature=0.7, repetition_penalty=1.2)
+    before = inference.num_compilations
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for texts in (TEXTS[:1], TEXTS):
+            last(inference.generate(*encode(inference, *texts), sampling_params=hot))
+    compiled = [record.message for record in caplog.records if "ompil" in record.message]
+    assert compiled == []
+    assert inference.num_compilations == before
+
+
+def test_threads_that_ask_for_the_same_wait_for_one_compilation() -> None:
+    made = vInference(MODEL, None, CONFIG)
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(made.precompile(PreCompile(2, 16)))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    assert made.num_compilations == 2
+
+
+def test_a_compilation_that_failed_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = vInference(MODEL, None, CONFIG)
+    compile_one = Programs._compile
+
+    def fail_for_48(self: Programs, shape: InferenceShape) -> Pair:
+        if shape.prefill_length == 48:
+            raise RuntimeError("out of memory")
+        return compile_one(self, shape)
+
+    monkeypatch.setattr(Programs, "_compile", fail_for_48)
+    assert made.precompile(BUCKETS) is False
+    assert len(made.precompiled) == 1
+    monkeypatch.undo()
+    assert made.precompile(BUCKETS) is True
+    assert len(made.precompiled) == 2
+
+
+def test_an_engine_that_may_compile_no_more_refuses_new_shapes(inference: vInference) -> None:
+    compilations = inference._subject.engine.compilations
+    compilations.forbidden = True
+    try:
+        with pytest.warns(InferenceWarning), pytest.raises(Exception, match="precompile"):
+            last(inference.generate(np.full((9, 3), 5)))
+    finally:
+        compilations.forbidden = False

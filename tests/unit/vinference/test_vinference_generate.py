@@ -1,0 +1,360 @@
+"""vInference on arrays: compiling ahead, fitting inputs, prefill and decode, generate."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from enginebay import LLM, EngineConfig, SamplingParams
+from enginebay.text import Tokenizer
+from enginebay.types import FrozenSampling
+from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
+from enginebay_vinference.subject import longest_sequence
+from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain, encode, last, new_tokens
+
+GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
+HOT = SamplingParams(max_tokens=20, temperature=0.9, top_k=50, min_p=0.02, seed=11, ignore_eos=True)
+PreCompile = vInferencePreCompileConfig
+
+
+@pytest.fixture(scope="module")
+def llm() -> Any:
+    with LLM(config=EngineConfig(**MODEL, engine="vinference")) as made:  # type: ignore[arg-type]
+        yield made
+
+
+def reference(llm: LLM, params: SamplingParams, *texts: str) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(list(texts), params)]
+
+
+class Bare:
+    """A tokenizer without special tokens of its own."""
+
+    chat_template = None
+    eos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.encode = tokenizer.inner.encode
+        self.decode = tokenizer.inner.decode
+
+
+# holds V30
+
+
+def test_missing_ids_come_from_the_model_then_the_tokenizer(inference: vInference) -> None:
+    config = inference.generation_config
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_ids) == (3, 0, (0, 2))
+    own = vInference(MODEL, None, CONFIG.replace(pad_token_id=1, eos_token_id=5))
+    assert (own.generation_config.pad_token_id, own.generation_config.eos_token_id) == (1, 5)
+
+
+def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(
+    inference: vInference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from enginebay_vinference import subject
+    from enginebay_vinference.subject import complete_config
+
+    plan = inference._subject.plan
+    nobody = type("Plan", (), {"checkpoint": type("C", (), {"token_info": subject_token_info()})})()
+    tokenizer = Tokenizer(Bare(plan.checkpoint.load_tokenizer()))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"vInferenceConfig\(pad_token_id=...\)"):
+        complete_config(vInferenceConfig(), nobody, tokenizer)
+    with pytest.raises(AssertionError, match="eos_token_id"):
+        complete_config(vInferenceConfig(pad_token_id=1), nobody, tokenizer)
+    assert subject.ENGINE == "vinference"
+
+
+def subject_token_info() -> Any:
+    from enginebay.model import TokenInfo
+
+    return TokenInfo()
+
+
+def test_equal_seeds_give_equal_samples_and_instances_share_nothing(inference: vInference) -> None:
+    hot = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
+    ids, mask = encode(inference, TEXTS[0])
+    runs = []
+    for seed in (7, 7, 8):
+        made = vInference(MODEL, None, CONFIG, seed=seed)
+        made.precompile(PreCompile(1, 16))
+        runs.append([new_tokens(last(made.generate(ids, mask, sampling_params=hot))) for _ in range(2)])
+        assert set(made.precompiled) != set(inference.precompiled)
+    assert runs[0] == runs[1] != runs[2]
+    assert runs[0][0] != runs[0][1], "each request draws a seed of its own"
+
+
+# holds V31
+
+
+def test_properties(inference: vInference) -> None:
+    assert inference.SEQUENCE_DIM_MAPPING == {
+        "input_ids": 1,
+        "attention_mask": 1,
+        "position_ids": 1,
+        "past_key_values": 2,
+        "token_type_ids": 1,
+        "inputs_embeds": 1,
+    }
+    assert inference.inference_name == f"llama-0.00B-{dt.datetime.now(dt.UTC):%Y%m%d}"
+    assert inference.metrics is None
+    assert inference.model.info.family == "llama"
+    assert inference.tokenizer.decode(inference.tokenizer.encode("Hello")) == "Hello"
+    assert inference.model_prefill_length == 160 - 20
+
+
+def test_tokenizer_is_one_or_a_processors(inference: vInference) -> None:
+    inner = inference.tokenizer.inner
+    processor = type("Processor", (), {"tokenizer": inner})()
+    for given in (inner, processor):
+        assert vInference(MODEL, given, CONFIG, inference_name="mine").tokenizer.inner is inner
+    with pytest.raises(ValueError, match="a processor of type int"):
+        vInference(MODEL, 3, CONFIG)
+
+
+def test_the_longest_prompt_needs_a_limit_and_room() -> None:
+    for name in ("max_position_embeddings", "max_position_embedding", "max_sequence_length"):
+        assert longest_sequence({name: 77}) == 77
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        longest_sequence({"hidden_size": 3})
+    crowded = vInference(MODEL, None, vInferenceConfig(max_new_tokens=160))
+    with pytest.raises(ValueError, match="at most 159"):
+        _ = crowded.model_prefill_length
+
+
+def test_constructor_length_holds_without_a_configuration() -> None:
+    assert vInference(MODEL, None, max_new_tokens=11).generation_config.max_new_tokens == 11
+    with pytest.raises(ValueError, match="engine"):
+        vInference(EngineConfig(**{**MODEL, "engine": "oengine"}), None)
+
+
+# holds V35
+
+
+def test_a_chunk_is_as_many_single_steps(inference: vInference) -> None:
+    single = vInference(MODEL, None, CONFIG.replace(streaming_chunks=1))
+    single.precompile(PreCompile(4, 48))
+    ids, mask = encode(inference, *TEXTS)
+    for params in (GREEDY, HOT):
+        state = inference.execute_prefill(inference.init_state(ids, mask, sampling_params=params))
+        state = inference.execute_decode(state)
+        step = single.execute_prefill(single.init_state(ids, mask, sampling_params=params))
+        for _ in range(CONFIG.streaming_chunks):
+            step = single.execute_decode(step)
+        assert new_tokens(step) == new_tokens(state)
+        np.testing.assert_array_equal(step.running_token, state.running_token)
+        assert int(step.current_length) == int(state.current_length)
+
+
+def test_decoding_measures_itself(inference: vInference) -> None:
+    ids, mask = encode(inference, TEXTS[0])
+    state = inference.execute_prefill(inference.init_state(ids, mask, sampling_params=GREEDY))
+    assert (state._time_spent_computing, state.generated_tokens) == (0.0, 1)
+    seconds = 0.0
+    for tokens in (9, 17):
+        state = inference.execute_decode(state)
+        assert state._time_spent_computing > seconds
+        assert state.tokens_per_second > 0
+        assert state.generated_tokens == tokens
+        seconds = state._time_spent_computing
+
+
+def test_a_function_and_parameters_can_be_given_for_a_step(inference: vInference) -> None:
+    ids, mask = encode(inference, TEXTS[0])
+    expected = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY)))
+    pair = inference._programs.get(inference._programs.shapes[0], ahead=True)
+    calls = []
+
+    def func(*args: Any) -> Any:
+        calls.append(len(args))
+        return pair.decode(*args)
+
+    config = PreCompile(1, 16, required_props={"mine": {}})
+    state = inference.execute_prefill(
+        inference.init_state(ids, mask), sampling_params=GREEDY, compile_config=config
+    )
+    assert state._compile_config == config
+    state = inference.execute_decode(state, func=func)
+    assert calls == [3]
+    assert new_tokens(last(inference.resume(state))) == expected
+
+
+# holds V36
+
+
+def test_batches_of_unequal_prompts_equal_each_row_alone(inference: vInference, llm: LLM) -> None:
+    for count in (1, 4):
+        texts = TEXTS[:count]
+        rows = new_tokens(last(inference.generate(*encode(inference, *texts), sampling_params=GREEDY)))
+        assert rows[:count] == reference(llm, GREEDY, *texts)
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_a_sampled_row_alone_with_its_key_gives_the_same_tokens(inference: vInference, count: int) -> None:
+    made = inference
+    if count == 16:
+        made = vInference(MODEL, None, CONFIG)
+        made.precompile(PreCompile([16, 1], [48, 48]))
+    texts = [f"{text} {number}" for number, text in enumerate(TEXTS * (count // 4))]
+    keys = jax.random.split(jax.random.key(3), count)
+    ids, mask = encode(made, *texts)
+    rows = new_tokens(last(made.generate(ids, mask, sampling_params=HOT, prng_key=keys)))
+    assert len({tuple(row) for row in rows}) == count
+    for row in {0, 1, count // 2, count - 1}:
+        alone = made.generate(
+            ids[row : row + 1], mask[row : row + 1], sampling_params=HOT, prng_key=keys[row : row + 1]
+        )
+        assert new_tokens(last(alone))[0] == rows[row]
+
+
+def test_prompts_longer_than_a_pass_give_the_same_tokens(llm: LLM) -> None:
+    made = vInference(MODEL, None, CONFIG)
+    made.precompile(PreCompile(2, 100))
+    texts = [" ".join(TEXTS * 2), TEXTS[1]]
+    ids, mask = encode(made, *texts)
+    assert ids.shape[1] > MODEL["max_num_batched_tokens"]
+    assert new_tokens(last(made.generate(ids, mask, sampling_params=GREEDY))) == reference(
+        llm, GREEDY, *texts
+    )
+
+
+def test_generate_yields_chunks_and_returns_the_last_state(inference: vInference) -> None:
+    ids, mask = encode(inference, TEXTS[0])
+    lengths = []
+    states, returned = drain(
+        inference.generate(ids, mask, sampling_params=GREEDY),
+        each=lambda state: lengths.append(int(state.current_length) - 16),
+    )
+    assert returned is states[-1]
+    assert lengths == [9, 17, 20]
+    assert CONFIG._loop_rows == 3
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3, 9, 20, 50])
+def test_the_requests_length_holds_and_its_parameters_stay_as_they_were(
+    inference: vInference, max_tokens: int
+) -> None:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    before = params.model_copy()
+    states = [s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)]
+    assert [len(row) for row in new_tokens(states[-1])] == [min(max_tokens, CONFIG.max_new_tokens)]
+    assert 1 <= len(states) <= 3
+    assert params == before
+
+
+def test_generation_ends_when_all_rows_have(inference: vInference) -> None:
+    rows = new_tokens(last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY)))
+    params = SamplingParams(max_tokens=20, stop_token_ids=(rows[0][2],))
+    states = [s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)]
+    assert len(states) == 1
+    assert new_tokens(states[0]) == [rows[0][:3]]
+
+
+@pytest.mark.parametrize("place", [1, 6])
+def test_any_end_of_sequence_id_ends_a_row(inference: vInference, place: int) -> None:  # holds V23
+    rows = new_tokens(last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY)))
+    eos = rows[0][place]
+    made = vInference(MODEL, None, CONFIG.replace(eos_token_id=[1, eos]))
+    made.precompile(PreCompile(1, 16))
+    state = last(made.generate(*encode(made, TEXTS[0])))
+    assert new_tokens(state) == [rows[0][: rows[0].index(eos) + 1]]
+
+
+@pytest.mark.parametrize("by_hash", [False, True])
+def test_each_row_is_completed_several_times(inference: vInference, by_hash: bool) -> None:  # holds V22
+    bucket = PreCompile(2, 16)
+    counts: Any = {bucket.get_default_hash(): 3} if by_hash else 3
+    made = vInference(MODEL, None, CONFIG.replace(num_return_sequences=counts), seed=1)
+    made.precompile(bucket)
+    ids, mask = encode(made, *TEXTS[:2])
+    greedy = new_tokens(last(made.generate(ids, mask, sampling_params=GREEDY)))
+    assert len(greedy) == 6
+    assert greedy[0] == greedy[1] == greedy[2] != greedy[3] == greedy[5]
+    hot = new_tokens(last(made.generate(ids, mask, sampling_params=HOT)))
+    assert len({tuple(row) for row in hot}) == 6
+
+
+def test_other_weights_change_the_output_and_compile_nothing(inference: vInference) -> None:
+    ids, mask = encode(inference, TEXTS[0])
+    before = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY)))
+    count = inference.num_compilations
+    name = next(path for path in inference.graphstate if path.startswith("layers.0."))
+    changed = {name: -inference.graphstate[name]}
+    after = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphstate=changed)))
+    assert after != before
+    nested: dict[str, Any] = {}
+    place = nested
+    *parents, leaf = name.split(".")
+    for key in parents:
+        place = place.setdefault(key, {})
+    place[leaf] = np.asarray(changed[name])
+    assert new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphother=nested))) == after
+    assert new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY))) == before
+    assert inference.num_compilations == count
+    with pytest.raises(ValueError, match="weight 'nothing'"):
+        inference.generate(ids, mask, graphstate={"nothing": 1})
+    with pytest.raises(ValueError, match="Convert it first"):
+        inference.generate(ids, mask, graphstate={name: np.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (SamplingParams(n=2), "num_return_sequences"),
+        (SamplingParams(stop=("a",)), "stop texts"),
+        ("greedy", "sampling parameters of type str"),
+    ],
+)
+def test_parameters_that_cannot_be_honoured_are_refused_at_once(
+    inference: vInference, params: Any, text: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)
+    with pytest.raises(ValueError, match="vocabulary"):
+        inference.generate(np.array([[99999]]))
+    with pytest.raises(ValueError, match="3 keys"):
+        inference.generate(np.array([[5]]), prng_key=jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(ValueError, match="empty prompt"):
+        inference.generate(np.array([[5]]), np.array([[0]]))
+
+
+# holds V37
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0, "top_k": 5},
+        {"temperature": 1.3, "seed": 4},
+        {"temperature": 1.3, "seed": 4, "top_k": 3},
+        {"temperature": 1.3, "seed": 4, "top_p": 0.5},
+        {"temperature": 1.3, "seed": 4, "min_p": 0.3},
+        {"repetition_penalty": 5.0},
+        {"presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"temperature": 0.8, "seed": 9, "repetition_penalty": 1.3, "presence_penalty": 0.5, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_parameters_choose_the_tokens_that_llm_gives(
+    inference: vInference, llm: LLM, params: dict[str, Any]
+) -> None:
+    own = SamplingParams(max_tokens=20, ignore_eos=True, **params)
+    states = inference.generate(*encode(inference, *TEXTS), sampling_params=own)
+    rows = new_tokens(last(states))
+    assert rows[:1] == reference(llm, own, TEXTS[0]), (
+        "the first row of a batch samples like a request of its own"
+    )
+    if own.temperature == 0:
+        assert rows == reference(llm, own, *TEXTS)
+    if {"repetition_penalty", "presence_penalty"} & set(params):
+        assert rows != reference(llm, GREEDY, *TEXTS), "the penalty makes a difference"
+
+
+def test_every_sampling_column_is_a_parameter_of_requests() -> None:
+    from enginebay_vinference.programs import SAMPLING
+
+    fields = set(FrozenSampling.__dataclass_fields__)
+    assert set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"} <= fields

@@ -1,0 +1,173 @@
+"""Saved inferences: loaded in a fresh process without compiling, and refused when they are not what was saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay_vinference import vInference, vInferencePreCompileConfig
+from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL, TEXTS, encode, last, new_tokens
+
+# holds V40
+
+SAVE = """
+import sys
+from enginebay_vinference import vInference
+from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
+inference = vInference(MODEL, None, CONFIG, seed=5, inference_name="mine")
+assert inference.precompile(BUCKETS)
+inference.save_inference(sys.argv[1])
+"""
+
+LOAD = """
+import json, logging, sys
+import jax
+misses = []
+jax.monitoring.register_event_listener(lambda name, **_: misses.append(name) if name.endswith("/cache_misses") else None)
+logging.basicConfig(level=logging.WARNING)
+from enginebay_vinference import vInference
+from tests.unit.vinference.small import MODEL, TEXTS, encode, last, new_tokens
+inference = vInference.load_inference(sys.argv[1], MODEL, None)
+rows = [new_tokens(last(inference.generate(*encode(inference, *texts)))) for texts in (TEXTS[:1], TEXTS)]
+print(json.dumps([rows, len(misses), inference.inference_name, sorted(inference.precompiled)]))
+"""
+
+
+def run(code: str, folder: Path, cache: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    env.pop("JAX_COMPILATION_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, inference: vInference) -> Path:
+    folder: Path = tmp_path_factory.mktemp("saved") / "inference"
+    inference.save_inference(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def test_a_fresh_process_generates_the_same_tokens_and_compiles_nothing(
+    inference: vInference, tmp_path: Path, repo_root: Path
+) -> None:
+    folder, cache = tmp_path / "saved", tmp_path / "cache"
+    run(SAVE, folder, cache, repo_root)
+    loaded = run(LOAD, folder, cache, repo_root)
+    rows, misses, name, precompiled = json.loads(loaded.stdout)
+    assert rows == [
+        new_tokens(last(inference.generate(*encode(inference, *texts)))) for texts in (TEXTS[:1], TEXTS)
+    ]
+    assert misses == 0
+    assert name == "mine"
+    assert precompiled == sorted(inference.precompiled)
+    assert (cache / "enginebay" / "programs").stat().st_mode & 0o077 == 0
+    assert not [path for path in folder.rglob("*") if path.suffix not in ("", ".json", ".stablehlo")]
+
+
+def test_configuration_and_buckets_are_restored(inference: vInference, saved: Path) -> None:
+    loaded = vInference.load_inference(saved, MODEL, None)
+    assert loaded.generation_config == inference.generation_config
+    assert loaded.precompiled == inference.precompiled
+    assert loaded.seed == inference.seed == 5
+    before = loaded.num_compilations
+    assert loaded.precompile(BUCKETS)
+    assert loaded.num_compilations == before
+    texts = encode(loaded, *TEXTS)
+    assert new_tokens(last(loaded.generate(*texts))) == new_tokens(last(inference.generate(*texts)))
+
+
+def test_elsewhere_it_is_compiled_once_and_says_so(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from enginebay_vinference.saved import MANIFEST, _digest
+
+    path = copy / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest.pop("self")
+    manifest["environment"]["machine"] = "another"
+    path.write_text(json.dumps({**manifest, "self": _digest(manifest)}))
+    vInference.load_inference(copy, MODEL, None)
+    assert "saved elsewhere (machine another ->" in caplog.text
+
+
+def test_another_models_is_refused(copy: Path, tmp_path: Path) -> None:
+    from enginebay.registry import load_registry
+    from enginebay.testing.tiny import write_tiny_checkpoint
+
+    tiny = write_tiny_checkpoint(tmp_path / "tiny", load_registry())
+    with pytest.raises(ValueError, match="saved for model"):
+        vInference.load_inference(copy, {**MODEL, "dtype": "bfloat16"}, None)
+    with pytest.raises(ValueError, match="saved for model"):
+        vInference.load_inference(copy, {**MODEL, "model": str(tiny)}, None)
+
+
+def damage(kind: str, folder: Path) -> None:
+    program = next((folder / "functions").iterdir())
+    manifest = folder / "inference.json"
+    match kind:
+        case "truncated":
+            program.write_bytes(program.read_bytes()[:-1])
+        case "edited":
+            content = bytearray(program.read_bytes())
+            content[len(content) // 2] ^= 1
+            program.write_bytes(content)
+        case "missing":
+            program.unlink()
+        case "manifest edited":
+            manifest.write_text(
+                manifest.read_text().replace('"streaming_chunks": 8', '"streaming_chunks": 9')
+            )
+        case "manifest truncated":
+            manifest.write_text(manifest.read_text()[:-5])
+        case "no manifest":
+            manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    "kind", ["truncated", "edited", "missing", "manifest edited", "manifest truncated", "no manifest"]
+)
+def test_a_damaged_one_is_refused_and_nothing_of_it_runs(
+    copy: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from enginebay_vinference import inference as module
+    from enginebay_vinference import saved as saving
+
+    def never(*_: Any) -> None:
+        pytest.fail("something was opened or compiled")
+
+    damage(kind, copy)
+    monkeypatch.setattr(saving, "_compile", never)
+    monkeypatch.setattr(module, "open_subject", never)
+    with pytest.raises(ValueError, match="whole and unchanged"):
+        vInference.load_inference(copy, MODEL, None)
+
+
+def test_saving_twice_replaces_what_was_there(copy: Path) -> None:
+    made = vInference(MODEL, None, CONFIG, inference_name="second")
+    made.precompile(vInferencePreCompileConfig(1, 16))
+    made.save_inference(copy)
+    loaded = vInference.load_inference(copy, MODEL, None)
+    assert loaded.inference_name == "second"
+    assert len(loaded.precompiled) == 1
+    assert sorted(path.name for path in (copy / "functions").iterdir()) == [
+        "0-decode.stablehlo",
+        "0-prefill.stablehlo",
+    ]
