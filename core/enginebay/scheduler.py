@@ -103,6 +103,9 @@ class Scheduler(ABC):
     nobody waits for ever, whoever comes after; the state is hashable and forgets requests that are gone.
     """
 
+    needs_cached_tokens: bool = False
+    """Whether it looks at num_cached_tokens of the first waiting requests: the loop looks them up only then."""
+
     @abstractmethod
     def initial_state(self) -> Any:
         """The state before the first decision; immutable."""

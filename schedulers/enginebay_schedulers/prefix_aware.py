@@ -26,6 +26,8 @@ class PrefixAware(Scheduler):
     of Structured Language Model Programs", NeurIPS 2024), which has no bound on waiting.
     """
 
+    needs_cached_tokens = True
+
     def __init__(self, options: PrefixAwareOptions | None = None) -> None:
         self._options = options or PrefixAwareOptions()
 

@@ -14,6 +14,9 @@ from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
 from enginebay.types import FinishReason, Request, RequestMetrics
 
+MOST_LOOKED_UP = 256
+"""Waiting requests whose cached tokens a view counts."""
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Tracked:
@@ -111,7 +114,9 @@ class Book:
     def view(
         self, now_s: float, limits: Limits, num_cached: Callable[[np.ndarray], int] | None = None
     ) -> SchedulerView:
-        """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache has, if anybody knows."""
+        """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache has; it is asked for the
+        MOST_LOOKED_UP requests that wait longest, because that takes a hash of each of their pages.
+        """
         waiting = tuple(
             WaitingView(
                 r,
@@ -119,10 +124,10 @@ class Book:
                 t.num_new_left,
                 t.request.arrival_s,
                 t.request.priority,
-                0 if num_cached is None else num_cached(_tokens_to_prefill(t)),
+                0 if num_cached is None or place >= MOST_LOOKED_UP else num_cached(_tokens_to_prefill(t)),
                 t.request.tenant,
             )
-            for r, t in self.waiting.items()
+            for place, (r, t) in enumerate(self.waiting.items())
         )
         running = tuple(
             RunningView(
