@@ -129,9 +129,12 @@ class vInference:  # noqa: N801  # the name its users know
         """Programs compiled so far by the engine that this inference shares."""
         return self._subject.engine.compilations.count
 
-    def enable_metrics(self, registry: Any = None) -> InferenceMetrics:
-        """Count prompts and tokens from now on; see InferenceMetrics."""
-        self._metrics = InferenceMetrics(self._name, registry)
+    def enable_metrics(
+        self, registry: Any = None, shared: InferenceMetrics | None = None
+    ) -> InferenceMetrics:
+        """Count prompts and tokens from now on; what is counted already goes on. See InferenceMetrics."""
+        if self._metrics is None:
+            self._metrics = InferenceMetrics(self._name, registry, shared)
         return self._metrics
 
     def precompile(self, config: vInferencePreCompileConfig) -> bool:

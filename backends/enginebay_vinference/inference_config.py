@@ -62,11 +62,16 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         several = counts if isinstance(counts, Mapping) else {0: 1 if counts is None else counts}
         sizes = [("max_new_tokens", self.max_new_tokens), ("streaming_chunks", self.streaming_chunks)]
         sizes += [("num_return_sequences", count) for count in several.values()]
-        ids = [("pad_token_id", self.pad_token_id), ("bos_token_id", self.bos_token_id)]
-        ids += [("eos_token_id", one) for one in (eos if isinstance(eos, list) else [eos])]
+        single = [
+            ("pad_token_id", self.pad_token_id),
+            ("bos_token_id", self.bos_token_id),
+            ("eos_token_id", eos),
+        ]
+        ids = [(n, v) for n, v in single if v is not None and not isinstance(v, list)]
+        ids += [("eos_token_id", one) for one in (eos if isinstance(eos, list) else [])]
         for wrong, allowed in (
             ([(n, v) for n, v in sizes if not _is_int(v) or v < 1], "counts of at least 1"),
-            ([(n, v) for n, v in ids if v is not None and not _is_int(v)], "token ids"),
+            ([(n, v) for n, v in ids if not _is_int(v)], "token ids"),
             (
                 [("a key of num_return_sequences", key) for key in several if not _is_int(key)],
                 "hashes of configurations, from get_default_hash()",

@@ -128,9 +128,9 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
     able = [
         c
         for c in fit.compiled
-        if c.batch_size >= batch and tuple(c.extract()[name] for name in _VISION) == wanted  # type: ignore[operator]
+        if c.batch_size >= batch and tuple(c.extract()[name] for name in _VISION) == wanted
     ]
-    fitting = [c for c in able if c.prefill_length >= length]  # type: ignore[operator]
+    fitting = [c for c in able if c.prefill_length >= length]
     if fitting:
         return min(fitting, key=_size)
     if able:

@@ -88,11 +88,14 @@ def _joined_parts(message: Message) -> Message:
 
 
 def as_params(params: Any, default: SamplingParams) -> SamplingParams:
-    """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything else."""
+    """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything else.
+
+    A mapping without max_tokens has those of `default`.
+    """
     if params is None:
         return default
     if isinstance(params, Mapping):
-        return make_sampling_params(**params)
+        return make_sampling_params(**{"max_tokens": default.max_tokens, **params})
     if isinstance(params, SamplingParams):
         return params
     raise PromptTypeError(

@@ -82,6 +82,34 @@ def test_pixel_values_fill_the_vision_fields_and_are_refused_when_used(inference
         inference.generate(ids, pixel_values=np.zeros((8, 9)))
 
 
+def test_a_prompt_whose_tokens_fit_without_its_padding_is_not_said_to_be_cut(
+    inference: vInference, recwarn: pytest.WarningsRecorder
+) -> None:
+    ids, mask = np.full((1, 60), 3), np.zeros((1, 60), int)
+    ids[0, :20], mask[0, :20] = np.arange(20, 40), 1
+    inputs, config = inference.adjust_kwargs(ids, mask)
+    assert config.prefill_length == 48
+    assert inputs["input_ids"][0, -20:].tolist() == list(range(20, 40))
+    assert not recwarn.list
+
+
+def test_ids_that_do_not_fit_are_refused_instead_of_wrapped(inference: vInference) -> None:
+    for wrong in (2**32 + 5, -(2**31) - 1):
+        with pytest.raises(ValueError, match="32 bits"):
+            inference.adjust_kwargs(np.array([[5, wrong]]))
+    with pytest.raises(ValueError, match="unequal lengths"):
+        inference.adjust_kwargs([[1, 2], [3]])
+
+
+def test_holes_in_a_mask_are_left_out(inference: vInference) -> None:
+    ids, mask = encode(inference, TEXTS[0])
+    holed = np.insert(ids, [0, 2, 2], 7, axis=1)
+    where = np.insert(mask, [0, 2, 2], 0, axis=1)
+    assert new_tokens(last(inference.generate(holed, where))) == new_tokens(
+        last(inference.generate(ids, mask))
+    )
+
+
 # holds V34
 
 
@@ -94,6 +122,11 @@ def test_precompiling_compiles_every_standalone_once() -> None:
     assert made.precompile(BUCKETS)
     assert made.precompile(PreCompile([4, 1], [48, 16]))
     assert made.num_compilations == 4
+
+
+def test_what_is_no_configuration_is_refused(inference: vInference) -> None:
+    with pytest.raises(ValueError, match="a configuration of type dict"):
+        inference.precompile({"batch_size": 1})  # type: ignore[arg-type]
 
 
 def test_no_prefill_length_means_the_longest() -> None:

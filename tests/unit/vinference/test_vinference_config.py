@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,3 +208,36 @@ def test_config_round_trips() -> None:  # holds V25
     assert config.replace(pad_token_id=9).pad_token_id == 9
     with pytest.raises(TypeError):
         config.replace(nothing=1)
+
+
+def test_tuples_and_numpys_integers_become_what_json_gives_back() -> None:  # holds V15
+    config = PreCompile((np.int64(1), 2), np.int32(16), required_props={"a": {"x": (1, (2, np.int8(3)))}})  # type: ignore[arg-type]
+    assert config == PreCompile([1, 2], 16, required_props={"a": {"x": [1, [2, 3]]}})
+    assert PreCompile.from_json(config.to_json()) == config
+    made = vInferenceConfig(np.int64(9), np.int64(4), eos_token_id=(np.int64(1), 2))  # type: ignore[arg-type]
+    assert (made._loop_rows, made.eos_token_ids) == (3, (1, 2))
+    assert vInferenceConfig.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"eos_token_id": "x"}, "eos_token_id = 'x'. Allowed: token ids"),
+        ({"eos_token_id": [1, None]}, "eos_token_id = None"),
+        ({"pad_token_id": 1.5}, "pad_token_id = 1.5"),
+        ({"sampling_params": {"temperature": 1}}, "sampling_params of type dict"),
+        ({"num_return_sequences": {PreCompile(1, 16): 2}}, "get_default_hash"),
+    ],
+)
+def test_values_of_another_type_are_refused_when_the_configuration_is_made(
+    wrong: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        vInferenceConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_precompile_flags_and_props_are_checked() -> None:
+    with pytest.raises(ValueError, match="vision_included = 'yes'"):
+        PreCompile(1, 16, "yes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Allowed: numbers"):
+        PreCompile(1, 16, required_props={"a": {"x": object()}}).get_default_hash()

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.text import Tokenizer
@@ -52,10 +53,7 @@ def test_missing_ids_come_from_the_model_then_the_tokenizer(inference: vInferenc
     assert (own.generation_config.pad_token_id, own.generation_config.eos_token_id) == (1, 5)
 
 
-def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(
-    inference: vInference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from enginebay_vinference import subject
+def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(inference: vInference) -> None:
     from enginebay_vinference.subject import complete_config
 
     plan = inference._subject.plan
@@ -65,7 +63,6 @@ def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(
         complete_config(vInferenceConfig(), nobody, tokenizer)
     with pytest.raises(AssertionError, match="eos_token_id"):
         complete_config(vInferenceConfig(pad_token_id=1), nobody, tokenizer)
-    assert subject.ENGINE == "vinference"
 
 
 def subject_token_info() -> Any:
@@ -123,6 +120,17 @@ def test_the_longest_prompt_needs_a_limit_and_room() -> None:
     crowded = vInference(MODEL, None, vInferenceConfig(max_new_tokens=160))
     with pytest.raises(ValueError, match="at most 159"):
         _ = crowded.model_prefill_length
+
+
+@pytest.mark.parametrize("seed", [-1, "a", 1.5, True])
+def test_a_seed_is_a_count(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed = "):
+        vInference(MODEL, None, CONFIG, seed=seed)
+
+
+def test_settings_of_another_type_are_refused() -> None:
+    with pytest.raises(ValueError, match="generation_config of type dict"):
+        vInference(MODEL, None, {"max_new_tokens": 4})  # type: ignore[arg-type]
 
 
 def test_constructor_length_holds_without_a_configuration() -> None:
@@ -296,8 +304,14 @@ def test_other_weights_change_the_output_and_compile_nothing(inference: vInferen
     assert inference.num_compilations == count
     with pytest.raises(ValueError, match="weight 'nothing'"):
         inference.generate(ids, mask, graphstate={"nothing": 1})
-    with pytest.raises(ValueError, match="Convert it first"):
-        inference.generate(ids, mask, graphstate={name: np.zeros(3)})
+    for wrong in (np.zeros(3), 1.0, [1.0]):
+        with pytest.raises(ValueError, match="Convert it first"):
+            inference.generate(ids, mask, graphstate={name: wrong})
+    with_param = {name: nnx.Param(inference.graphstate[name])}
+    assert (
+        new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphstate=with_param)))
+        == before
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,6 +331,9 @@ def test_parameters_that_cannot_be_honoured_are_refused_at_once(
         inference.generate(np.array([[99999]]))
     with pytest.raises(ValueError, match="3 keys"):
         inference.generate(np.array([[5]]), prng_key=jax.random.split(jax.random.key(0), 3))
+    for key in (5, np.zeros(2, np.float32), np.zeros(4, np.uint32)):
+        with pytest.raises(ValueError, match="as prng_key"):
+            inference.generate(np.array([[5]]), prng_key=key)
     with pytest.raises(ValueError, match="empty prompt"):
         inference.generate(np.array([[5]]), np.array([[0]]))
 
@@ -353,8 +370,10 @@ def test_parameters_choose_the_tokens_that_llm_gives(
         assert rows != reference(llm, GREEDY, *TEXTS), "the penalty makes a difference"
 
 
-def test_every_sampling_column_is_a_parameter_of_requests() -> None:
+def test_every_parameter_of_requests_reaches_the_steps_or_the_text() -> None:
     from enginebay_vinference.programs import SAMPLING
 
-    fields = set(FrozenSampling.__dataclass_fields__)
-    assert set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"} <= fields
+    by_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
+    by_row = {"max_tokens", "stop_token_ids"}  # as max_length and stop_ids
+    columns = set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"}
+    assert columns | by_text | by_row == set(FrozenSampling.__dataclass_fields__)

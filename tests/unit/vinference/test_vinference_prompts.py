@@ -6,12 +6,10 @@ import asyncio
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay_vinference import PromptOutput, SampleState, vInference, vInferencePreCompileConfig
-from enginebay_vinference.concurrent import Concurrently
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain
 
 GREEDY = SamplingParams(max_tokens=20)
@@ -65,7 +63,7 @@ def test_parts_of_a_stream_are_the_text_and_it_returns_the_state(inference: vInf
 
 
 def test_characters_of_several_bytes_are_never_split(inference: vInference) -> None:
-    """With weights that make the model repeat its prompt's bytes there is much to split: every token is sampled."""
+    """At this temperature every token is as likely as any other, so many are parts of characters."""
     hot = SamplingParams(max_tokens=20, temperature=50.0, ignore_eos=True, seed=1)
     for seed in range(4):
         params = hot.model_copy(update={"seed": seed})
@@ -152,6 +150,14 @@ def test_metrics_count_prompts_and_tokens() -> None:  # holds V31
     assert value("vinference_generated_tokens_total", {"inference": "mine"}) == 6
     assert value("vinference_prompt_seconds_count", {"inference": "mine"}) == 2
     assert value("vinference_running_prompts", {"inference": "mine"}) == 0
+    assert made.enable_metrics() is metrics
+    other = vInference(MODEL, None, CONFIG, inference_name="other")
+    other.precompile(vInferencePreCompileConfig(1, 16))
+    other.enable_metrics(shared=metrics)
+    parts = other.process_prompt(TEXTS[0], stream=True)
+    next(parts)
+    parts.close()
+    assert value("vinference_prompts_total", {"inference": "other", "outcome": "abandoned"}) == 1
 
 
 # holds V39
@@ -229,6 +235,37 @@ def test_a_stream_gives_each_prompts_events_in_order_and_ends(inference: vInfere
     assert calls == [(number, 5) for number in range(1, 6)]
 
 
+def test_a_reader_that_stops_at_the_last_event_has_every_call(inference: vInference) -> None:
+    calls: list[tuple[int, int]] = []
+
+    async def read() -> None:
+        events = await inference.process_prompts_concurrently(
+            TEXTS[:2], 2, GREEDY, stream=True, progress_callback=lambda *done: calls.append(done)
+        )
+        ended = 0
+        while ended < 2:
+            ended += (await anext(events))[1] == "final"
+        await events.aclose()
+
+    asyncio.run(read())
+    assert calls == [(1, 2), (2, 2)]
+
+
+def test_cancelling_the_call_ends_what_is_under_way(inference: vInference) -> None:
+    async def cancel() -> None:
+        call = asyncio.ensure_future(inference.process_prompts_concurrently(list(TEXTS) * 50, 2, GREEDY))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(cancel())
+    for thread in threading.enumerate():
+        if thread.name.startswith("vinference"):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
 def test_leaving_a_stream_ends_what_is_under_way(
     inference: vInference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,4 +327,9 @@ def test_the_event_loop_is_free_while_threads_generate(inference: vInference) ->
         return ticks
 
     assert asyncio.run(count()) > 16
-    assert np.isfinite(Concurrently(inference.start_prompt, GREEDY, 1, None).limit)
+
+
+def test_a_dict_without_a_length_has_the_configurations(inference: vInference) -> None:
+    made = vInference(MODEL, None, CONFIG.replace(max_new_tokens=70))
+    made.precompile(vInferencePreCompileConfig(1, 16))
+    assert made.process_prompt(TEXTS[0], {"ignore_eos": True}).generated_tokens == 70

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax.sharding import PartitionSpec
 
 from enginebay_vinference import vInference, vInferencePreCompileConfig
 from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL, TEXTS, encode, last, new_tokens
@@ -117,6 +118,41 @@ def test_another_models_is_refused(copy: Path, tmp_path: Path) -> None:
         vInference.load_inference(copy, {**MODEL, "dtype": "bfloat16"}, None)
     with pytest.raises(ValueError, match="saved for model"):
         vInference.load_inference(copy, {**MODEL, "model": str(tiny)}, None)
+
+
+def test_what_the_functions_depend_on_is_restored_or_refused(tmp_path: Path) -> None:
+    nhd = {**MODEL, "layout": "nhd"}
+    made = vInference(nhd, None, CONFIG)
+    made.precompile(vInferencePreCompileConfig(1, 16))
+    made.save_inference(tmp_path)
+    with pytest.raises(ValueError, match="page size"):
+        vInference.load_inference(tmp_path, {**nhd, "engine": {"name": "vinference", "page_size": 16}}, None)
+    spec = PartitionSpec("tensor", None)
+    split = {**MODEL, "mesh": {"tensor": 2}}
+    made = vInference(split, None, CONFIG, input_partition_spec=spec)
+    made.save_inference(tmp_path)
+    assert vInference.load_inference(tmp_path, split, None).input_partition_spec == spec
+
+
+def test_functions_for_another_pass_are_not_compiled_in_vain(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = vInference.load_inference(copy, {**MODEL, "max_num_batched_tokens": 64}, None)
+    assert "another max_num_batched_tokens -> 64" in caplog.text
+    assert loaded.num_compilations == 4
+    assert {shape.max_batched_tokens for shape in loaded._programs.shapes} == {64}
+
+
+def test_a_file_outside_the_folder_is_not_read(copy: Path) -> None:
+    from enginebay_vinference.saved import MANIFEST, _digest
+
+    path = copy / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest.pop("self")
+    manifest["sha256"]["../outside"] = "0"
+    path.write_text(json.dumps({**manifest, "self": _digest(manifest)}))
+    with pytest.raises(ValueError, match=r"it names '\.\./outside'"):
+        vInference.load_inference(copy, MODEL, None)
 
 
 def damage(kind: str, folder: Path) -> None:

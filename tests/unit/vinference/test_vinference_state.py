@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -173,6 +174,15 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
         make_state(model_kwargs={"f": object()}).to_dict()
 
 
+def test_what_would_come_back_changed_is_not_stored() -> None:  # holds V05
+    pair = collections.namedtuple("pair", "a b")(1, 2)  # noqa: PYI024
+    for wrong in (np.arange(3, dtype=">i4"), np.array([object()]), np.array(["text"]), pair):
+        with pytest.raises(ValueError, match="in a state to be stored"):
+            make_state(model_kwargs={"x": wrong}).to_json()
+    with pytest.raises(ValueError, match="a stored state of type list"):
+        SampleState.from_json("[1]")
+
+
 RESUME = """
 import sys
 from enginebay_vinference import SampleState, vInference
@@ -277,8 +287,29 @@ def test_a_state_of_another_shape_is_refused(inference: vInference) -> None:
     wrong = state.replace(running_token=np.zeros((3, 1), np.int32))
     with pytest.raises(ValueError, match="another model or configuration"):
         inference.execute_decode(wrong)
+    for changes in ({"current_length": 17}, {"model_kwargs": {"past_key_values": {}}}):
+        with pytest.raises(ValueError, match="another model or configuration"):
+            inference.execute_decode(state.replace(**changes))
     with pytest.raises(ValueError, match="without a cache"):
         inference.execute_decode(inference.init_state(ids, mask))
+    with pytest.raises(ValueError, match="after its prefill"):
+        inference.execute_prefill(state)
+    assert not state.is_spent
+
+
+def test_a_state_that_was_stored_goes_on_on_a_mesh(inference: vInference) -> None:
+    ids, mask = encode(inference, *TEXTS)
+    states = inference.generate(ids, mask, sampling_params=GREEDY)
+    text = next(states).to_json()
+    split = vInference({**MODEL, "mesh": {"tensor": 2}}, None, CONFIG)
+    assert new_tokens(last(split.resume(SampleState.from_json(text)))) == new_tokens(last(states))
+
+
+def test_a_batch_that_the_mesh_does_not_divide_is_refused(inference: vInference) -> None:
+    rows = CONFIG.replace(partition_axis=PartitionAxis(batch_axis="tensor", head_axis=None))
+    split = vInference({**MODEL, "mesh": {"tensor": 2}}, None, rows)
+    with pytest.raises(ValueError, match=r"sequences .* as the partition rules lay it out"):
+        split.precompile(vInferencePreCompileConfig(1, 16))
 
 
 @pytest.mark.parametrize("mesh", [{"tensor": 2}])
