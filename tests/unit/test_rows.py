@@ -1,75 +1,73 @@
-"""The row table keeps its requests, whatever the order of operations; free rows hold initial values."""
+"""The row table's operations: what they change, what they leave alone and what they refuse."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from enginebay.rows import SequenceBuffer
-from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request
-
-ROWS, LENGTH = 5, 12
-
-
-def make_request(name: str, prompt: list[int], number: int = 0) -> Request:
-    sampling = FrozenSampling(
-        4,
-        0.25 * number,
-        number,
-        1.0 - number / 16,
-        number / 32,
-        (),
-        tuple(range(number % 4)),
-        include_stop_str_in_output=False,
-        skip_special_tokens=True,
-        presence_penalty=number / 8,
-        frequency_penalty=-number / 8,
-        repetition_penalty=1.0 + number / 4,
-    )
-    return Request(
-        name, np.asarray(prompt, np.int32), sampling, key=(number, 2**32 - 1 - number), arrival_s=0.0
-    )
+from enginebay.types import MAX_STOP_TOKENS, SamplingParams
+from tests.unit.rowtable import (
+    LENGTH,
+    PAGE_SIZES,
+    ROWS,
+    VOCAB,
+    EngineRequest,
+    assert_row_holds,
+    assert_row_is_free,
+    make_request,
+    make_sampling,
+    make_table,
+    pages_of,
+)
 
 
-def make_table() -> SequenceBuffer:
-    return SequenceBuffer(
-        max_num_reqs=ROWS, max_model_len=LENGTH, max_num_batched_tokens=64, vocab_size=100, page_sizes=[4]
-    )
+def numbered_table(names: str) -> SequenceBuffer:
+    """A table of requests that differ in everything, pages included."""
+    table = make_table()
+    for number, name in enumerate(names, start=1):
+        table.add_request(make_request(name, [number] * number, number))
+        for group, pages in enumerate(table.page_tables):
+            pages.append(number - 1, [10 * number + group] * (number % 3 + 1))
+        table.num_computed_tokens[number - 1] = number
+    return table
 
 
-def penalties(table: SequenceBuffer, row: int) -> tuple[float, float, float]:
-    return (table.frequency_penalties[row], table.presence_penalties[row], table.repetition_penalties[row])
+def state(table: SequenceBuffer) -> list[np.ndarray]:
+    """Copies of all host arrays."""
+    arrays = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
+    arrays += [array for pages in table.page_tables for array in (pages.page_ids, pages.num_pages)]
+    return [array.copy() for array in arrays]
 
 
-def assert_row_is_free(table: SequenceBuffer, row: int) -> None:
-    assert not table.token_ids[row].any()
-    assert (table.num_tokens[row], table.num_prompt_tokens[row], table.num_computed_tokens[row]) == (0, 0, 0)
-    assert (table.temperature[row], table.top_p[row], table.min_p[row], table.top_k[row]) == (
-        0.0,
-        1.0,
-        0.0,
-        0,
-    )
-    assert penalties(table, row) == (0.0, 0.0, 1.0)
-    assert (table.stop_token_ids[row] == -1).all()
-    assert not table.keys[row].any()
+def assert_same(first: list[np.ndarray], second: list[np.ndarray]) -> None:
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
-def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: list[int]) -> None:
-    tokens = [*request.prompt_token_ids[:LENGTH], *output]
-    assert table.request(row) is request
-    assert table.token_ids[row].tolist() == tokens + [0] * (LENGTH - len(tokens))
-    assert (table.num_tokens[row], table.num_prompt_tokens[row]) == (len(tokens), len(tokens) - len(output))
-    sampling = request.sampling
-    got = (table.temperature[row], table.top_p[row], table.min_p[row], table.top_k[row])
-    assert got == (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
-    wanted = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty)
-    assert penalties(table, row) == wanted
-    stops = list(sampling.stop_token_ids)
-    assert table.stop_token_ids[row].tolist() == stops + [-1] * (MAX_STOP_TOKENS - len(stops))
-    assert tuple(table.keys[row].tolist()) == request.key
+def test_table_has_a_page_table_for_each_group_and_host_arrays_only() -> None:  # holds B01
+    table = SequenceBuffer(3, 10, 64, VOCAB, [4, 3, 16])
+    assert [pages.page_ids.shape for pages in table.page_tables] == [(3, 3), (3, 4), (3, 1)]
+    assert [pages.page_size for pages in table.page_tables] == table.page_sizes == [4, 3, 16]
+    assert all(p.page_ids.dtype == p.num_pages.dtype == np.int32 for p in table.page_tables)
+    assert len(state(table)) == 13 + 6
+    assert table.sharding is None
+    assert SequenceBuffer(3, 10, 64, VOCAB, [4], sharding="a sharding").sharding == "a sharding"
+    for counts in ([0, 10, 64, VOCAB, [4]], [3, 10, 64, VOCAB, []], [3, 10, 64, VOCAB, [4, 0]]):
+        with pytest.raises(ValueError, match="at least one page size"):
+            SequenceBuffer(*counts)
+
+
+def test_methods_change_the_table_and_return_nothing() -> None:  # holds B01
+    table = make_table()
+    assert table.add_request(make_request("a", [1])) is None
+    assert table.begin_sequence("b", [1]) is None
+    assert table.append_tokens(0, [2]) is None
+    assert table.swap_states(0, 1) is None
+    assert table.condense([]) is None
+    assert table.clear() is None
 
 
 def test_lowest_free_row_is_taken_first() -> None:
@@ -87,6 +85,7 @@ def test_lowest_free_row_is_taken_first() -> None:
 def test_wrong_additions_are_refused_and_change_nothing() -> None:  # holds B03
     table = make_table()
     table.add_request(make_request("a", [1]), req_index=3)
+    before = state(table)
     with pytest.raises(ValueError, match=r"request id 'a'.*row 3"):
         table.add_request(make_request("a", [1]))
     with pytest.raises(ValueError, match="row 3, which is taken"):
@@ -94,6 +93,7 @@ def test_wrong_additions_are_refused_and_change_nothing() -> None:  # holds B03
     for index in (ROWS, -1):
         with pytest.raises(IndexError, match=f"row {index}.*0 to {ROWS - 1}"):
             table.add_request(make_request("b", [1]), req_index=index)
+    assert_same(before, state(table))
     for name in "cdef":
         table.add_request(make_request(name, [1]))
     with pytest.raises(RuntimeError, match="rows are taken"):
@@ -102,96 +102,259 @@ def test_wrong_additions_are_refused_and_change_nothing() -> None:  # holds B03
     assert table.req_ids == ["c", "d", "e", "a", "f"]
 
 
-def test_long_prompt_is_cut_and_too_many_tokens_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"page_ids": [1, 2]}, "page ids for 1 cache groups.*all 2 groups"),
+        ({"page_ids": [[1], [1], [1]]}, "page ids for 3 cache groups"),
+        ({"page_ids": [[1, 2, 3, 4], []]}, "4 pages of 4 tokens.*Allowed: 3"),
+        ({"sampling_params": SamplingParams(stop_token_ids=range(17))}, f"17 stop tokens.*{MAX_STOP_TOKENS}"),
+        ({"sampling_params": {"logit_bias": {VOCAB: 1.0}}}, r"\[100\] in logit_bias.*0 to 99"),
+        ({"sampling_params": {"allowed_token_ids": [0, -1]}}, r"\[-1\] in allowed_token_ids"),
+        ({"sampling_params": {"allowed_token_ids": []}}, "an empty allowed_token_ids"),
+        ({"sampling_params": {"bad_words_token_ids": [[1], [2, 200]]}}, r"\[200\] in bad_words_token_ids"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused_and_change_nothing(fields: dict, message: str) -> None:
+    sampling = fields.get("sampling_params")
+    if isinstance(sampling, dict):
+        fields = {"sampling_params": dataclasses.replace(make_sampling(), **sampling)}
     table = make_table()
-    table.add_request(make_request("a", list(range(1, LENGTH + 5))))
-    assert table.num_prompt_tokens[0] == LENGTH
+    before = state(table)
+    with pytest.raises(ValueError, match=message):
+        table.add_request(EngineRequest("a", [1], **fields))
+    with pytest.raises(ValueError, match="int without req_id, prompt_token_ids, sampling_params"):
+        table.add_request(3)
+    assert_same(before, state(table))
+    assert table.num_reqs == 0
+
+
+def test_documented_record_brings_output_pages_and_parameters() -> None:  # holds B03
+    table = make_table()
+    params = SamplingParams(temperature=0.5, top_k=-1, max_tokens=3, stop_token_ids=(7,))
+    table.add_request(EngineRequest("a", [1, 2, 3], params, [[5, 6], [7]], output_token_ids=(8, 9)))
+    assert table.token_ids[0, :6].tolist() == [1, 2, 3, 8, 9, 0]
+    assert (table.num_tokens[0], table.num_prompt_tokens[0], table.num_computed_tokens[0]) == (5, 3, 0)
+    assert pages_of(table, 0) == [[5, 6], [7]]
+    assert (table.temperature[0], table.top_k[0], table.stop_token_ids[0, 0]) == (0.5, 0, 7)
+    assert table.request(0).request_id == "a"
+    assert table.request(0).sampling.max_tokens == 3
+
+    one_group = SequenceBuffer(ROWS, LENGTH, 64, VOCAB, [4])
+    one_group.add_request(EngineRequest("a", [1], page_ids=[5, 6]))
+    assert one_group.page_tables[0].page_ids[0].tolist() == [5, 6, 0]
+
+
+def test_what_exceeds_the_context_is_cut_off_prompt_then_output() -> None:  # holds B03
+    table = make_table()
+    table.add_request(EngineRequest("a", list(range(1, LENGTH)), output_token_ids=(8, 9)))
+    assert (table.num_prompt_tokens[0], table.num_tokens[0]) == (LENGTH - 1, LENGTH)
+    assert table.token_ids[0, -1] == 8
+    table.add_request(EngineRequest("b", list(range(1, LENGTH + 5)), output_token_ids=(8, 9)))
+    assert table.num_prompt_tokens[1] == table.num_tokens[1] == LENGTH
+    assert table.token_ids[1].tolist() == list(range(1, LENGTH + 1))
     with pytest.raises(ValueError, match="1 tokens after the 12"):
         table.append_tokens(0, [1])
-    with pytest.raises(AssertionError, match="row 1 is free"):
-        table.append_tokens(1, [1])
+    with pytest.raises(AssertionError, match="row 2 is free"):
+        table.append_tokens(2, [1])
+
+
+def test_adding_writes_one_row_and_allocates_no_table() -> None:  # holds B03
+    table = make_table()
+    table.token_ids[1:] = 77  # what a copy of the whole matrix, or a write beyond the prompt, would touch
+    table.token_ids[0, 4:] = 77
+    owners = {name: id(value) for name, value in vars(table).items()}
+    table.add_request(make_request("a", [1, 2, 3, 4]))
+    assert (table.token_ids.ravel()[4:] == 77).all()
+    assert {name: id(value) for name, value in vars(table).items()} == owners
 
 
 def test_removing_clears_every_column_and_an_unknown_id_is_none() -> None:  # holds B04
-    table = make_table()
-    table.add_request(make_request("a", [1, 2], number=7))
-    table.append_tokens(0, [5])
-    table.num_computed_tokens[0] = 3
-    assert table.remove_request("b") is None
-    assert table.remove_request("a") == 0
+    table = numbered_table("abc")
+    table.append_tokens(1, [5])
+    assert table.remove_request("x") is None
+    assert table.remove_request("b") == 1
+    assert_row_is_free(table, 1)
+    assert table.row_of("b") is None
+    assert_row_holds(table, 0, table.request(0), [])
+    assert_row_holds(table, 2, table.request(2), [])
+
+
+def test_new_request_in_a_used_row_sees_nothing_of_the_one_before() -> None:  # holds B04
+    table = numbered_table("a")
+    table.remove_request("a")
+    table.begin_sequence("b", [1])
+    assert table.row_of("b") == 0
+    assert table.get_active_sampling_params(0) == {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+    assert table.no_penalties
+    assert table.no_min_p
+    assert table.no_allowed_token_ids
+    assert table.no_prompt_logprob
+    assert table.max_num_logprobs is None
+    assert pages_of(table, 0) == [[], []]
+    table.remove_request("b")
     assert_row_is_free(table, 0)
 
 
+@pytest.mark.parametrize("holes", [[0, 1, 3], [3, 1, 0], [1, 3, 0], []])
+def test_condense_moves_everything_into_holes_given_in_any_order(holes: list[int]) -> None:  # holds B05
+    table = numbered_table("abcde")
+    kept = {name: (table.request("abcde".index(name)), pages_of(table, "abcde".index(name))) for name in "ec"}
+    for name in "abd":
+        table.remove_request(name)
+    table.condense(holes)
+    assert table.req_ids == ["e", "c"]
+    assert table.num_computed_tokens.tolist() == [5, 3, 0, 0, 0]
+    for row, name in enumerate("ec"):
+        request, pages = kept[name]
+        assert table.row_of(name) == row
+        assert_row_holds(table, row, request, [])
+        assert pages_of(table, row) == pages
+    for row in range(2, ROWS):
+        assert_row_is_free(table, row)
+
+
+def test_condensing_a_packed_or_an_empty_table_changes_nothing() -> None:  # holds B05
+    for table in (numbered_table("abc"), make_table()):
+        before = state(table)
+        table.condense([3, 4])
+        assert_same(before, state(table))
+
+
+def test_swapping_exchanges_everything_and_twice_is_nothing() -> None:  # holds B06
+    table = numbered_table("abc")
+    before, first, third = state(table), table.request(0), table.request(2)
+    pages = [pages_of(table, row) for row in (0, 2)]
+    table.swap_states(0, 2)
+    assert (table.row_of("a"), table.row_of("c")) == (2, 0)
+    assert_row_holds(table, 0, third, [])
+    assert_row_holds(table, 2, first, [])
+    assert [pages_of(table, row) for row in (2, 0)] == pages
+    assert table.num_computed_tokens.tolist() == [3, 2, 1, 0, 0]
+    table.swap_states(2, 0)
+    assert_same(before, state(table))
+    assert_row_holds(table, 0, first, [])
+    table.swap_states(1, 1)
+    assert_same(before, state(table))
+    assert table.req_ids == ["a", "b", "c"]
+
+
 def test_swapping_needs_two_taken_rows() -> None:  # holds B06
-    table = make_table()
-    table.add_request(make_request("a", [1, 2], number=3))
-    for pair in ((0, 1), (1, 0), (1, 1)):
-        with pytest.raises(AssertionError, match="row 1 is free"):
+    table = numbered_table("a")
+    for pair in ((0, 1), (1, 0), (1, 1), (0, -ROWS), (0, ROWS)):
+        with pytest.raises(AssertionError, match="is free"):
             table.swap_states(*pair)
-    table.swap_states(0, 0)
     assert_row_holds(table, 0, table.request(0), [])
 
 
-def test_condense_fills_holes_given_in_any_order() -> None:  # holds B05
-    for holes in ([0, 1, 3], [3, 1, 0], []):
-        table = make_table()
-        for name in "abcde":
-            table.add_request(make_request(name, [ord(name)], number=ord(name) - 96))
-        for name in "abd":
-            table.remove_request(name)
-        table.num_computed_tokens[4] = 1
-        table.condense(holes)
-        assert table.req_ids == ["e", "c"]
-        assert [table.row_of(name) for name in "ec"] == [0, 1]
-        assert table.num_computed_tokens.tolist() == [1, 0, 0, 0, 0]
-        for row in range(2, ROWS):
-            assert_row_is_free(table, row)
+def test_clearing_leaves_an_empty_table_of_the_same_size() -> None:  # holds B07
+    table = numbered_table("abcde")
+    table.clear()
+    assert_same(state(make_table()), state(table))
+    assert (table.num_reqs, table.req_ids, table.page_sizes) == (0, [], PAGE_SIZES)
+    for row in range(ROWS):
+        assert_row_is_free(table, row)
+    table.begin_sequence("a", [1])
+    assert table.row_of("a") == 0
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["add", "remove", "swap", "append", "condense", "clear"]),
-        st.integers(0, 9),
-        st.integers(0, ROWS - 1),
-    ),
-    max_size=40,
+def test_active_sampling_params_name_what_changes_something() -> None:  # holds B08
+    table = make_table()
+    table.begin_sequence("plain", [1])
+    table.begin_sequence("penalty", [1], SamplingParams(temperature=0.5, presence_penalty=-1.5, top_k=7))
+    table.add_request(make_request("all", [1], number=2))
+    usual = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+    assert table.get_active_sampling_params(0) == usual
+    assert table.get_active_sampling_params(1) == usual | {
+        "temperature": 0.5,
+        "top_k": 7,
+        "presence_penalty": -1.5,
+    }
+    assert table.get_active_sampling_params(2) == {
+        "temperature": 0.5,
+        "top_p": 0.875,
+        "top_k": 2,
+        "min_p": 0.0625,
+        "frequency_penalty": -0.25,
+        "presence_penalty": 0.25,
+        "repetition_penalty": 1.5,
+    }
+    for no_request in (3, ROWS, -1, -4):
+        assert table.get_active_sampling_params(no_request) == {}
+
+
+def test_rows_with_penalties_are_named_in_order() -> None:  # holds B09
+    table = make_table()
+    assert table.get_request_indices_with_penalty().tolist() == []
+    params = [
+        {"repetition_penalty": 0.5},
+        {},
+        {"presence_penalty": -1.0},
+        {"min_p": 0.5},
+        {"frequency_penalty": 1.0},
+    ]
+    for row in (4, 2, 0, 1, 3):
+        table.add_request(EngineRequest(f"r{row}", [1], SamplingParams(**params[row])), row)
+    rows = table.get_request_indices_with_penalty()
+    assert rows.tolist() == [0, 2, 4]
+    assert rows.dtype == np.int32
+    table.remove_request("r2")
+    assert table.get_request_indices_with_penalty().tolist() == [0, 4]
+
+
+NEUTRAL = {
+    "all_greedy": True,
+    "all_random": False,
+    "no_allowed_token_ids": True,
+    "no_min_p": True,
+    "no_penalties": True,
+    "no_prompt_logprob": True,
+    "no_top_k": True,
+    "no_top_p": True,
+    "max_num_logprobs": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("params", "changed"),
+    [
+        ({}, {}),
+        ({"temperature": 0.5}, {"all_greedy": False}),
+        ({"allowed_token_ids": [1]}, {"no_allowed_token_ids": False}),
+        ({"min_p": 0.1}, {"no_min_p": False}),
+        ({"frequency_penalty": 0.1}, {"no_penalties": False}),
+        ({"presence_penalty": -0.1}, {"no_penalties": False}),
+        ({"repetition_penalty": 0.9}, {"no_penalties": False}),
+        ({"prompt_logprobs": 0}, {"no_prompt_logprob": False}),
+        ({"top_k": 1}, {"no_top_k": False}),
+        ({"top_k": VOCAB}, {}),
+        ({"top_k": -1}, {}),
+        ({"top_p": 0.9}, {"no_top_p": False}),
+        ({"logprobs": 0}, {"max_num_logprobs": 0}),
+        ({"logprobs": -1}, {"max_num_logprobs": VOCAB}),
+    ],
 )
+def test_properties_tell_what_some_request_asks_for(params: dict, changed: dict) -> None:  # holds B10
+    def told() -> dict:
+        return {name: getattr(table, name) for name in NEUTRAL}
+
+    table = make_table()
+    assert told() == NEUTRAL | {"all_random": True}, "of nobody, everything is true"
+    table.begin_sequence("neutral", [1])
+    assert told() == NEUTRAL
+    table.add_request(EngineRequest("other", [1], dataclasses.replace(make_sampling(), **params)))
+    assert told() == NEUTRAL | changed
+    table.swap_states(0, 1)
+    assert told() == NEUTRAL | changed
+    table.remove_request("neutral")
+    assert told() == NEUTRAL | changed | {"all_random": table.temperature[0] > 0}
+    table.remove_request("other")
+    assert told() == NEUTRAL | {"all_random": True}
+    assert (table.num_reqs, table.req_ids) == (0, [])
 
 
-@settings(deadline=None, max_examples=150)
-@given(operations=OPERATIONS)
-def test_table_agrees_with_a_dict(operations: list[tuple[str, int, int]]) -> None:  # holds B17
-    table, model = make_table(), {}
-    for step, (what, number, row) in enumerate(operations):
-        name = f"r{number}"
-        if what == "add" and len(model) < ROWS and all(name != m[0].request_id for m in model.values()):
-            request = make_request(name, list(range(1, 2 + number)), number + step % 5)
-            index = row if row not in model and step % 2 else None
-            table.add_request(request, index)
-            model[min(set(range(ROWS)) - set(model)) if index is None else index] = (request, [])
-        elif what == "remove":
-            found = next((r for r, m in model.items() if m[0].request_id == name), None)
-            assert table.remove_request(name) == found
-            model.pop(found, None)
-        elif what == "swap" and row in model and number % ROWS in model:
-            table.swap_states(row, number % ROWS)
-            model[row], model[number % ROWS] = model[number % ROWS], model[row]
-        elif what == "append" and row in model and table.num_tokens[row] < LENGTH:
-            table.append_tokens(row, [number + 1])
-            model[row][1].append(number + 1)
-        elif what == "condense":
-            table.condense([row])
-            holes = [r for r in range(len(model)) if r not in model]
-            moved = sorted((r for r in model if r >= len(model)), reverse=True)
-            for hole, old in zip(holes, moved, strict=True):
-                model[hole] = model.pop(old)
-        elif what == "clear" and number < 2:
-            table.clear()
-            model = {}
-        assert table.num_reqs == len(model)
-        for r in range(ROWS):
-            if r in model:
-                assert_row_holds(table, r, *model[r])
-                assert table.row_of(model[r][0].request_id) == r
-            else:
-                assert_row_is_free(table, r)
+def test_most_logprobs_of_anyone_count() -> None:  # holds B10
+    table = numbered_table("abc")
+    assert table.max_num_logprobs == 3
+    table.remove_request("c")
+    assert table.max_num_logprobs == 2
