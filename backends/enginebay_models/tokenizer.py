@@ -112,6 +112,7 @@ class PlainTokenizer:
         self,
         conversation: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None,
         chat_template: str | None,
         tokenize: bool,
         add_generation_prompt: bool,
@@ -119,6 +120,7 @@ class PlainTokenizer:
         """Messages to text, by transformers."""
         return self.full.apply_chat_template(
             conversation,
+            tools=tools,
             chat_template=chat_template,
             tokenize=tokenize,
             add_generation_prompt=add_generation_prompt,

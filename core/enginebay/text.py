@@ -34,6 +34,7 @@ class HuggingFaceTokenizer(Protocol):
         self,
         conversation: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None,
         chat_template: str | None,
         tokenize: bool,
         add_generation_prompt: bool,
@@ -80,11 +81,13 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Token ids of a conversation, by `chat_template` or the model's own; special tokens are the template's business.
 
+        `tools` are descriptions of functions for the template, if it knows what to do with them.
         Raises RequestError for messages that are empty, malformed or refused by the template, UnsupportedError when the
         tokenizer has no chat template.
         """
@@ -103,6 +106,7 @@ class Tokenizer:
         try:
             text = self._inner.apply_chat_template(
                 messages,
+                tools=tools,
                 chat_template=chat_template,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,

@@ -26,7 +26,9 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
-    max_tokens: int = Field(default=64, ge=1, description="most new tokens")
+    max_tokens: int | None = Field(
+        default=64, ge=1, description="most new tokens; None: as many as the context has room for"
+    )
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
     top_k: int = Field(default=0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")

@@ -23,7 +23,6 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("max_tokens", -3),
     ("max_tokens", 2.5),
     ("max_tokens", "many"),
-    ("max_tokens", None),
     ("temperature", -0.1),
     ("temperature", math.nan),
     ("temperature", math.inf),

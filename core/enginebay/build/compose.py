@@ -52,13 +52,19 @@ class Composed:
     scheduler: Scheduler
 
 
-def make_plan(config: EngineConfig, registry: Registry | None = None) -> Plan:
-    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is wrong."""
+def make_plan(
+    config: EngineConfig, registry: Registry | None = None, checkpoint: Checkpoint | None = None
+) -> Plan:
+    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is wrong.
+
+    `checkpoint` is a model that is open already; without it config.model is opened.
+    """
     registry = registry or load_registry()
     configure_compile_cache(config.compile_cache)
     platforms = _platforms(registry)
     platform = _pick_platform(registry, config, platforms)
-    checkpoint = registry.load(registry.find("checkpoint", "huggingface"))(config.model)
+    if checkpoint is None:
+        checkpoint = open_checkpoint(registry, config.model)
     family = find_family(registry, checkpoint.architecture)
     dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
     placement = make_placement(platform.devices(), config.mesh, config.rules())
@@ -227,6 +233,12 @@ def _pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str
             )
         )
     return platform
+
+
+def open_checkpoint(registry: Registry, name: str) -> Checkpoint:
+    """The stored model of a folder, a hub id or "demo". CheckpointError says why it cannot be opened."""
+    opened: Checkpoint = registry.load(registry.find("checkpoint", "huggingface"))(name)
+    return opened
 
 
 def find_family(registry: Registry, architecture: str) -> ModelFamily:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
@@ -93,3 +94,18 @@ class CompletionReader:
         return CompletionOutput(
             self.ticket.request.index, self.text, list(self.token_ids), finish_reason=self.finish_reason
         )
+
+
+def announce_in(reader: CompletionReader, arrived: queue.SimpleQueue[CompletionReader]) -> None:
+    """Have a reader announced in `arrived` whenever it has events."""
+    reader.ticket.listen(lambda: arrived.put(reader))
+    arrived.put(reader)  # events that came before the listener did
+
+
+def waiting_events(reader: CompletionReader) -> Iterator[TokenEvent]:
+    """The events that are there now."""
+    while True:
+        try:
+            yield reader.ticket.get_nowait()
+        except queue.Empty:
+            return

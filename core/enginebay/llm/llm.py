@@ -14,10 +14,9 @@ from typing import Any, Self
 from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, explain
-from enginebay.llm.assemble import CompletionReader
+from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
 from enginebay.llm.prepare import Params, Prepared, Preparer, Prompt, Prompts
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import TokenEvent
 from enginebay.types import RequestOutput, SamplingParams, StreamChunk
 
 Messages = Sequence[Mapping[str, Any]]
@@ -213,10 +212,10 @@ class LLM:
         readers = groups[0]
         try:
             for reader in readers:
-                _forward(reader, arrived)
+                announce_in(reader, arrived)
             while not all(reader.done for reader in readers):
                 reader = arrived.get()
-                for event in _waiting_events(reader):
+                for event in waiting_events(reader):
                     chunk = reader.feed(event)
                     if chunk is not None:
                         yield chunk
@@ -228,21 +227,6 @@ class LLM:
             for reader in readers:
                 if not reader.done:
                     self._loop.abort(reader.ticket.request.request_id)
-
-
-def _forward(reader: CompletionReader, arrived: queue.SimpleQueue[CompletionReader]) -> None:
-    """Have a reader announced in `arrived` whenever it has events."""
-    reader.ticket.listen(lambda: arrived.put(reader))
-    arrived.put(reader)  # events that came before the listener did
-
-
-def _waiting_events(reader: CompletionReader) -> Iterator[TokenEvent]:
-    """The events that are there now."""
-    while True:
-        try:
-            yield reader.ticket.get_nowait()
-        except queue.Empty:
-            return
 
 
 async def _events(reader: CompletionReader) -> AsyncIterator[StreamChunk]:
@@ -257,7 +241,7 @@ async def _events(reader: CompletionReader) -> AsyncIterator[StreamChunk]:
     reader.ticket.listen(announce)
     while not reader.done:
         news.clear()
-        for event in _waiting_events(reader):
+        for event in waiting_events(reader):
             chunk = reader.feed(event)
             if chunk is not None:
                 yield chunk

@@ -175,8 +175,9 @@ class Preparer:
                     "Give fewer.",
                 )
             )
+        room = self.max_model_len - num_prompt_tokens
         return FrozenSampling(
-            max_tokens=min(params.max_tokens, self.max_model_len - num_prompt_tokens),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             temperature=min(params.temperature, MOST_TEMPERATURE),
             top_k=params.top_k if 0 < params.top_k < self.vocab_size else 0,
             top_p=params.top_p,

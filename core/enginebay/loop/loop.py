@@ -43,10 +43,21 @@ class EngineLoop:
         self._book = Book()
         self._steps = Steps(engine, config, self._book)
         self._inbox = Inbox()
+        self.is_paused = False  # set by call(): while it is, messages are handled and nothing is launched
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
 
     # Called from any thread.
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no row, as of now."""
+        return len(self._book.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row, as of now."""
+        return len(self._book.running)
 
     def submit(self, requests: Iterable[Request]) -> list[Ticket]:
         """Queue requests, all or none; StoppedError after close()."""
@@ -90,7 +101,8 @@ class EngineLoop:
             return False
         launched = False
         if self._book.everything:
-            view = self._book.view(time.monotonic(), self._steps.limits())
+            look_up = self.engine.ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
+            view = self._book.view(time.monotonic(), self._steps.limits(), look_up)
             decision, self._state = self.scheduler.decide(view, self._state)
             launched = self._steps.launch(decision)
         num_in_flight = len(self._steps.in_flight)
@@ -101,8 +113,8 @@ class EngineLoop:
         return True
 
     def _take_in(self) -> bool:
-        """Handle all messages; wait for one while there is nothing to do. False: stop."""
-        while self._steps.is_idle or not self._inbox.is_empty:
+        """Handle all messages; wait for one while there is nothing to do, or all is paused. False: stop."""
+        while self.is_paused or self._steps.is_idle or not self._inbox.is_empty:
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # stopping has failed half-way, and the rest has ended since
             if not self._handle(self._inbox.get()):

@@ -58,6 +58,7 @@ class Driver:
 
 def request_of(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
     """A request without stop tokens."""
+    assert params.max_tokens is not None, "nothing here knows what room a request has"
     sampling = FrozenSampling(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
