@@ -15,6 +15,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.llm import LLM
 from enginebay.model import Model, Weights
+from enginebay.runner.weights import merge_weights
 from enginebay.text import Message, Tokenizer
 from enginebay.types import SamplingParams
 from enginebay_vinference.concurrent import Concurrently, Progress
@@ -37,7 +38,7 @@ from enginebay_vinference.prompts import (
 from enginebay_vinference.requests import Requests, check_seed
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, sampling_columns
-from enginebay_vinference.subject import Subject, complete_config, find_tokenizer, merge_weights, open_subject
+from enginebay_vinference.subject import Subject, complete_config, find_tokenizer, open_subject
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 

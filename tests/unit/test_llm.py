@@ -55,6 +55,11 @@ def test_an_output_says_all_about_its_completion(llm: LLM) -> None:
     assert output.tokens_per_second > 0
 
 
+def test_without_max_tokens_a_completion_fills_the_context(llm: LLM) -> None:
+    output = llm.generate("Once upon a time", with_(GREEDY, max_tokens=None, ignore_eos=True))[0]
+    assert len(output.prompt_token_ids) + output.num_generated_tokens == SIZES["max_model_len"]
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     params = [with_(GREEDY, max_tokens=n) for n in (9, 1, 5)]
     outputs = llm.generate(PROMPTS[:3], params)

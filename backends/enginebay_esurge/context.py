@@ -1,0 +1,110 @@
+"""How a prompt and the tokens asked for are made to fit the context: pure functions of lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from enginebay.errors import ConfigError, RequestError, explain
+
+TruncateMode = Literal["left", "right", "middle"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextRules:
+    """What may be cut when prompt, new tokens and reserve exceed the context, and what is cut first.
+
+    `reserve_tokens` stay free; None is a tenth of max_model_len.
+    """
+
+    max_model_len: int
+    reserve_tokens: int | None = None
+    auto_truncate_prompt: bool = True
+    auto_cap_new_tokens: bool = True
+    strict_context: bool = False
+    truncate_mode: TruncateMode = "left"
+    prefer_preserve_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        if self.truncate_mode not in get_args(TruncateMode):
+            raise ConfigError(
+                explain(
+                    f"truncate_mode = {self.truncate_mode!r}", "left, right or middle", "Choose one of these."
+                )
+            )
+        if self.reserve < 0 or self.budget < 2:
+            raise ConfigError(
+                explain(
+                    f"reserve_tokens = {self.reserve} with max_model_len = {self.max_model_len}",
+                    f"0 to {self.max_model_len - 2}, which leaves room for a prompt and a new token",
+                    "Reserve less, or raise max_model_len.",
+                )
+            )
+
+    @property
+    def reserve(self) -> int:
+        """Tokens of the context that stay free."""
+        return self.max_model_len // 10 if self.reserve_tokens is None else self.reserve_tokens
+
+    @property
+    def budget(self) -> int:
+        """Tokens that a prompt and its completion may have together."""
+        return self.max_model_len - self.reserve
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a prompt and of its completion at most."""
+
+    num_prompt: int
+    num_new: int
+
+
+def fit_lengths(num_prompt: int, num_new: int | None, rules: ContextRules) -> Lengths:
+    """What is left of a prompt and of the new tokens asked for, so that both fit the budget.
+
+    num_new None asks for what room there is. What fits stays as it is. Otherwise new tokens are capped (to 1 at least)
+    and the prompt is truncated (to 1 at least), in this order with prefer_preserve_prompt and else in the other, the
+    second only as far as the first did not suffice. One that auto_cap_new_tokens or auto_truncate_prompt forbids is
+    done when nothing else helps, or with strict_context refused: RequestError.
+    """
+    budget = rules.budget
+    prompt = num_prompt
+    new = max(1, budget - num_prompt) if num_new is None else num_new
+    steps = ["cap", "truncate"] if rules.prefer_preserve_prompt else ["truncate", "cap"]
+    allowed = {"cap": rules.auto_cap_new_tokens, "truncate": rules.auto_truncate_prompt}
+    for step in [*(s for s in steps if allowed[s]), *(s for s in steps if not allowed[s])]:
+        if prompt + new <= budget:
+            break
+        if rules.strict_context and not allowed[step]:
+            raise _does_not_fit(num_prompt, num_new, rules)
+        if step == "cap":
+            new = max(1, budget - prompt)
+        else:
+            prompt = max(1, budget - new)
+    return Lengths(prompt, new)
+
+
+def truncate(token_ids: Sequence[int], num_tokens: int, mode: TruncateMode) -> list[int]:
+    """`num_tokens` of token_ids: without their beginning (left), their end (right), or their middle.
+
+    Of the middle mode, the first part is the longer one.
+    """
+    if num_tokens >= len(token_ids):
+        return list(token_ids)
+    if mode == "right":
+        return list(token_ids[:num_tokens])
+    head = 0 if mode == "left" else -(-num_tokens // 2)
+    return [*token_ids[:head], *token_ids[len(token_ids) - (num_tokens - head) :]]
+
+
+def _does_not_fit(num_prompt: int, num_new: int | None, rules: ContextRules) -> RequestError:
+    wanted = "some" if num_new is None else f"up to {num_new}"
+    return RequestError(
+        explain(
+            f"a prompt of {num_prompt} tokens and {wanted} new ones, with strict_context",
+            f"{rules.budget} together, which is max_model_len less reserve_tokens",
+            "Shorten the prompt, lower max_tokens, or allow auto_truncate_prompt and auto_cap_new_tokens.",
+        )
+    )

@@ -1,0 +1,306 @@
+"""eSurge: the documented face over the paged engine: requests by id, made to fit, in a service that can pause."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax.numpy as jnp
+
+from enginebay.errors import RequestError, explain
+from enginebay.llm.prepare import Prompt, Prompts, as_prompts
+from enginebay.model import Checkpoint
+from enginebay.text import Message
+from enginebay.types import SamplingParams
+from enginebay_esurge.context import ContextRules, TruncateMode
+from enginebay_esurge.errors import NoTemplateError
+from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
+from enginebay_esurge.opening import load_engine, open_subject
+from enginebay_esurge.outputs import RequestOutput
+from enginebay_esurge.service import Service
+from enginebay_esurge.serving import Serving, Updates
+from enginebay_esurge.settings import EngineSettings, refuse_unserved
+from enginebay_esurge.weights import load_changes, paged, swap
+
+log = logging.getLogger("enginebay.esurge")
+
+
+class eSurge:  # noqa: N801  # the name its users know
+    """Requests by id over the paged engine, batched as they come, with prompts that are made to fit the context.
+
+    `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which needs a `tokenizer`. The model is
+    loaded and compiled here; `initiate()` starts serving, as does a `with` block. Every method may be called from any
+    thread. docs/esurge.md says what each option does; one that cannot be honoured is refused unless it is the default.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Checkpoint,
+        tokenizer: Any = None,
+        dtype: Any = jnp.bfloat16,
+        max_model_len: int = 8192,
+        min_input_pad: int = 16,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        hbm_utilization: float = 0.85,
+        page_size: int = 128,
+        use_aot_forward: bool = True,
+        enable_prefix_caching: bool = True,
+        auto_shard_model: bool = True,
+        sharding_axis_dims: Sequence[int] = (1, 1, 1, -1, 1),
+        compile_runner: bool = True,
+        runner_verbose: bool = False,
+        overlap_execution: bool = False,
+        sampler_metrics: bool = False,
+        esurge_name: str | None = None,
+        reserve_tokens: int | None = None,
+        auto_truncate_prompt: bool = True,
+        auto_cap_new_tokens: bool = True,
+        strict_context: bool = False,
+        truncate_mode: TruncateMode = "left",
+        prefer_preserve_prompt: bool = True,
+        decode_truncated_prompt: bool = True,
+        destroy_pages_on_pause: bool = True,
+        detokenizer_max_states: int = 65536,
+        tokenizer_endpoint: str | None = None,
+        detokenizer_endpoint: str | None = None,
+        sampling_params_callback: SamplingCallback | None = None,
+        extra_eos_token_ids: Sequence[int] | None = None,
+        silent_mode: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        refuse_unserved(
+            {
+                "min_input_pad": (min_input_pad, 16, "Leave it out: 16 is the smallest step."),
+                "sampler_metrics": (
+                    sampler_metrics,
+                    False,
+                    "Leave it out: log-probabilities are not computed.",
+                ),
+                "detokenizer_max_states": (
+                    detokenizer_max_states,
+                    65536,
+                    "Leave it out: each request has its own state.",
+                ),
+                "tokenizer_endpoint": (
+                    tokenizer_endpoint,
+                    None,
+                    "Leave it out: text is tokenised in the caller's thread.",
+                ),
+                "detokenizer_endpoint": (
+                    detokenizer_endpoint,
+                    None,
+                    "Leave it out: text is made in the reader's thread.",
+                ),
+            }
+        )
+        del (
+            overlap_execution
+        )  # steps always overlap with the host's work, so that True asks for what is there
+        settings = EngineSettings(
+            dtype,
+            max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            hbm_utilization,
+            page_size,
+            enable_prefix_caching,
+            use_aot_forward,
+            compile_runner,
+            auto_shard_model,
+            sharding_axis_dims,
+            kwargs,
+        )
+        level = logging.INFO if runner_verbose and not silent_mode else logging.DEBUG
+        rules = ContextRules(
+            max_model_len,
+            reserve_tokens,
+            auto_truncate_prompt,
+            auto_cap_new_tokens,
+            strict_context,
+            truncate_mode,
+            prefer_preserve_prompt,
+        )
+        subject = open_subject(model, tokenizer, settings)
+        preparer = subject.make_preparer(extra_eos_token_ids or ())
+        rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
+        self._jobs = Jobs(preparer, rules, decodes_truncated=decode_truncated_prompt)
+        self._jobs.callback = sampling_params_callback
+        self._name = esurge_name or subject.default_name()
+        self._silent = silent_mode
+        self._tokenizer = subject.tokenizer
+        parts = load_engine(subject.plan, log, level, compiles=compile_runner)
+        self._service = Service(parts, drops_cache=destroy_pages_on_pause)
+        self._serving = Serving(self._service, self._tokenizer)
+        # One that nobody terminated, at exit too: the thread must not outlive JAX.
+        weakref.finalize(self, self._service.stop)
+
+    def __enter__(self) -> Self:
+        self.initiate()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.terminate()
+
+    @property
+    def esurge_name(self) -> str:
+        """The name given, or {model type}-{billions of parameters}b."""
+        return self._name
+
+    @property
+    def num_pending_requests(self) -> int:
+        """Completions that wait for their turn."""
+        return self._service.num_waiting
+
+    @property
+    def num_running_requests(self) -> int:
+        """Completions that are being made."""
+        return self._service.num_running
+
+    def initiate(self) -> None:
+        """Start serving, or go on after a pause; nothing happens when it runs. The thread is a daemon and idles at no cost."""
+        self._service.start()
+        self._serving.totals.begin()
+
+    def terminate(self) -> None:
+        """End the thread; requests under way fail with StoppedError. initiate() serves again, without compiling."""
+        self._service.stop()
+
+    def pause(self) -> None:
+        """Stop launching; requests stay where they are, and can be aborted. New ones are refused.
+
+        With destroy_pages_on_pause the cache's memory is freed, unless a request has its beginning in it.
+        """
+        self._service.pause()
+
+    def resume(self) -> None:
+        """Go on after pause(), with a new cache if it was freed. The same as initiate()."""
+        self.initiate()
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | Sequence[str] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts (texts, or lists of token ids); one output each, in the order of the prompts.
+
+        sampling_params None is SamplingParams(max_tokens=128). With n > 1 each completion computes the prompt by itself.
+        `use_tqdm` shows a progress bar for several prompts on a terminal. Before anything is queued: NotRunningError (a
+        RuntimeError) when nothing runs, RequestError (a ValueError) for wrong prompts, parameters or ids. A completion
+        that fails raises its error and ends the others; one that is aborted has finish_reason "abort".
+        """
+        self._service.check_running()
+        listed = as_prompts(prompts)
+        jobs = self._jobs.make(listed, sampling_params, ids_for(len(listed), request_id), self)
+        return self._serving.collect(jobs, is_shown=use_tqdm and not self._silent)
+
+    def stream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> Updates:
+        """Complete one prompt; an output with delta_text for each part, and the last one `finished`.
+
+        Checked and queued at once, with the errors of generate(), and ValueError for none or several prompts. A slow
+        reader loses nothing. Closing the iterator, or letting go of it, ends the request.
+        """
+        self._service.check_running()
+        listed = as_prompts(prompts)
+        if len(listed) != 1:
+            raise RequestError(
+                explain(f"{len(listed)} prompts to stream", "one", "Use generate, or a stream for each.")
+            )
+        [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), self)
+        return self._serving.updates(job)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        stream: bool = False,
+        chat_template: str | None = None,
+    ) -> Any:
+        """Answer a conversation: a RequestOutput, or with `stream` an iterator of them.
+
+        `tools` are descriptions of functions for the chat template; `chat_template` is Jinja text in place of the model's.
+        ValueError for messages that are empty or malformed, NoTemplateError (a RuntimeError) without a template.
+        """
+        self._service.check_running()
+        if chat_template is None and not self._tokenizer.has_chat_template:
+            raise NoTemplateError(
+                explain(
+                    "a chat with a tokenizer without a chat template",
+                    "one that has it",
+                    "Give chat_template, or use generate.",
+                )
+            )
+        ids: list[Prompt] = [
+            self._tokenizer.apply_chat_template(messages, tools=tools, chat_template=chat_template)
+        ]
+        if stream:
+            return self.stream(ids, sampling_params, request_id)
+        return self.generate(ids, sampling_params, request_id, use_tqdm=False)[0]
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request, waiting or running, with all its completions; whoever waits for it gets what there is.
+
+        An id that is not under way is left alone.
+        """
+        self._serving.abort(request_id)
+
+    def set_sampling_params_callback(self, callback: SamplingCallback | None) -> None:
+        """Have `callback` called with a copy of the parameters of every request from now on, and a dict of its request_id,
+        prompt and engine. It may change the copy, return another, or None. When it raises, the request goes on as it was
+        asked for. None removes it.
+        """
+        self._jobs.callback = callback
+
+    def get_metrics_summary(self) -> dict[str, Any]:
+        """What this engine has served and is serving, times in seconds; {"error": ...} when it was never initiated.
+
+        Requests per second are those of the last minute. Failed are those that were aborted, left, or ended by an error.
+        """
+        totals = self._serving.totals
+        if not totals.has_begun:
+            return {"error": "the engine was not initiated"}
+        return totals.summary() | {
+            "active_requests": len(self._serving.active),
+            "queue_size": self.num_pending_requests,
+            "running_requests": self.num_running_requests,
+        }
+
+    def update_model_weights(
+        self,
+        model: str | Path | Checkpoint | None = None,
+        *,
+        graphdef: Any = None,
+        graphstate: Any = None,
+        graphother: Any = None,
+        restart_scheduler: bool = True,
+    ) -> None:
+        """Serve other weights of the same shapes, without compiling: those of a model, or by path (a mapping, an nnx.State).
+
+        Nothing that the old ones computed is found again. Both are in memory while they are exchanged. An engine that
+        runs goes on unless restart_scheduler is False. BusyError (a RuntimeError) while there are requests, ValueError
+        when no weights are given or one does not fit; then the old ones stay.
+        """
+        service = self._service
+        with service.lock:
+            service.check_idle()
+            change = load_changes(service.parts.plan, model, graphdef, graphstate, graphother)
+            engine = paged(service.parts.engine)
+            service.call(lambda: swap(engine, change))
+            if not restart_scheduler:
+                service.stop()

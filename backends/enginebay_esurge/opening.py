@@ -1,0 +1,133 @@
+"""What an eSurge stands on: a model by name or already open, its tokenizer, and the engine over it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from enginebay.build.compose import Composed, Plan, build, find_family, make_plan, open_checkpoint
+from enginebay.config import DEFAULT_AXIS_RULES, make_config
+from enginebay.errors import ConfigError, explain
+from enginebay.llm.prepare import Preparer
+from enginebay.model import Checkpoint, count_weights
+from enginebay.text import Tokenizer
+from enginebay.types import MAX_STOP_TOKENS
+from enginebay_esurge.settings import ENGINE, EngineSettings
+
+PRELOADED = "preloaded"
+"""What a configuration calls a model that was given as an object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Everything chosen, nothing loaded, and the tokenizer of the requests."""
+
+    plan: Plan
+    tokenizer: Tokenizer
+
+    def default_name(self) -> str:
+        """{model type}-{billions of parameters}b."""
+        plan = self.plan
+        kind = plan.checkpoint.config.get("model_type", plan.model.info.family)
+        return f"{kind}-{count_weights(plan.model) / 1e9:.2f}b"
+
+    def make_preparer(self, extra_eos_token_ids: Sequence[int]) -> Preparer:
+        """What makes requests. They end at the ends of sequence of the model, of the tokenizer, and these."""
+        plan = self.plan
+        known = plan.checkpoint.token_info
+        own = _as_ids(getattr(self.tokenizer.inner, "eos_token_id", None))
+        eos = tuple(dict.fromkeys((*known.eos_token_ids, *own, *extra_eos_token_ids)))
+        vocab_size = plan.model.info.vocab_size
+        if (
+            any(not 0 <= token_id < vocab_size for token_id in extra_eos_token_ids)
+            or len(eos) > MAX_STOP_TOKENS
+        ):
+            raise ConfigError(
+                explain(
+                    f"extra_eos_token_ids = {list(extra_eos_token_ids)}",
+                    f"ids from 0 to {vocab_size - 1}, and {MAX_STOP_TOKENS} with those of model and tokenizer",
+                    "Correct them.",
+                )
+            )
+        sampler = plan.registry.find("sampler", plan.config.sampler.name).declaration
+        assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
+        return Preparer(
+            self.tokenizer,
+            dataclasses.replace(known, eos_token_ids=eos),
+            vocab_size,
+            plan.config.max_model_len,
+            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            seed=plan.config.seed,
+        )
+
+
+def open_subject(model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings) -> Subject:
+    """The subject of a model by name, or of one that is open already, which needs a tokenizer: ConfigError (a ValueError)."""
+    checkpoint = None if isinstance(model, str | Path) else model
+    if checkpoint is not None and tokenizer is None:
+        raise ConfigError(
+            explain("a preloaded model without a tokenizer", "a model with one", "Give tokenizer=.")
+        )
+    name = str(model) if checkpoint is None else PRELOADED
+    more = {k: v for k, v in settings.more.items() if k not in ("engine_options", "axis_rules")}
+    # A first plan without sizes, to know the model's longest sequence and the devices.
+    first = make_plan(make_config(more, {"model": name, "engine": ENGINE}), checkpoint=checkpoint)
+    num_devices = len(first.platform.devices())
+    most_tp = most_shards(first, num_devices) if settings.auto_shard_model else 1
+    config = settings.config(name, first.model.info.max_model_len, num_devices, most_tp)
+    plan = make_plan(config, first.registry, first.checkpoint)
+    return Subject(plan, find_tokenizer(tokenizer, plan))
+
+
+def most_shards(plan: Plan, num_devices: int) -> int:
+    """The most of so many devices that the dimensions of a plan's model can be split over."""
+    family = find_family(plan.registry, plan.checkpoint.architecture)
+    split = {axis for axis, target in DEFAULT_AXIS_RULES.items() if target == "tensor"}
+    for num_shards in range(num_devices, 1, -1):
+        try:
+            model = family.build(plan.checkpoint.config, dtype=plan.config.dtype, num_shards=num_shards)
+        except ConfigError:
+            continue  # its heads do not divide so
+        specs = model.weight_specs().values()
+        sizes = [n for spec in specs for n, axis in zip(spec.shape, spec.axes, strict=True) if axis in split]
+        if not any(size % num_shards for size in sizes):
+            return num_shards
+    return 1
+
+
+def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) -> Composed:
+    """Load the weights and allocate the cache; with `compiles` make every program, and after that none if so configured."""
+    parts = build(plan)
+    if compiles:
+        engine = parts.engine
+        engine.warmup(lambda done, total, what: log.log(level, "compiled %s (%d of %d)", what, done, total))
+        engine.compilations.forbidden = plan.config.forbid_compiling
+    return parts
+
+
+def find_tokenizer(tokenizer: Any, plan: Plan) -> Tokenizer:
+    """The Tokenizer of a name or folder, of a tokenizer of transformers, or of the model itself for None. ConfigError else."""
+    if tokenizer is None or isinstance(tokenizer, str | Path):
+        where = plan.checkpoint if tokenizer is None else open_checkpoint(plan.registry, str(tokenizer))
+        loaded: Tokenizer = where.load_tokenizer()
+        return loaded
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode")):
+        return Tokenizer(tokenizer)
+    raise ConfigError(
+        explain(
+            f"a tokenizer of type {type(tokenizer).__name__}",
+            "a folder or hub id, a tokenizer of transformers, or None for the model's own",
+            "Give one of these.",
+        )
+    )
+
+
+def _as_ids(value: Any) -> list[int]:
+    """Token ids that a tokenizer names: none, one, or several."""
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    return [int(v) for v in values]

@@ -1,0 +1,124 @@
+"""Service: the engine and the loop that drives it, started, paused, resumed and stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from enginebay.build.compose import Composed
+from enginebay.engine import Engine
+from enginebay.errors import explain
+from enginebay.loop.loop import EngineLoop
+from enginebay.loop.messages import Ticket
+from enginebay.types import Request
+from enginebay_esurge.errors import BusyError, NotRunningError
+
+
+class Service:
+    """Stopped, running or paused. Methods may be called from several threads; `lock` keeps a state for longer.
+
+    The engine outlives its loops: what was compiled and loaded stays when the service is stopped.
+    """
+
+    def __init__(self, parts: Composed, *, drops_cache: bool) -> None:
+        self.parts = parts
+        self.lock = threading.RLock()
+        self._drops_cache = drops_cache
+        self._loop: EngineLoop | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken in."""
+        loop = self._loop
+        return loop is not None and not loop.is_paused
+
+    @property
+    def num_waiting(self) -> int:
+        """Completions that wait for their turn."""
+        loop = self._loop
+        return 0 if loop is None else loop.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Completions with a row of the engine."""
+        loop = self._loop
+        return 0 if loop is None else loop.num_running
+
+    def start(self) -> None:
+        """Run, from whichever state."""
+        with self.lock:
+            engine, loop = self.parts.engine, self._loop
+            if loop is None:
+                engine.make_arrays()
+                self._loop = EngineLoop(engine, self.parts.scheduler, self.parts.plan.config)
+            elif loop.is_paused:
+                loop.call(lambda: _go_on(loop, engine))
+
+    def pause(self) -> None:
+        """Keep requests as they are and run none; without rows, the cache's memory is freed if that was asked for."""
+        with self.lock:
+            loop, engine, drops_cache = self._loop, self.parts.engine, self._drops_cache
+            if loop is not None and not loop.is_paused:
+                loop.call(lambda: _hold(loop, engine, drops_cache=drops_cache))
+
+    def stop(self) -> None:
+        """End the thread, and fail what is under way."""
+        with self.lock:
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                loop.close()
+
+    def submit(self, requests: Iterable[Request]) -> list[Ticket]:
+        """Queue requests, all or none. NotRunningError when nothing runs."""
+        with self.lock:
+            self.check_running()
+            assert self._loop is not None, "a running service has a loop"
+            return self._loop.submit(requests)
+
+    def check_running(self) -> None:
+        """NotRunningError when nothing runs."""
+        if not self.is_running:
+            state, todo = (
+                ("stopped", "initiate()") if self._loop is None else ("paused", "resume() or initiate()")
+            )
+            raise NotRunningError(
+                explain(f"a request for a {state} engine", "a running one", f"Call {todo} first.")
+            )
+
+    def check_idle(self) -> None:
+        """BusyError when a completion waits or runs. Hold `lock`, and it stays so."""
+        num = self.call(lambda: self.num_waiting + self.num_running)
+        if num:
+            raise BusyError(
+                explain(
+                    f"new weights for an engine with {num} requests",
+                    "an idle one",
+                    "Wait for them, or abort them.",
+                )
+            )
+
+    def abort(self, request_id: str) -> None:
+        """End a completion with reason "abort"; one that is not under way is left alone."""
+        loop = self._loop
+        if loop is not None:
+            loop.abort(request_id)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function between steps, and return its result."""
+        with self.lock:
+            return function() if self._loop is None else self._loop.call(function)
+
+
+# On the engine's thread.
+
+
+def _hold(loop: EngineLoop, engine: Engine, *, drops_cache: bool) -> None:
+    loop.is_paused = True
+    if drops_cache and not engine.rows.num_reqs:
+        engine.drop_arrays()
+
+
+def _go_on(loop: EngineLoop, engine: Engine) -> None:
+    engine.make_arrays()
+    loop.is_paused = False

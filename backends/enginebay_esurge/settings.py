@@ -1,0 +1,151 @@
+"""From the documented options to a configuration of the paged engine; what cannot be honoured is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from enginebay.config import EngineConfig, make_config
+from enginebay.errors import ConfigError, UnsupportedError, explain
+
+ENGINE = "oengine"
+AXES = ("dp", "fsdp", "ep", "tp", "sp")
+"""What the numbers of sharding_axis_dims count devices along."""
+
+DEFAULT_DIMS = (1, 1, 1, -1, 1)
+DEFAULT_MODEL_LEN = 8192
+SIZES_OF_CACHE = ("num_pages", "cache_bytes", "memory_utilization")
+OURS = ("model", "dtype", "engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "mesh")
+"""Fields of EngineConfig that documented options set, so that no keyword may."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The options that the engine is made from. `more` are further fields of EngineConfig, and engine_options."""
+
+    dtype: Any
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    hbm_utilization: float
+    page_size: int
+    enable_prefix_caching: bool
+    use_aot_forward: bool
+    compile_runner: bool
+    auto_shard_model: bool
+    sharding_axis_dims: Sequence[int]
+    more: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        taken = sorted(set(self.more) & {*OURS, "forbid_compiling"})
+        if taken:
+            raise ConfigError(
+                explain(
+                    f"{', '.join(taken)} as further keywords",
+                    "fields of EngineConfig that no documented option stands for, and engine_options",
+                    "Use the documented option.",
+                )
+            )
+
+        if not self.auto_shard_model and tuple(self.sharding_axis_dims) != DEFAULT_DIMS:
+            raise ConfigError(
+                explain(
+                    f"sharding_axis_dims = {tuple(self.sharding_axis_dims)} with auto_shard_model = False",
+                    "one of the two",
+                    "Leave one out.",
+                )
+            )
+
+    def config(self, model: str, longest: int, num_devices: int, most_tp: int) -> EngineConfig:
+        """The configuration for a model of at most `longest` tokens on so many devices, of which it can be split over most_tp.
+
+        ConfigError for a wrong value.
+
+        The default length is the model's own where that is shorter.
+        """
+        more = {name: value for name, value in self.more.items() if name != "engine_options"}
+        values: dict[str, Any] = {
+            "model": model,
+            "dtype": dtype_name(self.dtype),
+            "max_model_len": min(longest, DEFAULT_MODEL_LEN)
+            if self.is_default_length
+            else self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "mesh": mesh_of(self.sharding_axis_dims, num_devices, most_tp) if self.auto_shard_model else {},
+            "forbid_compiling": self.compile_runner and self.use_aot_forward,
+            "engine": {"name": ENGINE, "options": self._engine_options()},
+        }
+        if self.max_num_batched_tokens is not None:
+            values["max_num_batched_tokens"] = self.max_num_batched_tokens
+        return make_config(more, values)
+
+    @property
+    def is_default_length(self) -> bool:
+        """Whether max_model_len is the documented default, which stands for no wish."""
+        return self.max_model_len == DEFAULT_MODEL_LEN
+
+    def _engine_options(self) -> dict[str, Any]:
+        given = dict(self.more.get("engine_options", {}))
+        options: dict[str, Any] = {"page_size": self.page_size, "prefix_caching": self.enable_prefix_caching}
+        if not any(name in given for name in SIZES_OF_CACHE):
+            options["memory_utilization"] = self.hbm_utilization
+        return given | options
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of JAX or numpy; a name stays as it is. ConfigError for something else."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return str(jnp.dtype(dtype).name)
+    except TypeError:
+        raise ConfigError(
+            explain(
+                f"dtype of type {type(dtype).__name__}",
+                "a dtype such as jnp.bfloat16, or its name",
+                "Give one.",
+            )
+        ) from None
+
+
+def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, int]:
+    """The mesh for devices per axis of AXES, of which one may be -1: what the others leave, for tp at most most_tp.
+
+    Only tp, the axis of heads and features, may be more than 1: UnsupportedError. ConfigError for dims that are none.
+    """
+    dims = tuple(dims)
+    if len(dims) != len(AXES) or any(size < 1 and size != -1 for size in dims) or dims.count(-1) > 1:
+        raise ConfigError(
+            explain(
+                f"sharding_axis_dims = {dims}",
+                f"devices along {', '.join(AXES)}, one of them -1 for the rest",
+                "Correct them.",
+            )
+        )
+    fixed = math.prod(size for size in dims if size != -1)
+    sizes = {
+        axis: num_devices // fixed if size == -1 else size for axis, size in zip(AXES, dims, strict=True)
+    }
+    if dims[AXES.index("tp")] == -1:
+        sizes["tp"] = min(sizes["tp"], most_tp)
+    wrong = [axis for axis, size in sizes.items() if size > 1 and axis != "tp"]
+    if wrong:
+        raise UnsupportedError(
+            explain(
+                f"sharding_axis_dims = {dims}, which splits {' and '.join(wrong)}",
+                "more than 1 along tp only",
+                "Put the devices there: (1, 1, 1, -1, 1).",
+            )
+        )
+    return {"tensor": sizes["tp"]} if sizes["tp"] != 1 else {}
+
+
+def refuse_unserved(given: Mapping[str, tuple[Any, Any, str]]) -> None:
+    """UnsupportedError for the first option whose value is not its default: by name value, default and what to do."""
+    for name, (value, default, todo) in given.items():
+        if value != default:
+            raise UnsupportedError(explain(f"{name} = {value!r}", f"{default!r}, as yet", todo))

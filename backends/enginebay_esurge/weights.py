@@ -1,0 +1,63 @@
+"""Putting other weights into an engine that stays: the same programs, and nothing found again of what the old ones computed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from enginebay.build.compose import Plan, open_checkpoint
+from enginebay.errors import InputError, InternalError, UnsupportedError, explain
+from enginebay.model import Checkpoint, Weights
+from enginebay.runner.weights import merge_weights
+from enginebay_oengine.engine import PagedEngine
+from enginebay_oengine.prefix import Salt
+
+_versions = itertools.count(1)  # in the process: two engines never name different weights alike
+
+
+def paged(engine: Any) -> PagedEngine:
+    """The engine, which an eSurge makes of this kind only."""
+    if not isinstance(engine, PagedEngine):
+        raise InternalError(f"an eSurge over a {type(engine).__name__}")
+    return engine
+
+
+def load_changes(
+    plan: Plan, model: str | Path | Checkpoint | None, graphdef: Any, graphstate: Any, graphother: Any
+) -> Callable[[Weights], Weights]:
+    """From the present weights to others: those of a model, and over them single ones, checked against the present.
+
+    InputError (a ValueError) when nothing is given; UnsupportedError for a graphdef: the model stays the one that was
+    compiled.
+    """
+    if graphdef is not None:
+        raise UnsupportedError(
+            explain(
+                "a graphdef",
+                "weights: model, graphstate, graphother",
+                "Make another engine for another model.",
+            )
+        )
+    if model is None and graphstate is None and graphother is None:
+        raise InputError(
+            explain("no weights", "model, graphstate or graphother", "Give one of them, or several.")
+        )
+    changes = [change for change in (graphstate, graphother) if change is not None]
+    if model is None:
+        return lambda base: merge_weights(base, *changes)
+    checkpoint = open_checkpoint(plan.registry, str(model)) if isinstance(model, str | Path) else model
+    loaded = checkpoint.load_weights(
+        plan.model,
+        dtype=plan.config.dtype,
+        place=plan.placement.weight,
+        verify=plan.config.verify_weights,
+    )
+    return lambda base: merge_weights(base, loaded, *changes)
+
+
+def swap(engine: PagedEngine, change: Callable[[Weights], Weights]) -> None:
+    """Exchange the weights of an engine without rows. For the engine's thread, or when there is none."""
+    engine.runner.weights = change(engine.runner.weights)
+    engine.ledger.forget(Salt(weights=f"update {next(_versions)}"))
