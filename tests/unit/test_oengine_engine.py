@@ -124,8 +124,10 @@ def count_prefilled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["hnd", "nhd", "tpu_rpa"])
-@pytest.mark.parametrize("page_size", [8, 16, 24, 64, 256])
+@pytest.mark.parametrize(
+    ("page_size", "layout"),
+    [(8, "hnd"), (16, "nhd"), (24, "tpu_rpa"), (64, "hnd"), (64, "tpu_rpa"), (256, "hnd")],
+)
 def test_any_sizes_give_the_tokens_of_the_contiguous_engine(
     make: Callable[..., LLM], oracle: Oracle, page_size: int, layout: str
 ) -> None:
@@ -183,6 +185,7 @@ def test_requests_that_begin_alike_share_pages_while_they_run(
     assert outputs[0].outputs[0].token_ids == alone
 
 
+@pytest.mark.slow
 def test_without_prefix_caching_everything_is_computed(
     make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +196,7 @@ def test_without_prefix_caching_everything_is_computed(
     assert sum(counts) == 80
 
 
+@pytest.mark.slow
 def test_dropped_arrays_take_the_prefixes_with_them(make: Callable[..., LLM]) -> None:
     llm = make(SMALL)
     before = generate(llm, [[1] * 40], greedy(4))
@@ -225,6 +229,7 @@ def test_requests_preempted_in_the_middle_give_the_same_tokens(
     assert preempted
 
 
+@pytest.mark.slow
 def test_reserving_all_preempts_nobody(
     make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +239,7 @@ def test_reserving_all_preempts_nobody(
     assert not preempted
 
 
+@pytest.mark.slow
 def test_state_of_a_row_can_be_put_where_its_prefix_is_shared(make: Callable[..., LLM]) -> None:
     prompt, params = [i % 80 for i in range(37)], seeded(16)
     llm = make(SMALL)

@@ -71,6 +71,7 @@ def subject_token_info() -> Any:
     return TokenInfo()
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_samples_and_instances_share_nothing(inference: vInference) -> None:
     hot = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
     ids, mask = encode(inference, TEXTS[0])
@@ -200,7 +201,7 @@ def test_batches_of_unequal_prompts_equal_each_row_alone(inference: vInference, 
         assert rows[:count] == reference(llm, GREEDY, *texts)
 
 
-@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_sampled_row_alone_with_its_key_gives_the_same_tokens(inference: vInference, count: int) -> None:
     made = inference
     if count == 16:

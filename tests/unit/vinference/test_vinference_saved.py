@@ -68,6 +68,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_a_fresh_process_generates_the_same_tokens_and_compiles_nothing(
     inference: vInference, tmp_path: Path, repo_root: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_another_models_is_refused(copy: Path, tmp_path: Path) -> None:
         vInference.load_inference(copy, {**MODEL, "model": str(tiny)}, None)
 
 
+@pytest.mark.slow
 def test_what_the_functions_depend_on_is_restored_or_refused(tmp_path: Path) -> None:
     nhd = {**MODEL, "layout": "nhd"}
     made = vInference(nhd, None, CONFIG)
@@ -134,6 +136,7 @@ def test_what_the_functions_depend_on_is_restored_or_refused(tmp_path: Path) -> 
     assert vInference.load_inference(tmp_path, split, None).input_partition_spec == spec
 
 
+@pytest.mark.slow
 def test_functions_for_another_pass_are_not_compiled_in_vain(
     copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
