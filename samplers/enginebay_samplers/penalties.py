@@ -15,9 +15,13 @@ def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
     Repetition is Keskar et al., "CTRL", 2019 (section 4.1), with negative logits multiplied; frequency and presence are
     those of the OpenAI API. While no row uses one, the logits are passed through and nothing is computed.
     """
+    return lax.cond(jnp.any(penalizes(state)), lambda: _penalized(logits, state), lambda: logits)
+
+
+def penalizes(state: SamplingState) -> jax.Array:
+    """bool [S], whether a row has a penalty that is not neutral."""
     counted = (state.presence_penalty != 0.0) | (state.frequency_penalty != 0.0)
-    used = jnp.any(counted | (state.repetition_penalty != 1.0))
-    return lax.cond(used, lambda: _penalized(logits, state), lambda: logits)
+    return counted | (state.repetition_penalty != 1.0)
 
 
 def _penalized(logits: jax.Array, state: SamplingState) -> jax.Array:

@@ -26,7 +26,7 @@ from jax import lax
 
 from enginebay.sampler import SamplingState, position_keys
 from enginebay_samplers.greedy import first_best
-from enginebay_samplers.penalties import penalize
+from enginebay_samplers.penalties import penalize, penalizes
 
 NUM_CANDIDATES = 256
 """How many best tokens are put in order: a partial sort of 256 costs little more than finding the best one."""
@@ -59,14 +59,19 @@ def sample(logits: jax.Array, state: SamplingState) -> jax.Array:
     A row of temperature 0 or top_k 1 gets the first best token exactly. While all rows are such, and none has a penalty,
     nothing else is computed.
     """
-    logits = penalize(logits.astype(jnp.float32), state)
+    logits = logits.astype(jnp.float32)
     best = first_best(logits)
     draws = (state.temperature >= jnp.finfo(jnp.float32).tiny) & (state.top_k != 1)
 
-    def drawn() -> jax.Array:
-        return jnp.where(draws, _draw(logits, draws, state), best)
+    def in_full() -> jax.Array:
+        penalized = penalize(logits, state)
+        likely = first_best(penalized)
+        return lax.cond(
+            jnp.any(draws), lambda: jnp.where(draws, _draw(penalized, draws, state), likely), lambda: likely
+        )
 
-    return lax.cond(jnp.any(draws), drawn, lambda: best)
+    # One branch for rows that want nothing: logits that come out of a conditional are copied.
+    return lax.cond(jnp.any(draws | penalizes(state)), in_full, lambda: best)
 
 
 def token_noise(seeds: jax.Array, ids: jax.Array) -> jax.Array:
