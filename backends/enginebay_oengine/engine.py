@@ -39,6 +39,7 @@ class PagedEngine(Engine):
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len,
             min_rows=parts.platform.min_rows(parts.dtype),
+            ragged_decode=parts.ragged_decode,
         )
         self.geometry = Geometry(sizes, parts.layout_type, options.page_size, parts.compact_decode)
         self.num_pages = choose_num_pages(parts, options, self.geometry)

@@ -48,6 +48,7 @@ class VInferenceEngine(Engine):
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len,
             min_rows=parts.platform.min_rows(parts.dtype),
+            ragged_decode=parts.ragged_decode,
         )
         self.geometry = Geometry(
             sizes, parts.layout_type, parts.layout, options.page_size, parts.compact_decode

@@ -130,6 +130,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
         layout=plan.kernels.layout,
         dtype=config.dtype,
         compact_decode=plan.kernels.compact_decode,
+        ragged_decode=plan.kernels.ragged_decode,
     )
     engine: Engine = _make(registry, "engine", config.engine.name, config.engine.options, parts)
     return engine

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from enginebay.build.folders import cache_folder, make_private
 from enginebay.config import AUTO
 from enginebay.errors import ConfigError, explain
 
@@ -17,9 +16,8 @@ log = logging.getLogger("enginebay.build")
 
 
 def default_cache_folder() -> Path:
-    """$XDG_CACHE_HOME/enginebay/programs, or the same below ~/.cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the standard ignores a relative one
-    return (base if base.is_absolute() else Path.home() / ".cache") / "enginebay" / "programs"
+    """Where compiled programs are kept unless a folder is given."""
+    return cache_folder() / "programs"
 
 
 def configure_compile_cache(choice: str) -> Path | None:
@@ -60,24 +58,10 @@ def _find_folder(choice: str) -> tuple[Path, str | None]:
         folder = default_cache_folder() if choice == AUTO else Path(choice).expanduser()
     except RuntimeError as error:  # a user without a home
         return Path(choice), str(error)
-    problem = _make_private(folder)
+    problem = make_private(folder)
     return folder, f"{folder}: {problem}" if problem else None
 
 
 def _keep_everything() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _make_private(folder: Path) -> str | None:
-    """Create the folder if need be; why it cannot be trusted, or None."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        return str(error.strerror)
-    if found.st_uid != os.getuid():
-        return "it belongs to somebody else"
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        return f"its mode is {stat.S_IMODE(found.st_mode):04o}, open to others"
-    return None

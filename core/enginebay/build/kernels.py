@@ -42,23 +42,36 @@ class ChosenKernels:
         """Whether decode steps should run on a copy of the rows' cache."""
         return self.attention["decode"].caps.compact_decode
 
+    @property
+    def ragged_decode(self) -> bool:
+        """Whether decode steps cost what their rows' lengths cost, whatever the bucket."""
+        return self.attention["decode"].caps.ragged_decode
 
-def candidates(registry: Registry, op: str, env: Env) -> list[Candidate]:
-    """Every registered implementation of an op, loaded where its declaration allows this platform."""
-    return [_candidate(registry, e, env) for e in registry.entries if e.kind == "kernel" and e.op == op]
+
+def candidates(registry: Registry, op: str, env: Env, *, is_sharded: bool = False) -> list[Candidate]:
+    """Every registered implementation of an op, loaded where its declaration allows this platform.
+
+    With `is_sharded` those that declare the capability sharded = False cannot serve.
+    """
+    kernels = (e for e in registry.entries if e.kind == "kernel" and e.op == op)
+    return [_candidate(registry, e, env, is_sharded=is_sharded) for e in kernels]
 
 
-def _candidate(registry: Registry, entry: Entry, env: Env) -> Candidate:
+def _candidate(registry: Registry, entry: Entry, env: Env, *, is_sharded: bool) -> Candidate:
     declared = entry.declaration
     if entry.state != "ready" or declared is None:
         return Candidate(entry.name, 0, unavailable=entry.reason)
     reason = entry.why_not_on(env.platform)
     if reason is not None:
         return Candidate(entry.name, 0, unavailable=reason)
+    if is_sharded and declared.capabilities.get("sharded") is False:
+        return Candidate(entry.name, 0, unavailable="does not support weights split over devices")
     try:
         impl = registry.load(entry)
     except PluginError as error:
-        return Candidate(entry.name, 0, unavailable=str(error))
+        # One that finds on import that it cannot serve here says so itself.
+        cause = error.__cause__ if isinstance(error.__cause__, UnsupportedError) else error
+        return Candidate(entry.name, 0, unavailable=str(cause))
     priority = getattr(impl, "priority", declared.capabilities.get("priority", 0))
     return Candidate(entry.name, int(priority), impl)
 
@@ -102,7 +115,8 @@ def choose_kernels(
                     f"kernels.{op} differs by phase", "one name: this op has no phases", "Give a single name."
                 )
             )
-        found, why = choose(f"kernels.{op}", choice.decode, candidates(registry, op, env), lambda _: None)
+        able = candidates(registry, op, env, is_sharded=shards > 1)
+        found, why = choose(f"kernels.{op}", choice.decode, able, lambda _: None)
         plain[op] = found.impl
         reasons.append(why)
     names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}

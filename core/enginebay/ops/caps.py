@@ -29,7 +29,8 @@ class Caps:
     `layouts` is in order of preference. `features` may hold window, softcap, sinks, lse, kv_share, mla,
     deterministic, fused_write, shard_map, command_buffer. `fused_write` False means that kv_write runs first
     and the implementation gets k = v = None. `compact_decode` asks the runner to hand decode steps a copy of
-    the rows' cache with `rows_are_pages`, made once per compiled call.
+    the rows' cache with `rows_are_pages`, made once per compiled call. `ragged_decode` says that a decode step costs
+    what its rows' lengths cost, whatever the bucket's longest: engines then need one context bucket, and finer rows.
     """
 
     platforms: frozenset[str]
@@ -44,6 +45,7 @@ class Caps:
     group: Callable[[int], bool] = _always
     page_size: Callable[[int], bool] = _always
     compact_decode: bool = False
+    ragged_decode: bool = False
 
     def why_not_here(self, env: Env) -> str | None:
         """Why this cannot run in `env` whatever the problem, or None."""

@@ -18,6 +18,18 @@ def doubling(low: int, high: int) -> tuple[int, ...]:
     return (*sizes, high)
 
 
+def finer(low: int, high: int) -> tuple[int, ...]:
+    """doubling(low, high) with sizes between: multiples of four from 8, of a quarter of the power of two from 32."""
+    sizes = doubling(low, high)
+    between = (
+        size
+        for power in sizes
+        if power >= 8
+        for size in range(power, min(2 * power, high), max(4, power // 4))
+    )
+    return tuple(sorted({*sizes, *between}))
+
+
 def round_up(sizes: Sequence[int], needed: int) -> int:
     """The smallest of ascending `sizes` that is at least `needed`."""
     for size in sizes:
@@ -39,13 +51,21 @@ class BucketSizes:
 
 
 def default_sizes(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, min_rows: int
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    min_rows: int,
+    ragged_decode: bool = False,
 ) -> BucketSizes:
-    """Powers of two: decode rows from min_rows, prefill tokens from 16, contexts from 256."""
+    """Powers of two: decode rows from min_rows, prefill tokens from 16, contexts from 256.
+
+    With `ragged_decode` the context does not matter, so there is one, and rows come in finer steps.
+    """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     return BucketSizes(
-        decode_rows=doubling(min_rows, max(min_rows, max_num_seqs)),
+        decode_rows=(finer if ragged_decode else doubling)(min_rows, max(min_rows, max_num_seqs)),
         prefill_rows=(1, max_num_seqs) if max_num_seqs > 1 else (1,),
         prefill_tokens=doubling(16, longest_chunk),
-        kv_lens=doubling(256, max_model_len),
+        kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),
     )

@@ -33,6 +33,7 @@ class EngineParts:
     layout_type: type[KVLayout]
     dtype: str
     compact_decode: bool = False
+    ragged_decode: bool = False
 
 
 def weight_bytes(parts: EngineParts) -> int:

@@ -184,7 +184,12 @@ def _kernel(registry: Registry, entry: Entry) -> list[Check]:
                 functools.partial(_skip, f"needs platform {' or '.join(platforms)}, this is {env.platform}"),
             )
         ]
-    kernel = registry.load(entry)
+    try:
+        kernel = registry.load(entry)
+    except PluginError as error:
+        if not isinstance(error.__cause__, UnsupportedError):
+            raise
+        return [("runs_here", functools.partial(_skip, str(error.__cause__)))]
     if entry.op == "attention":
         return list(_attention(registry, kernel, env))
     return list(_plain_op(registry, entry.op, kernel))

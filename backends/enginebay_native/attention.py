@@ -1,0 +1,85 @@
+"""The op attention for decode steps: each row over its own length, wherever its pages lie."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.ops.caps import Caps
+from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay_native.calls import register
+
+TARGET = register("attention")
+
+DTYPES = frozenset({"float32", "bfloat16"})
+
+CAPS = Caps(
+    platforms=frozenset({"cpu"}),
+    layouts=("hnd",),
+    modes=frozenset({"decode"}),
+    q_dtypes=DTYPES,
+    kv_dtypes=DTYPES,
+    features=frozenset({"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map"}),
+    ragged_decode=True,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeAttention:
+    """Scores of all of a row's keys, softmax, and the weighted sum of its values: nothing past its length is read."""
+
+    name: str = "native"
+    version: str = "1"
+    priority: int = 10
+    caps: Caps = CAPS
+
+    def default_config(self, spec: AttnSpec, layout: KVLayout) -> None:
+        """There is nothing to tune."""
+        return
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: None = None,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        if k is not None or v is not None or batch.bucket.mode != "decode":
+            raise InternalError(
+                "native attention decodes, and is given keys that kv_write has put into the cache"
+            )
+        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
+            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
+            raise UnsupportedError(
+                explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
+            )
+        shapes = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
+        none = jnp.zeros(0, jnp.float32)
+        out, lse = jax.ffi.ffi_call(TARGET, shapes)(
+            q,
+            cache["k"],
+            cache["v"],
+            batch.page_table,
+            batch.kv_lens,
+            none if sinks is None else sinks.astype(jnp.float32),
+            scale=np.float32(spec.softmax_scale),
+            softcap=np.float32(spec.softcap or 0.0),
+            window=np.int64(spec.window or 0),
+        )
+        return out, cache, lse if spec.return_lse else None
+
+
+attention = NativeAttention()

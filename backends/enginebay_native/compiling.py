@@ -1,0 +1,128 @@
+"""From the C++ sources to a shared library for this machine, kept in a private folder of the user's own."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from enginebay.build.folders import cache_folder, make_private
+from enginebay.errors import UnsupportedError, explain
+
+log = logging.getLogger("enginebay.native")
+
+SOURCES = Path(__file__).parent / "src"
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-DNDEBUG",
+    "-w",
+    "-shared",
+    "-fPIC",
+)
+TIMEOUT_S = 300.0
+
+
+def library(name: str) -> Path:
+    """The compiled library of src/{name}.cc; compiled now when it is not there.
+
+    It is found again by its sources, the compiler, the processor's features and JAX's version. UnsupportedError when
+    there is no compiler (CXX, or c++, g++, clang++ on the PATH) or it fails.
+    """
+    compiler = find_compiler()
+    key = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        key.update(path.name.encode() + b"\0" + path.read_bytes())
+    found = Path(compiler[0]).stat()
+    key.update(
+        repr((compiler, found.st_size, found.st_mtime_ns, FLAGS, _features(), jax.__version__)).encode()
+    )
+    target = _folder() / f"{name}-{key.hexdigest()[:32]}.so"
+    if not target.exists():
+        _compile(compiler, name, target)
+    return target
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler and its first arguments: what CXX says, or the first that is on the PATH."""
+    given = os.environ.get("CXX", "").split()
+    for words in [given] if given else [[name] for name in COMPILERS]:
+        path = shutil.which(words[0])
+        if path is not None:
+            return [path, *words[1:]]
+    raise UnsupportedError(
+        explain(
+            f"no C++ compiler: {given[0]} is not there" if given else "no C++ compiler",
+            f"what CXX names, or one of {', '.join(COMPILERS)} on the PATH",
+            "Install one (on Debian: apt install g++), or choose the kernels xla.",
+        )
+    )
+
+
+@functools.cache
+def _folder() -> Path:
+    """The user's own, or when that is not private one that is removed at exit: what lies in it is executed."""
+    folder = cache_folder() / "native"
+    problem = make_private(folder)
+    if problem is None:
+        return folder
+    log.warning("compiled kernels are not kept: %s: %s", folder, problem)
+    return Path(_temporary().name)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="enginebay-native-")
+
+
+def _features() -> str:
+    """What the processor can do: a library of one machine may not run on another that shares the folder."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    kept = ("flags", "Features", "model name")
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(kept)}))
+
+
+def _compile(compiler: Sequence[str], name: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        command = [
+            *compiler,
+            *FLAGS,
+            f"-I{jax.ffi.include_dir()}",
+            str(SOURCES / f"{name}.cc"),
+            "-o",
+            str(made),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise _failed(compiler, str(error)) from None
+        if done.returncode:
+            raise _failed(compiler, next(iter(done.stderr.splitlines()), f"exit status {done.returncode}"))
+        made.replace(target)  # another process may have done the same: both made the same
+
+
+def _failed(compiler: Sequence[str], why: str) -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            f"compiling kernels with {compiler[0]} failed: {why}",
+            "GCC 12 or later, or clang, with its C++ library",
+            "Name another in CXX, or choose the kernels xla.",
+        )
+    )

@@ -1,0 +1,167 @@
+// Products of few rows with a weight [out, in]: each output is one sum over the inputs, of lanes in a fixed order, so that a
+// row's result does not depend on how many rows there are.
+
+#include "vectors.h"
+
+namespace enginebay {
+namespace {
+
+// The weights of a block stay in a second-level cache while all rows pass.
+constexpr int64_t kBlockBytes = 128 << 10;
+constexpr int64_t kTasksPerThread = 4;
+
+template <int R, int C>
+struct Tile {
+  Floats sums[R][C] = {};
+
+  void put(float* out, int64_t stride) const {
+    Floats flat[(R * C + kLanes - 1) / kLanes * kLanes] = {};
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) flat[r * C + c] = sums[r][c];
+    float totals[(R * C + kLanes - 1) / kLanes * kLanes];
+    for (int i = 0; i < R * C; i += kLanes) store(totals + i, sum_each(flat + i));
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) out[r * stride + c] = totals[r * C + c];
+  }
+};
+
+// out[R, C] = x[R, in] w[C, in]^T. With `kFetch`, what lies `ahead` of each weight is brought into the cache meanwhile.
+template <int R, int C, bool kFetch>
+void multiply(const float* x, const float* w, float* out, int64_t in, int64_t stride, int64_t ahead) {
+  Tile<R, C> tile;
+  int64_t k = 0;
+  for (; k + kLanes <= in; k += kLanes) {
+    Floats rows[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) rows[r] = load(x + r * in + k);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      Floats weights = load(w + c * in + k);
+      if (kFetch) __builtin_prefetch(w + c * in + k + ahead);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) tile.sums[r][c] += rows[r] * weights;
+    }
+  }
+  for (int64_t lane = 0; k < in; ++k, ++lane)
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) tile.sums[r][c][lane] += x[r * in + k] * w[c * in + k];
+  tile.put(out, stride);
+}
+
+template <int R, int C, bool kFetch>
+void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stride, int64_t ahead) {
+  Tile<R, C> tile;
+  int64_t k = 0;
+  for (; k + 2 * kLanes <= in; k += 2 * kLanes) {
+#ifdef __AVX512BF16__
+    __m512bh rows[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) rows[r] = (__m512bh)_mm512_loadu_si512(x + r * in + k);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      __m512bh weights = (__m512bh)_mm512_loadu_si512(w + c * in + k);
+      if (kFetch) __builtin_prefetch(w + c * in + k + ahead);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+        tile.sums[r][c] = (Floats)_mm512_dpbf16_ps((__m512)tile.sums[r][c], rows[r], weights);
+    }
+#else
+    Pair rows[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) rows[r] = load_pair(x + r * in + k);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      Pair weights = load_pair(w + c * in + k);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        tile.sums[r][c] += rows[r].even * weights.even;
+        tile.sums[r][c] += rows[r].odd * weights.odd;
+      }
+    }
+#endif
+  }
+  for (int64_t lane = 0; k < in; ++k, lane = (lane + 1) % kLanes)
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) tile.sums[r][c][lane] += to_float(x[r * in + k]) * to_float(w[c * in + k]);
+  tile.put(out, stride);
+}
+
+#ifdef __AVX512F__
+constexpr int kRows = 4, kColumns = 6;
+#else
+constexpr int kRows = 4, kColumns = 2;
+#endif
+constexpr int kLoneColumns = 8;  // of a tile of one row: enough sums under way to hide how long each takes
+
+template <int R, int C, bool kFetch, typename T>
+void columns(const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
+  int64_t c = 0;
+  for (; c + C <= width; c += C) multiply<R, C, kFetch>(x, w + c * in, out + c, in, stride, ahead);
+  for (; c < width; ++c) multiply<R, 1, kFetch>(x, w + c * in, out + c, in, stride, ahead);
+}
+
+template <int R, bool kFetch, typename T>
+void rest(int64_t rows, const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
+  if constexpr (R > 0) {
+    if (rows == R) {
+      columns<R, (R == 1 ? kLoneColumns : kColumns), kFetch>(x, w, out, in, width, stride, ahead);
+    } else {
+      rest<R - 1, kFetch>(rows, x, w, out, in, width, stride, ahead);
+    }
+  }
+}
+
+// out[rows, width] = x[rows, in] w[width, in]^T, out's rows `stride` apart. The first rows wait for memory, so they fetch the
+// weights that they come to next; the second ones fetch the next block's while the processor is busy.
+template <typename T>
+void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t width, int64_t stride) {
+  if (rows < kRows) return rest<kRows - 1, true>(rows, x, w, out, in, width, stride, in * (rows == 1 ? kLoneColumns : kColumns));
+  for (int64_t r = 0; r < rows; r += kRows) {
+    const T* some = x + r * in;
+    float* to = out + r * stride;
+    if (r == 0) {
+      columns<kRows, kColumns, true>(some, w, to, in, width, stride, in * kColumns);
+    } else if (rows - r < kRows) {
+      rest<kRows - 1, false>(rows - r, some, w, to, in, width, stride, 0);
+    } else if (r == kRows) {
+      columns<kRows, kColumns, true>(some, w, to, in, width, stride, in * width);
+    } else {
+      columns<kRows, kColumns, false>(some, w, to, in, width, stride, 0);
+    }
+  }
+}
+
+template <typename T>
+ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs) {
+  int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * kTasksPerThread);
+  int64_t chunk = std::max<int64_t>(kLoneColumns, share / kLoneColumns * kLoneColumns);
+  int64_t width = std::max<int64_t>(kLoneColumns, kBlockBytes / (in * int64_t(sizeof(T))) / kLoneColumns * kLoneColumns);
+  parallel_for(pool, (outputs + chunk - 1) / chunk, [=](int64_t task) {
+    int64_t end = std::min(outputs, (task + 1) * chunk);
+    for (int64_t first = task * chunk; first < end; first += width)
+      block(x, w + first * in, out + first, rows, in, std::min(width, end - first), outputs);
+  });
+  return ffi::Error::Success();
+}
+
+// x [rows, in] and w [out, in], both f32 or both bf16 -> f32 [rows, out].
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> out) {
+  auto shape = x.dimensions(), weight = w.dimensions();
+  if (shape.size() != 2 || weight.size() != 2 || shape[1] != weight[1] || x.element_type() != w.element_type())
+    return ffi::Error::InvalidArgument("linear wants x [rows, in] and w [out, in] of one dtype");
+  int64_t rows = shape[0], in = shape[1], outputs = weight[0];
+  if (x.element_type() == ffi::F32)
+    return run(pool, x.typed_data<float>(), w.typed_data<float>(), out->typed_data(), rows, in, outputs);
+  if (x.element_type() == ffi::BF16)
+    return run(pool, static_cast<const bf16*>(x.untyped_data()), static_cast<const bf16*>(w.untyped_data()),
+               out->typed_data(), rows, in, outputs);
+  return ffi::Error::InvalidArgument("linear wants f32 or bf16");
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    enginebay_linear, linear,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::Buffer<ffi::F32>>());
+
+}  // namespace enginebay

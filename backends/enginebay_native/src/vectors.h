@@ -1,0 +1,138 @@
+// Vectors of f32 as wide as the processor's, the sums that products end with, and a loop over the threads of XLA's pool.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "xla/ffi/api/ffi.h"
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace enginebay {
+
+namespace ffi = xla::ffi;
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t bf16;
+
+inline Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof(v)); }
+
+inline Floats splat(float x) { return Floats{} + x; }
+
+inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+
+inline float to_float(float x) { return x; }
+
+// Round to nearest, ties to even; a NaN stays one.
+inline bf16 to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16((bits >> 16) | 0x40);
+  return bf16((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) { *p = to_bf16(x); }
+
+// 2 * kLanes bf16 as two vectors: the values of even index, and those of odd index.
+struct Pair {
+  Floats even, odd;
+};
+
+inline Pair load_pair(const bf16* p) {
+  Ints bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  Ints even = bits << 16, odd = bits & (Ints{} + int32_t(0xffff0000u));
+  Pair out;
+  std::memcpy(&out.even, &even, sizeof(even));
+  std::memcpy(&out.odd, &odd, sizeof(odd));
+  return out;
+}
+
+// Sums of neighbouring lanes: those of a in the lower half, those of b in the upper.
+inline Floats add_neighbours(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  Floats y = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX__)
+  Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+  Floats y = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+  Floats x = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+  Floats y = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+  return x + y;
+}
+
+// Lane i of the result is the sum of v[i]'s lanes, for kLanes vectors; each sum is the same tree whatever the others are.
+inline Floats sum_each(Floats* v) {
+#pragma GCC unroll 4
+  for (int n = kLanes / 2; n > 0; n /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) v[i] = add_neighbours(v[2 * i], v[2 * i + 1]);
+  }
+  return v[0];
+}
+
+// The same tree for one vector.
+inline float sum(Floats v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int n = kLanes / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+  return lanes[0];
+}
+
+// f(i) for i in 0..n-1 on the pool's threads and this one. A task that comes too late finds nothing left, so nobody waits
+// for a thread that the pool has no time for.
+template <typename F>
+void parallel_for(ffi::ThreadPool& pool, int64_t n, const F& f) {
+  int64_t threads = std::min<int64_t>(n, pool.num_threads());
+  if (threads <= 1) {
+    for (int64_t i = 0; i < n; ++i) f(i);
+    return;
+  }
+  struct Shared {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  auto shared = std::make_shared<Shared>();
+  auto work = [shared, n, call = &f] {
+    for (int64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+      (*call)(i);
+      shared->done.fetch_add(1, std::memory_order_release);
+    }
+  };
+  for (int64_t t = 1; t < threads; ++t) pool.Schedule(decltype(work)(work));
+  work();
+  for (int spins = 0; shared->done.load(std::memory_order_acquire) < n; ++spins) {
+    if (spins > 2000) std::this_thread::yield();
+  }
+}
+
+}  // namespace enginebay

@@ -1,0 +1,27 @@
+"""Folders of the user's own for what is compiled and will be executed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/enginebay, or the same below ~/.cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # the standard ignores a relative one
+    return (base if base.is_absolute() else Path.home() / ".cache") / "enginebay"
+
+
+def make_private(folder: Path) -> str | None:
+    """Create the folder if need be; why it cannot be trusted, or None."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        return str(error.strerror)
+    if found.st_uid != os.getuid():
+        return "it belongs to somebody else"
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return f"its mode is {stat.S_IMODE(found.st_mode):04o}, open to others"
+    return None
