@@ -42,6 +42,7 @@ class EngineLoop:
         self._state = scheduler.initial_state()
         self._book = Book()
         self._steps = Steps(engine, config, self._book)
+        self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()
         self.is_paused = False  # set by call(): while it is, messages are handled and nothing is launched
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
@@ -102,9 +103,14 @@ class EngineLoop:
         launched = False
         if self._book.everything:
             look_up = self.engine.ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
-            view = self._book.view(time.monotonic(), self._steps.limits(), look_up)
+            began_s = time.monotonic()
+            view = self._book.view(began_s, self._steps.limits(), look_up)
             decision, self._state = self.scheduler.decide(view, self._state)
+            if self.watch.is_on:
+                self.watch.decided(began_s)
             launched = self._steps.launch(decision)
+            if self.watch.is_on:
+                self.watch.carried_out(self._book, self.engine.ledger)
         num_in_flight = len(self._steps.in_flight)
         if num_in_flight and (not launched or num_in_flight >= MAX_IN_FLIGHT):
             self._steps.commit_next()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from enginebay.engine import Engine, Pending, RowPlan, StepPlan
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.book import Book, Tracked, record_tokens
 from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.observer import Watch
 from enginebay.loop.places import Places
 from enginebay.scheduler import Decision, Limits
 from enginebay.types import FinishReason
@@ -19,10 +21,11 @@ from enginebay.types import FinishReason
 
 @dataclasses.dataclass(slots=True)
 class InFlight:
-    """A launched step and the requests of its rows, in the plan's order."""
+    """A launched step and the requests of its rows, in the plan's order. `launched_s` is known while somebody observes."""
 
     pending: Pending
     rows: list[Tracked]
+    launched_s: float = math.nan
 
 
 class Steps:
@@ -33,6 +36,7 @@ class Steps:
         self.config = config
         self.book = book
         self.places = Places(engine, book)
+        self.watch = Watch()
         self.in_flight: collections.deque[InFlight] = collections.deque()
 
     @property
@@ -79,6 +83,8 @@ class Steps:
         step = self.in_flight.popleft()
         tokens = step.pending.read()
         now_s = time.monotonic()
+        if self.watch.is_on:
+            self.watch.read(step.launched_s, step.rows, tokens, now_s)
         for tracked, row_tokens in zip(step.rows, tokens, strict=True):
             if tracked.finished:
                 continue
@@ -91,6 +97,8 @@ class Steps:
             if tracked.finished:
                 self.places.free(tracked)
                 self.book.drop(tracked)
+                if self.watch.is_on and event.finish_reason:
+                    self.watch.ended(tracked, event.finish_reason)
             if event.token_ids or event.finish_reason:
                 tracked.ticket.put(event)
 
@@ -104,6 +112,8 @@ class Steps:
         tracked.finished = True
         tracked.metrics.finished_s = time.monotonic()
         self.book.drop(tracked)
+        if self.watch.is_on:
+            self.watch.ended(tracked, reason)
         tracked.ticket.put(TokenEvent((), reason, tracked.metrics, error))
         self.places.free(tracked)
 
@@ -121,6 +131,8 @@ class Steps:
         if tracked is not None:
             self.places.free(tracked)
             self.book.requeue(tracked)
+            if self.watch.is_on:
+                self.watch.preempted()
 
     def _launch_prefill(self, decision: Decision) -> bool:
         plans: list[RowPlan] = []
@@ -138,7 +150,10 @@ class Steps:
             plans.append(self._plan_chunk(tracked, num_tokens))
             rows.append(tracked)
         if plans:
-            self.in_flight.append(InFlight(self.engine.step(StepPlan(tuple(plans), 0, demand)), rows))
+            plan = StepPlan(tuple(plans), 0, demand)
+            pending = self.engine.step(plan)
+            launched_s = self.watch.launched(plan) if self.watch.is_on else math.nan
+            self.in_flight.append(InFlight(pending, rows, launched_s))
         for tracked in rows:
             self.places.set_computed(tracked, tracked.num_computed)
         return bool(plans)
@@ -181,5 +196,7 @@ class Steps:
             tracked.num_launched += min(steps, tracked.num_new_left)
         if plans:
             plan = StepPlan(tuple(plans), steps, self.book.demand())
-            self.in_flight.append(InFlight(self.engine.step(plan), list(rows)))
+            pending = self.engine.step(plan)
+            launched_s = self.watch.launched(plan) if self.watch.is_on else math.nan
+            self.in_flight.append(InFlight(pending, list(rows), launched_s))
         return bool(plans)

@@ -1,0 +1,163 @@
+"""What the loop tells its observers: updates, steps and endings, in order, and nothing that could harm the service."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from enginebay.build.compose import Composed, build, make_plan
+from enginebay.config import EngineConfig
+from enginebay.loop.loop import EngineLoop
+from enginebay.loop.observer import Ending, Execution, Observer, Update, Watch
+from enginebay.scheduler import Scheduler
+from tests.unit.serving import DEADLOCK_S, SIZES
+from tests.unit.test_loop import MAX_NUM_SEQS, NUM_TOKENS, FailOnce, Held, Preempting, events, request, tokens
+
+pytestmark = pytest.mark.xdist_group("loop")
+
+
+class Notes(Observer):
+    """Keeps what it is told, and on which threads."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.executions: list[Execution] = []
+        self.endings: list[Ending] = []
+        self.threads: set[str] = set()
+
+    def updated(self, update: Update) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.updates.append(update)
+
+    def executed(self, execution: Execution) -> None:
+        self.executions.append(execution)
+
+    def ended(self, ending: Ending) -> None:
+        self.endings.append(ending)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Composed:
+    return build(make_plan(EngineConfig(**SIZES)))
+
+
+@pytest.fixture
+def start(parts: Composed) -> Iterator[Callable[..., EngineLoop]]:
+    loops = []
+
+    def make(scheduler: Scheduler | None = None) -> EngineLoop:
+        loops.append(EngineLoop(parts.engine, scheduler or parts.scheduler, parts.plan.config))
+        return loops[-1]
+
+    yield make
+    for loop in loops:
+        loop.close()
+
+
+@pytest.fixture
+def loop(start: Callable[..., EngineLoop]) -> EngineLoop:
+    return start()
+
+
+def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -> None:
+    notes = Notes()
+    loop.watch.add(notes)
+    with Held(loop):
+        tickets = loop.submit([request(f"seen {i}", length=20, max_tokens=5) for i in range(MAX_NUM_SEQS)])
+    for ticket in tickets:
+        tokens(ticket)
+    loop.call(lambda: None)
+    assert notes.threads == {"enginebay-loop"}
+    assert sum(execution.num_new_tokens for execution in notes.executions) == 5 * MAX_NUM_SEQS
+    prefill = notes.updates[0]
+    assert (prefill.num_rows, prefill.num_tokens) == (2, 32), "a step takes 32 tokens of the prompt"
+    assert prefill.num_waiting + prefill.num_running == MAX_NUM_SEQS
+    assert prefill.num_free_tokens < NUM_TOKENS
+    assert sum(update.num_rows for update in notes.updates) == sum(e.num_rows for e in notes.executions)
+    assert sum(u.num_tokens for u in notes.updates) >= 20 * MAX_NUM_SEQS + 4 * MAX_NUM_SEQS
+    for update in notes.updates:
+        assert min(update.schedule_s, update.launch_s) > 0
+    times = [execution.at_s for execution in notes.executions]
+    assert times == sorted(times)
+    busy_s = sum(execution.execute_s for execution in notes.executions)
+    assert 0 < busy_s <= times[-1] - (notes.updates[0].at_s - notes.updates[0].launch_s), "none overlap"
+    assert {e.request.request_id for e in notes.endings} == {t.request.request_id for t in tickets}
+    assert {(e.reason, e.metrics.num_generated_tokens) for e in notes.endings} == {("length", 5)}
+
+
+def test_preemptions_are_counted_with_the_next_update(
+    start: Callable[..., EngineLoop], parts: Composed
+) -> None:
+    loop, notes = start(Preempting(parts.scheduler, 3)), Notes()
+    loop.watch.add(notes)
+    for ticket in loop.submit([request(f"row {i}") for i in range(MAX_NUM_SEQS)]):
+        tokens(ticket)
+    assert sum(update.num_preempted for update in notes.updates) == MAX_NUM_SEQS
+
+
+def test_aborts_and_failures_are_endings_too(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    loop.watch.add(notes)
+    with Held(loop):
+        [ticket] = loop.submit([request("aborted")])
+        loop.abort("aborted")
+    events(ticket)
+    monkeypatch.setattr(loop.engine, "step", FailOnce(loop.engine.step, when_read=True))
+    events(loop.submit([request("unlucky")])[0])
+    tokens(loop.submit([request("after", max_tokens=3)])[0])
+    told = [(ending.request.request_id, ending.reason) for ending in notes.endings]
+    assert told == [("aborted", "abort"), ("unlucky", "error"), ("after", "length")]
+
+
+class Broken(Notes):
+    """Cannot cope with a step."""
+
+    def executed(self, execution: Execution) -> None:
+        super().executed(execution)
+        raise ZeroDivisionError("an observer's bug")
+
+
+def test_an_observer_that_raises_is_removed_and_nothing_else_changes(
+    loop: EngineLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, notes = Broken(), Notes()
+    loop.watch.add(broken)
+    loop.watch.add(notes)
+    with caplog.at_level(logging.ERROR, "enginebay.loop"):
+        assert len(tokens(loop.submit([request("lucky")])[0])) == 12
+    assert len(broken.executions) == 1 < len(notes.executions)
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "an observer of type Broken failed"
+    ]
+    assert sum(execution.num_new_tokens for execution in notes.executions) == 12
+
+
+def test_a_removed_observer_hears_nothing_and_nobody_is_no_cost(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes()
+    loop.watch.add(notes)
+    tokens(loop.submit([request("heard", max_tokens=3)])[0])
+    loop.watch.remove(notes)
+    loop.watch.remove(notes)
+    heard = (len(notes.updates), len(notes.executions), len(notes.endings))
+    assert min(heard) > 0
+    assert not loop.watch.is_on
+    for name in ("decided", "carried_out", "launched", "read", "ended", "preempted"):
+        monkeypatch.setattr(Watch, name, None)  # calling it would fail the step
+    assert len(tokens(loop.submit([request("unheard", max_tokens=3)])[0])) == 3
+    assert heard == (len(notes.updates), len(notes.executions), len(notes.endings))
+
+
+def test_observing_may_begin_and_end_in_the_middle(loop: EngineLoop) -> None:
+    ticket = loop.submit([request("long", max_tokens=100)])[0]
+    for _ in range(3):
+        notes = Notes()
+        loop.watch.add(notes)
+        ticket.get(DEADLOCK_S)
+        loop.watch.remove(notes)
+    events(ticket)
+    assert len(tokens(loop.submit([request("next", max_tokens=3)])[0])) == 3
