@@ -20,8 +20,10 @@ from enginebay.types import SamplingParams
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import NoTemplateError
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
+from enginebay_esurge.monitoring import Monitoring, MonitoringSettings
 from enginebay_esurge.opening import load_engine, open_subject
 from enginebay_esurge.outputs import RequestOutput
+from enginebay_esurge.profiling import Profiler
 from enginebay_esurge.service import Service
 from enginebay_esurge.serving import Serving, Updates
 from enginebay_esurge.settings import EngineSettings, refuse_unserved
@@ -137,8 +139,11 @@ class eSurge:  # noqa: N801  # the name its users know
         parts = load_engine(subject.plan, log, level, compiles=compile_runner)
         self._service = Service(parts, drops_cache=destroy_pages_on_pause)
         self._serving = Serving(self._service, self._tokenizer)
-        # One that nobody terminated, at exit too: the thread must not outlive JAX.
-        weakref.finalize(self, self._service.stop)
+        self._profiler = Profiler(self._service)
+        self._monitoring = Monitoring(self._service, self._serving.totals, self._name)
+        # One that nobody terminated, at exit too: no thread, server or trace may outlive it, or JAX.
+        for stop in (self._monitoring.stop, self._profiler.stop, self._service.stop):
+            weakref.finalize(self, stop)
 
     def __enter__(self) -> Self:
         self.initiate()
@@ -153,6 +158,11 @@ class eSurge:  # noqa: N801  # the name its users know
     def esurge_name(self) -> str:
         """The name given, or {model type}-{billions of parameters}b."""
         return self._name
+
+    @property
+    def monitoring_active(self) -> bool:
+        """Whether monitoring was started, and not stopped since."""
+        return self._monitoring.is_active
 
     @property
     def num_pending_requests(self) -> int:
@@ -170,8 +180,11 @@ class eSurge:  # noqa: N801  # the name its users know
         self._serving.totals.begin()
 
     def terminate(self) -> None:
-        """End the thread; requests under way fail with StoppedError. initiate() serves again, without compiling."""
+        """End the thread, and a profile; requests under way fail with StoppedError. initiate() serves again, without
+        compiling, and monitoring stays for it.
+        """
         self._service.stop()
+        self._profiler.stop()
 
     def pause(self) -> None:
         """Stop launching; requests stay where they are, and can be aborted. New ones are refused.
@@ -280,6 +293,65 @@ class eSurge:  # noqa: N801  # the name its users know
             "queue_size": self.num_pending_requests,
             "running_requests": self.num_running_requests,
         }
+
+    def start_monitoring(
+        self,
+        dashboard_port: int | None = None,
+        prometheus_port: int = 11184,
+        dashboard_host: str | None = None,
+        enable_prometheus: bool = True,
+        enable_dashboard: bool | None = None,
+        enable_console: bool = False,
+        log_file: str | None = None,
+        log_interval: float = 10.0,
+        history_size: int = 1000,
+        enable_detailed_logging: bool = True,
+        start_grafana: bool = True,
+        grafana_port: int = 3000,
+        grafana_host: str | None = None,
+        grafana_image: str = "grafana/grafana-oss:latest",
+        grafana_use_docker: bool = False,
+        grafana_admin_user: str = "admin",
+        grafana_admin_password: str = "admin",
+        grafana_allow_anonymous: bool = True,
+        grafana_datasource_name: str = "eSurge Prometheus",
+        grafana_datasource_uid: str | None = None,
+        grafana_datasource_url: str | None = None,
+    ) -> dict[str, str]:
+        """Watch the engine; the addresses of what can be looked at: "prometheus", "grafana". Once started it changes nothing.
+
+        docs/esurge.md tells what each argument does. What is not installed is left out with a warning in the log;
+        ValueError for a wrong value, a port that is taken or a log that cannot be written, and then nothing is left.
+        """
+        return self._monitoring.start(
+            MonitoringSettings(
+                dashboard_port, prometheus_port, dashboard_host, enable_prometheus, enable_dashboard, enable_console,
+                log_file, log_interval, history_size, enable_detailed_logging, start_grafana, grafana_port,
+                grafana_host, grafana_image, grafana_use_docker, grafana_admin_user, grafana_admin_password,
+                grafana_allow_anonymous, grafana_datasource_name, grafana_datasource_uid, grafana_datasource_url,
+            )
+        )  # fmt: skip
+
+    def stop_monitoring(self) -> None:
+        """End all that start_monitoring() started; nothing happens when nothing is."""
+        self._monitoring.stop()
+
+    def start_profiling(
+        self,
+        output_dir: str | Path,
+        num_batches: int = 10,
+        host_tracer_level: int | None = None,
+        python_tracer_level: int | None = None,
+    ) -> None:
+        """Trace the next `num_batches` scheduler updates with JAX's profiler into a folder, which is then written at once.
+
+        BusyError (a RuntimeError) while this process is profiled, ValueError for less than one batch.
+        """
+        self._profiler.start(output_dir, num_batches, host_tracer_level, python_tracer_level)
+
+    def stop_profiling(self) -> None:
+        """End a profile before its time, and write what it has; nothing happens when there is none."""
+        self._profiler.stop()
 
     def update_model_weights(
         self,

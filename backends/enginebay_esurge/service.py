@@ -12,6 +12,7 @@ from enginebay.errors import explain
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import Ticket
 from enginebay.types import Request
+from enginebay_esurge.audience import Audience
 from enginebay_esurge.errors import BusyError, NotRunningError
 
 
@@ -24,6 +25,7 @@ class Service:
     def __init__(self, parts: Composed, *, drops_cache: bool) -> None:
         self.parts = parts
         self.lock = threading.RLock()
+        self.audience = Audience()
         self._drops_cache = drops_cache
         self._loop: EngineLoop | None = None
 
@@ -52,6 +54,7 @@ class Service:
             if loop is None:
                 engine.make_arrays()
                 self._loop = EngineLoop(engine, self.parts.scheduler, self.parts.plan.config)
+                self.audience.follow(self._loop.watch)
             elif loop.is_paused:
                 loop.call(lambda: _go_on(loop, engine))
 

@@ -18,6 +18,8 @@ class Totals:
     """Counts and sums of the requests of one engine that have ended. Safe from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.listeners: tuple[Callable[[RequestOutput], None], ...] = ()
+        """Called with every request that ended by itself, on the thread that reads it; replaced as a whole."""
         self._clock = clock
         self._lock = threading.RLock()  # garbage may be collected, and a stream ended, while it is held
         self._since_s: float | None = None
@@ -48,6 +50,8 @@ class Totals:
             self._sums["throughput"] += output.tokens_per_second
             self._ended_s.append(self._clock())
             self._forget_old()
+        for listener in self.listeners:
+            listener(output)
 
     def failed(self, num_tokens: int) -> None:
         """Count a request that was aborted, left or refused by the engine, after so many tokens."""

@@ -28,6 +28,7 @@ LONG_FUNCTIONS: dict[str, str] = {
 }
 MANY_METHODS: dict[str, str] = {
     "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
+    "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
     "backends/enginebay_vinference/inference.py::vInference": "the documented face: half of them are properties",
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {

@@ -1,0 +1,182 @@
+"""A Grafana of the engine's own: a local server if there is one, a container if that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from enginebay_esurge.dashboard import DATASOURCE_UID, write_provisioning
+
+log = logging.getLogger("enginebay.esurge")
+
+START_S = 60.0
+"""How long a server may take until it answers."""
+
+STOP_S = 10.0
+HERE = "127.0.0.1"
+LOOPBACK = (None, "localhost", HERE, "::1")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrafanaSettings:
+    """What was asked for. `datasource_url` is settled."""
+
+    port: int
+    host: str | None
+    image: str
+    use_docker: bool
+    admin_user: str
+    admin_password: str
+    allow_anonymous: bool
+    datasource_name: str
+    datasource_uid: str | None
+    datasource_url: str
+
+
+class Grafana:
+    """A running server in a folder of its own; `close` ends the one and removes the other."""
+
+    def __init__(self, settings: GrafanaSettings) -> None:
+        """RuntimeError when there is none, or it does not start; then nothing is left."""
+        self._folder = Path(tempfile.mkdtemp(prefix="esurge-grafana-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop_command: Sequence[str] = ()
+        try:
+            self._start(settings)
+        except BaseException:
+            self.close()
+            raise
+        self.url = f"http://{settings.host or 'localhost'}:{settings.port}"
+
+    def close(self) -> None:
+        """End the server, and remove its folder."""
+        if self._stop_command and self._process is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # its client is ended in any case
+                subprocess.run(self._stop_command, capture_output=True, check=False, timeout=4 * STOP_S)
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, settings: GrafanaSettings) -> None:
+        _check_free(settings.port)
+        provisioning = write_provisioning(
+            self._folder,
+            name=settings.datasource_name,
+            uid=settings.datasource_uid or DATASOURCE_UID,
+            url=settings.datasource_url,
+        )
+        variables = _variables(settings, self._folder, provisioning)
+        command = _local_command()
+        if command is not None:
+            for name in ("data", "logs", "plugins"):
+                (self._folder / name).mkdir(mode=0o700)
+                variables[f"GF_PATHS_{name.upper()}"] = str(self._folder / name)
+        elif settings.use_docker:
+            docker = shutil.which("docker")
+            if docker is None:
+                raise RuntimeError("neither grafana-server nor docker is on PATH")
+            container = f"esurge-grafana-{uuid.uuid4().hex[:12]}"
+            self._stop_command = (docker, "stop", "--time", str(int(STOP_S)), container)
+            command = _docker_command(docker, container, settings, self._folder, variables)
+        else:
+            raise RuntimeError("grafana-server is not on PATH, and grafana_use_docker is False")
+        output = self._folder / "output.txt"
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                command,
+                env=os.environ | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt at the terminal is ours to handle
+            )
+        _wait_until_it_answers(self._process, settings.port, output)
+
+
+def _variables(settings: GrafanaSettings, folder: Path, provisioning: Path) -> dict[str, str]:
+    """Grafana's settings. They go by the environment, because everybody can read a command line."""
+    return {
+        "GF_SERVER_HTTP_PORT": str(settings.port),
+        "GF_SERVER_HTTP_ADDR": HERE if settings.host in LOOPBACK else "",
+        "GF_SECURITY_ADMIN_USER": settings.admin_user,
+        "GF_SECURITY_ADMIN_PASSWORD": settings.admin_password,
+        "GF_AUTH_ANONYMOUS_ENABLED": str(settings.allow_anonymous).lower(),
+        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Admin",
+        "GF_PATHS_PROVISIONING": str(provisioning),
+        "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(folder / "dashboards" / "esurge.json"),
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
+        "GF_ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",
+    }
+
+
+def _local_command() -> list[str] | None:
+    server = shutil.which("grafana-server")
+    if server is None:
+        return None
+    # It looks for its files where it is started, unless it is told.
+    homes = (Path(server).resolve().parent.parent, Path("/usr/share/grafana"))
+    home = next((home for home in homes if (home / "conf" / "defaults.ini").is_file()), None)
+    return [server] if home is None else [server, "--homepath", str(home)]
+
+
+def _docker_command(
+    docker: str, container: str, settings: GrafanaSettings, folder: Path, variables: Mapping[str, str]
+) -> list[str]:
+    """On Linux the container is in the host's network, where the exporter listens; elsewhere Docker has its own way there."""
+    names = list(variables)
+    network = ["--network", "host"]
+    if sys.platform != "linux":
+        names.remove("GF_SERVER_HTTP_ADDR")
+        names.remove("GF_SERVER_HTTP_PORT")
+        address = f"{HERE}:" if settings.host in LOOPBACK else ""
+        network = ["--publish", f"{address}{settings.port}:3000"]
+    given = [part for name in names for part in ("--env", name)]
+    mounted = ["--volume", f"{folder}:{folder}:ro"]
+    return [docker, "run", "--rm", "--name", container, *network, *mounted, *given, settings.image]
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HERE, port))
+        except (OSError, OverflowError) as error:
+            raise RuntimeError(f"port {port} cannot be opened ({error})") from error
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            raise RuntimeError(f"it ended with exit code {process.returncode}: {''.join(said)}")
+        connection = http.client.HTTPConnection(HERE, port, timeout=1)
+        try:
+            connection.request("GET", "/api/health")
+            connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.1)
+        else:
+            return
+        finally:
+            connection.close()
+    raise RuntimeError(f"it did not answer within {START_S:.0f} s")

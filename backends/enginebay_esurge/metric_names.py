@@ -1,0 +1,20 @@
+"""The names under which an engine's metrics are exported, for the exporter and for the dashboard."""
+
+from __future__ import annotations
+
+REQUESTS = "esurge_requests_total"
+REQUEST_DURATION = "esurge_request_duration_seconds"
+FIRST_TOKEN = "esurge_time_to_first_token_seconds"
+TOKENS_GENERATED = "esurge_tokens_generated_total"
+TOKENS_PER_SECOND = "esurge_tokens_per_second"
+WAITING = "esurge_waiting_requests"
+RUNNING = "esurge_running_requests"
+SCHEDULED_TOKENS = "esurge_scheduled_tokens"
+PREEMPTED = "esurge_preempted_requests_total"
+SCHEDULE_DURATION = "esurge_schedule_duration_seconds"
+EXECUTION_DURATION = "esurge_model_execution_duration_seconds"
+BATCH_SIZE = "esurge_batch_size"
+PAGES = "esurge_cache_pages_total"
+PAGES_USED = "esurge_cache_pages_used"
+HIT_RATE = "esurge_cache_hit_rate"
+SYSTEM = "esurge_system_info"

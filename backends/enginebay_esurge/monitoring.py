@@ -1,0 +1,218 @@
+"""Monitoring: exporter, console, log file and Grafana of one engine, started and stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from enginebay.build.compose import Plan
+from enginebay.errors import InputError, explain
+from enginebay.loop.observer import Observer
+from enginebay_esurge.grafana import HERE, Grafana, GrafanaSettings
+from enginebay_esurge.observing import History
+from enginebay_esurge.outputs import RequestOutput
+from enginebay_esurge.service import Service
+from enginebay_esurge.totals import Totals
+
+log = logging.getLogger("enginebay.esurge")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MonitoringSettings:
+    """The arguments of eSurge.start_monitoring, in their order."""
+
+    dashboard_port: int | None
+    prometheus_port: int
+    dashboard_host: str | None
+    enable_prometheus: bool
+    enable_dashboard: bool | None
+    enable_console: bool
+    log_file: str | None
+    log_interval: float
+    history_size: int
+    enable_detailed_logging: bool
+    start_grafana: bool
+    grafana_port: int
+    grafana_host: str | None
+    grafana_image: str
+    grafana_use_docker: bool
+    grafana_admin_user: str
+    grafana_admin_password: str
+    grafana_allow_anonymous: bool
+    grafana_datasource_name: str
+    grafana_datasource_uid: str | None
+    grafana_datasource_url: str | None
+
+    def check(self) -> None:
+        """InputError for a wrong value, DeprecationWarning for a value that nothing looks at."""
+        for name, value in (
+            ("dashboard_port", self.dashboard_port),
+            ("dashboard_host", self.dashboard_host),
+            ("enable_dashboard", self.enable_dashboard),
+        ):
+            if value is not None:
+                text = f"{name} does nothing any more: Grafana shows the dashboard. Leave it out."
+                warnings.warn(text, DeprecationWarning, stacklevel=4)
+        wrong = [
+            (f"log_interval = {self.log_interval}", "seconds, more than 0", not self.log_interval > 0),
+            (f"history_size = {self.history_size}", "1 or more", self.history_size < 1),
+            *(
+                (f"{name} = {port}", f"{least} to 65535", not least <= port <= 65535)
+                for name, port, least in (
+                    ("prometheus_port", self.prometheus_port, 0),
+                    ("grafana_port", self.grafana_port, 1),
+                )
+            ),
+        ]
+        for given, allowed, is_wrong in wrong:
+            if is_wrong:
+                raise InputError(explain(given, allowed, "Correct it, or leave it out."))
+
+
+class Monitoring:
+    """Whatever watches one engine. Safe from several threads. It stays while the service is stopped and started."""
+
+    def __init__(self, service: Service, totals: Totals, name: str) -> None:
+        self._service = service
+        self._totals = totals
+        self._name = name
+        self._lock = threading.RLock()
+        self._running: contextlib.ExitStack | None = None
+        self._urls: dict[str, str] = {}
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._running is not None
+
+    def start(self, settings: MonitoringSettings) -> dict[str, str]:
+        """Start what is asked for, and return the addresses of what can be looked at; of what runs already, if it does.
+
+        What is not installed is left out with a warning in the log. InputError for a wrong value, a port that is taken
+        or a log file that cannot be written; then nothing is left running.
+        """
+        settings.check()
+        with self._lock:
+            if self._running is None:
+                with contextlib.ExitStack() as stack:
+                    self._urls = self._start(settings, stack)
+                    self._running = stack.pop_all()
+            return dict(self._urls)
+
+    def stop(self) -> None:
+        """End every thread, server and process, and remove their files. Stopping twice is fine."""
+        with self._lock:
+            running, self._running, self._urls = self._running, None, {}
+            if running is not None:
+                running.close()
+
+    def _start(self, settings: MonitoringSettings, stack: contextlib.ExitStack) -> dict[str, str]:
+        urls: dict[str, str] = {}
+        history = History(self._service, self._totals, settings.history_size)
+        self._attach(stack, history, history.completed)
+        if settings.enable_prometheus:
+            url = self._start_prometheus(settings.prometheus_port, history, stack)
+            if url is not None:
+                urls["prometheus"] = url
+        if settings.log_file is not None:
+            from enginebay_esurge.logfile import LogFile
+
+            logs = LogFile(
+                settings.log_file,
+                history.figures,
+                settings.log_interval,
+                is_detailed=settings.enable_detailed_logging,
+            )
+            stack.callback(logs.close)
+            self._attach(stack, None, logs.completed)
+        if settings.enable_console:
+            from enginebay_esurge.console import ConsoleMonitor
+
+            stack.callback(ConsoleMonitor(self._name, history.figures).close)
+        if settings.start_grafana:
+            url = start_grafana(settings, urls.get("prometheus"), stack)
+            if url is not None:
+                urls["grafana"] = url
+        return urls
+
+    def _start_prometheus(self, port: int, history: History, stack: contextlib.ExitStack) -> str | None:
+        try:
+            from enginebay_esurge.prometheus import Exporter, MetricsServer
+        except ImportError as error:
+            if error.name is None or error.name.split(".")[0] != "prometheus_client":
+                raise
+            log.warning("no metrics for Prometheus: pip install 'enginebay[metrics]'")
+            return None
+        exporter = Exporter(history, about(self._service.parts.plan, self._name))
+        server = MetricsServer(exporter.registry, HERE, port)
+        stack.callback(server.close)
+        self._attach(stack, exporter, exporter.completed)
+        return server.url
+
+    def _attach(
+        self, stack: contextlib.ExitStack, observer: Observer | None, listener: Callable[[RequestOutput], Any]
+    ) -> None:
+        """Tell an observer of the engine's work, and a listener of completed requests, until the stack is closed."""
+        totals, audience = self._totals, self._service.audience
+        totals.listeners = (*totals.listeners, listener)
+        stack.callback(_remove_listener, totals, listener)
+        if observer is not None:
+            audience.add(observer)
+            stack.callback(audience.remove, observer)
+
+
+def about(plan: Plan, name: str) -> dict[str, str]:
+    """What serves, for the system's metric."""
+    config = plan.config
+    return {
+        "name": name,
+        "model": config.model,
+        "engine": config.engine.name,
+        "scheduler": config.scheduler.name,
+        "platform": plan.platform.name,
+        "devices": str(len(plan.platform.devices())),
+        "dtype": config.dtype,
+        "max_model_len": str(config.max_model_len),
+        "max_num_seqs": str(config.max_num_seqs),
+        "jax": jax.__version__,
+    }
+
+
+def _remove_listener(totals: Totals, listener: Callable[[RequestOutput], Any]) -> None:
+    totals.listeners = tuple(one for one in totals.listeners if one != listener)
+
+
+def start_grafana(
+    settings: MonitoringSettings, metrics_url: str | None, stack: contextlib.ExitStack
+) -> str | None:
+    """The address of a Grafana that reads from the given data source, or else from the exporter; None without one."""
+    source = settings.grafana_datasource_url or (metrics_url and metrics_url.removesuffix("/metrics"))
+    if source is None:
+        log.warning("no Grafana: there is neither an exporter nor a grafana_datasource_url for it to read")
+        return None
+    wanted = GrafanaSettings(
+        settings.grafana_port,
+        settings.grafana_host,
+        settings.grafana_image,
+        settings.grafana_use_docker,
+        settings.grafana_admin_user,
+        settings.grafana_admin_password,
+        settings.grafana_allow_anonymous,
+        settings.grafana_datasource_name,
+        settings.grafana_datasource_uid,
+        source,
+    )
+    try:
+        grafana = Grafana(wanted)
+    except (RuntimeError, OSError) as error:
+        log.warning("no Grafana: %s", error)
+        return None
+    stack.callback(grafana.close)
+    return grafana.url

@@ -1,0 +1,141 @@
+"""What is remembered of an engine's work while somebody monitors it, and the figures made of that."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Iterable
+
+from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay_esurge.outputs import RequestOutput
+from enginebay_esurge.service import Service
+from enginebay_esurge.totals import Totals
+from enginebay_esurge.weights import paged
+
+WINDOW_S = 10.0
+"""Tokens per second are counted over the last so many seconds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figures:
+    """How an engine is at one moment. Means are over what is remembered, and 0.0 where that is nothing."""
+
+    unix_s: float
+    num_completed: int
+    num_failed: int
+    num_tokens: int
+    requests_per_second: float
+    tokens_per_second: float
+    num_waiting: int
+    num_running: int
+    num_preempted: int
+    num_scheduled_tokens: int
+    """Of the last update."""
+    num_pages: int
+    num_pages_used: int
+    cache_hit_rate: float
+    mean_batch_size: float
+    mean_schedule_s: float
+    mean_execute_s: float
+    mean_first_token_s: float
+    mean_latency_s: float
+
+
+class History(Observer):
+    """Remembers the last `size` updates, steps and requests of an engine, and counts since it was made.
+
+    Safe from several threads.
+    """
+
+    def __init__(self, service: Service, totals: Totals, size: int) -> None:
+        self.service = service
+        self._totals = totals
+        self._since = totals.summary()
+        self._lock = threading.Lock()
+        self._updates: collections.deque[Update] = collections.deque(maxlen=size)
+        self._executions: collections.deque[Execution] = collections.deque(maxlen=size)
+        self._outputs: collections.deque[tuple[float, float | None]] = collections.deque(maxlen=size)
+        self._num_preempted = self._num_tokens = self._num_prompt = self._num_cached = 0
+
+    # The engine's thread.
+
+    def updated(self, update: Update) -> None:
+        with self._lock:
+            self._updates.append(update)
+            self._num_preempted += update.num_preempted
+
+    def executed(self, execution: Execution) -> None:
+        with self._lock:
+            self._executions.append(execution)
+            self._num_tokens += execution.num_new_tokens
+
+    def ended(self, ending: Ending) -> None:
+        metrics = ending.metrics
+        if not math.isnan(metrics.first_scheduled_s):
+            with self._lock:
+                self._num_prompt += metrics.num_prompt_tokens
+                self._num_cached += metrics.num_cached_tokens
+
+    # Any thread.
+
+    def completed(self, output: RequestOutput) -> None:
+        """A request has ended by itself."""
+        with self._lock:
+            self._outputs.append((output.processing_time, output.first_token_time))
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the cache."""
+        return paged(self.service.parts.engine).ledger.store.pool.num_usable
+
+    @property
+    def num_pages_used(self) -> int:
+        """Pages that requests hold. The engine's thread may change them meanwhile: read so, it may be one or two off."""
+        return max(0, paged(self.service.parts.engine).ledger.store.pool.num_used)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The part of the ended requests' prompt tokens that was found in the cache."""
+        with self._lock:
+            return self._num_cached / max(1, self._num_prompt)
+
+    def count(self, name: str) -> int:
+        """`total_completed` or `total_failed` of the metrics summary, since this was made."""
+        return int(self._totals.summary()[name] - self._since[name])
+
+    def figures(self) -> Figures:
+        """As of now."""
+        hit_rate, now_s = self.cache_hit_rate, time.monotonic()
+        with self._lock:
+            updates, executions, outputs = list(self._updates), list(self._executions), list(self._outputs)
+            num_tokens, num_preempted = self._num_tokens, self._num_preempted
+        recent = [execution for execution in executions if now_s - execution.at_s <= WINDOW_S]
+        span_s = now_s - recent[0].at_s + recent[0].execute_s if recent else 0.0
+        return Figures(
+            unix_s=time.time(),
+            num_completed=self.count("total_completed"),
+            num_failed=self.count("total_failed"),
+            num_tokens=num_tokens,
+            requests_per_second=self._totals.summary()["requests_per_second"],
+            tokens_per_second=sum(e.num_new_tokens for e in recent) / span_s if span_s > 0 else 0.0,
+            num_waiting=self.service.num_waiting,
+            num_running=self.service.num_running,
+            num_preempted=num_preempted,
+            num_scheduled_tokens=updates[-1].num_tokens if updates else 0,
+            num_pages=self.num_pages,
+            num_pages_used=self.num_pages_used,
+            cache_hit_rate=hit_rate,
+            mean_batch_size=_mean(update.num_rows for update in updates),
+            mean_schedule_s=_mean(update.schedule_s for update in updates),
+            mean_execute_s=_mean(execution.execute_s for execution in executions),
+            mean_first_token_s=_mean(first for _, first in outputs if first is not None),
+            mean_latency_s=_mean(latency for latency, _ in outputs),
+        )
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0

@@ -1,0 +1,129 @@
+"""The metrics of one engine for Prometheus, in a registry of its own, and the HTTP server that shows them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from enginebay.errors import InputError, explain
+from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay_esurge import metric_names as names
+from enginebay_esurge.observing import History
+from enginebay_esurge.outputs import RequestOutput
+
+REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+RATE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Exporter(Observer):
+    """Counts for Prometheus what a history remembers, and more. Gauges are read when somebody looks."""
+
+    def __init__(self, history: History, about: Mapping[str, str]) -> None:
+        self.registry = registry = CollectorRegistry()
+        service = history.service
+        registry.register(_Requests(history))
+        self._duration = _seconds(names.REQUEST_DURATION, "From submission to the last token.", registry)
+        self._first_token = _seconds(names.FIRST_TOKEN, "From submission to the first token.", registry)
+        self._rate = Histogram(
+            names.TOKENS_PER_SECOND, "Of a request.", registry=registry, buckets=RATE_BUCKETS
+        )
+        self._tokens = Counter(names.TOKENS_GENERATED, "Tokens generated.", registry=registry)
+        self._preempted = Counter(
+            names.PREEMPTED, "Requests that lost their row for a time.", registry=registry
+        )
+        self._scheduled = Gauge(
+            names.SCHEDULED_TOKENS, "Tokens that the last update scheduled.", registry=registry
+        )
+        self._rows = Histogram(
+            names.BATCH_SIZE, "Rows that an update launched.", registry=registry, buckets=ROWS_BUCKETS
+        )
+        self._schedule = _seconds(
+            names.SCHEDULE_DURATION, "Time of a scheduler's decision.", registry, STEP_BUCKETS_S
+        )
+        self._execute = _seconds(
+            names.EXECUTION_DURATION, "Time of a step, overlaps left out.", registry, STEP_BUCKETS_S
+        )
+        for name, what, read in (
+            (names.WAITING, "Completions that wait.", lambda: service.num_waiting),
+            (names.RUNNING, "Completions that run.", lambda: service.num_running),
+            (names.PAGES, "Pages of the cache.", lambda: history.num_pages),
+            (names.PAGES_USED, "Pages that requests hold.", lambda: history.num_pages_used),
+            (
+                names.HIT_RATE,
+                "Part of the prompt tokens found in the cache.",
+                lambda: history.cache_hit_rate,
+            ),
+        ):
+            Gauge(name, what, registry=registry).set_function(read)
+        Info(names.SYSTEM.removesuffix("_info"), "What serves.", registry=registry).info(dict(about))
+
+    def updated(self, update: Update) -> None:
+        self._scheduled.set(update.num_tokens)
+        self._rows.observe(update.num_rows)
+        self._schedule.observe(update.schedule_s)
+        self._preempted.inc(update.num_preempted)
+
+    def executed(self, execution: Execution) -> None:
+        self._execute.observe(execution.execute_s)
+        self._tokens.inc(execution.num_new_tokens)
+
+    def ended(self, ending: Ending) -> None:
+        """Requests are counted where their completions come together, by `completed` and the totals."""
+
+    def completed(self, output: RequestOutput) -> None:
+        """A request has ended by itself."""
+        self._duration.observe(output.processing_time)
+        if output.first_token_time is not None:
+            self._first_token.observe(output.first_token_time)
+        if output.tokens_per_second > 0:
+            self._rate.observe(output.tokens_per_second)
+
+
+class _Requests:
+    """Requests by how they ended, as the totals have them: garbage collection, too, may end one, and takes no lock here."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(names.REQUESTS, "Requests that have ended.", labels=["status"])
+        for status in ("completed", "failed"):
+            family.add_metric([status], self._history.count(f"total_{status}"))
+        yield family
+
+
+def _seconds(
+    name: str, what: str, registry: CollectorRegistry, buckets: tuple[float, ...] = REQUEST_BUCKETS_S
+) -> Histogram:
+    return Histogram(name, what, registry=registry, buckets=buckets)
+
+
+class MetricsServer:
+    """Shows a registry at http://address:port/metrics. Port 0: one that is free."""
+
+    def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
+        try:
+            self._server, self._thread = start_http_server(port, address, registry)
+        except OSError as error:
+            raise InputError(
+                explain(
+                    f"prometheus_port = {port}, which cannot be opened at {address} ({error.strerror})",
+                    "a port that is free, or 0 for any that is",
+                    "Choose another, or end what uses it: each engine that is monitored needs its own.",
+                )
+            ) from error
+        self.url = f"http://{address}:{self._server.server_port}/metrics"
+
+    def close(self) -> None:
+        """End the thread, and free the port."""
+        if threading.current_thread() is self._thread:  # garbage may be collected anywhere
+            threading.Thread(target=self.close, name="esurge-metrics-close", daemon=True).start()
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
