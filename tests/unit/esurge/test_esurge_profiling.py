@@ -74,6 +74,7 @@ def test_a_profile_ends_by_itself_after_exactly_so_many_updates(
     check_profile_of_four_updates(profiled, tmp_path / "new" / "folder")
 
 
+@pytest.mark.slow  # an engine of its own
 def test_overlapping_execution_changes_nothing_of_it(tmp_path: Path) -> None:  # holds S16
     with eSurge("demo", **(OPTIONS | {"compile_runner": False, "overlap_execution": True})) as engine:
         check_profile_of_four_updates(engine, tmp_path)
