@@ -103,6 +103,13 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
 
 def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
+    choice = plan.config.engine
+    engine: Engine = _make(plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress))
+    return engine
+
+
+def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
+    """What an engine is made of; nothing is loaded or allocated."""
     registry, config = plan.registry, plan.config
 
     def report(done: int, total: int) -> None:
@@ -118,7 +125,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
             progress=report,
         )
 
-    parts = EngineParts(
+    return EngineParts(
         config=config,
         model=plan.model,
         load_weights=load_weights,
@@ -132,8 +139,6 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
         compact_decode=plan.kernels.compact_decode,
         ragged_decode=plan.kernels.ragged_decode,
     )
-    engine: Engine = _make(registry, "engine", config.engine.name, config.engine.options, parts)
-    return engine
 
 
 def make_sampler(registry: Registry, config: EngineConfig) -> Sampler:
