@@ -33,6 +33,7 @@ MANY_METHODS: dict[str, str] = {
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {
     "backends/enginebay_esurge/esurge.py::eSurge.__init__": "the documented signature; hands over at once",
+    "backends/enginebay_oengine/oengine.py::oEngine.__init__": "the documented signature; hands over at once",
     "backends/enginebay_vinference/inference.py::vInference.__init__": "the documented signature; hands over at once",
 }
 

@@ -1,0 +1,151 @@
+"""ActiveSequenceBatch: the decode state: which sequence is in which slot, and the slots' rows on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import Lease
+from enginebay.errors import InputError, explain
+from enginebay.runner.device import DeviceRows
+from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.iteration import InitialSequenceRequest
+from enginebay_oengine.page_manager import HBMPageManager
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """The sequence in a slot.
+
+    `length` counts its tokens, the last of which is not in the cache. It is an upper bound: the device may have ended the
+    sequence. Without a lease its pages were taken back: when it `has_ended` for good, else until it is processed again.
+    """
+
+    id: str
+    lease: Lease | None
+    length: int
+    is_decoding: bool = True
+    request: InitialSequenceRequest | None = None
+    has_ended: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StateSizes:
+    """What a decode state is made with: slots, rows on the device, most tokens of a sequence, and ends of sequence."""
+
+    num_slots: int
+    num_rows: int
+    max_length: int
+    eos_token_ids: tuple[int, ...]
+    geometry: Geometry
+
+
+class ActiveSequenceBatch:
+    """The slots of an engine. Calls of the engine change it in place and return it.
+
+    `rows` are the slots' columns on the device, donated to every step. `available_slots` are the free slots,
+    `active_slot_requests_map` the sequence in each other one; `context_lock` is held while these change.
+    """
+
+    def __init__(self, manager: HBMPageManager, sizes: StateSizes) -> None:
+        self.manager = manager
+        self.sizes = sizes
+        self.rows = make_rows(manager, sizes)
+        self.available_slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(sizes.num_slots):
+            self.available_slots.put(slot)
+        self.active_slot_requests_map: dict[int, ActiveRequest] = {}
+        self.context_lock = threading.RLock()
+        weakref.finalize(self, _give_up, manager, self.active_slot_requests_map).atexit = False
+
+    @property
+    def token_ids(self) -> jax.Array:
+        """int32 [slots]: each sequence's last token, which is not in the cache; 0 in free slots."""
+        return jnp.where(self._decoding(), self.rows.last_token[: self.sizes.num_slots], 0)
+
+    @property
+    def positions(self) -> jax.Array:
+        """int32 [slots]: where that token stands; -1 in free slots."""
+        return jnp.where(self._decoding(), self.rows.length[: self.sizes.num_slots] - 1, -1)
+
+    @property
+    def page_table(self) -> jax.Array:
+        """int32 [slots, pages of the longest sequence]; 0, the dummy, where there is no page."""
+        table = np.zeros((self.sizes.num_slots, self.manager.metadata.max_pages_per_sequence), np.int32)
+        with self.context_lock:
+            for slot, active in self.active_slot_requests_map.items():
+                if active.lease is not None:
+                    table[slot, : len(active.lease.pages)] = active.lease.pages
+        return jnp.asarray(table)
+
+    def check_free(self, slot: int) -> None:
+        """InputError (a ValueError) for a slot that is occupied, or that there is not."""
+        if isinstance(slot, bool) or not isinstance(slot, int | np.integer):
+            raise InputError(explain(f"slot {slot!r}", "a whole number", "Take one of available_slots."))
+        if not 0 <= slot < self.sizes.num_slots:
+            raise InputError(
+                explain(f"slot {slot}", f"0 to {self.sizes.num_slots - 1}", "Take one of available_slots.")
+            )
+        if slot in self.active_slot_requests_map:
+            raise InputError(
+                explain(f"slot {slot}, which is occupied", "a free slot", "Free it with free_resource first.")
+            )
+
+    def occupy(self, slot: int, active: ActiveRequest) -> None:
+        """Put a sequence into a free slot, which may have been taken out of available_slots before."""
+        with self.context_lock:
+            self.check_free(slot)
+            self.active_slot_requests_map[slot] = active
+            others = [free for free in _drain(self.available_slots) if free != slot]
+            for free in others:
+                self.available_slots.put(free)
+
+    def take_slot(self, active: ActiveRequest) -> int | None:
+        """Put a sequence into the next free slot; None when there is none."""
+        with self.context_lock, contextlib.suppress(queue.Empty):
+            slot = self.available_slots.get_nowait()
+            self.active_slot_requests_map[slot] = active
+            return slot
+        return None
+
+    def vacate(self, slot: int) -> bool:
+        """Free a slot and give its pages back; False when it is free already."""
+        with self.context_lock:
+            active = self.active_slot_requests_map.pop(slot, None)
+            if active is None:
+                return False
+            if active.lease is not None:
+                self.manager.release(active.lease)
+            self.available_slots.put(slot)
+            return True
+
+    def _decoding(self) -> np.ndarray:
+        mask = np.zeros(self.sizes.num_slots, bool)
+        with self.context_lock:
+            mask[[s for s, active in self.active_slot_requests_map.items() if active.is_decoding]] = True
+        return mask
+
+
+def make_rows(manager: HBMPageManager, sizes: StateSizes) -> DeviceRows:
+    """Rows that are all free, on every device."""
+    rows = DeviceRows.empty(sizes.num_rows, sizes.max_length)
+    return jax.device_put(rows, manager.metadata.placement.replicated)
+
+
+def _drain(slots: queue.SimpleQueue[int]) -> Iterator[int]:
+    """What is in the queue, which is empty afterwards."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield slots.get_nowait()
+
+
+def _give_up(manager: HBMPageManager, active: dict[int, ActiveRequest]) -> None:
+    manager.release_later([one.lease for one in active.values() if one.lease is not None])

@@ -1,0 +1,89 @@
+"""cjit: compiles a jitted function once for each kind of arguments, ahead of its call, and counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from enginebay.engine import Compilations
+from enginebay.errors import CompilationError, explain
+
+
+def cjit(
+    function: Any,
+    *,
+    static_argnums: Sequence[int] = (),
+    compile_options: Mapping[str, Any] | None = None,
+    compilations: Compilations | None = None,
+) -> CompiledOnce:
+    """`function`, made by jax.jit with the same static_argnums, as a CompiledOnce.
+
+    `compile_options` are XLA's; `compilations` is counted up, and decides whether one more is an error.
+    """
+    return CompiledOnce(function, tuple(static_argnums), dict(compile_options or {}), compilations)
+
+
+class CompiledOnce:
+    """A function of positional arguments. Static ones are told apart by equality, arrays by shape, dtype and sharding."""
+
+    def __init__(
+        self,
+        function: Any,
+        static_argnums: tuple[int, ...],
+        compile_options: dict[str, Any],
+        compilations: Compilations | None,
+    ) -> None:
+        self.function = function
+        self.static_argnums = static_argnums
+        self.compile_options = compile_options
+        self.compilations = Compilations() if compilations is None else compilations
+        self._programs: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's result; CompilationError when a program is missing and may not be compiled."""
+        statics, arrays = self._split(args)
+        leaves, structure = jax.tree.flatten(arrays)
+        key = (statics, structure, tuple(map(_kind, leaves)))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._compile(key, args)
+        return program(*arrays)
+
+    @property
+    def num_programs(self) -> int:
+        """Programs compiled so far."""
+        return len(self._programs)
+
+    def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+        statics = tuple(args[i] for i in self.static_argnums)
+        return statics, [arg for i, arg in enumerate(args) if i not in self.static_argnums]
+
+    def _compile(self, key: Any, args: tuple[Any, ...]) -> Any:
+        """Threads that ask for the same program wait for one compilation."""
+        with self._lock:
+            if key in self._programs:
+                return self._programs[key]
+            if self.compilations.forbidden:
+                raise CompilationError(
+                    explain(
+                        "arguments that no program was compiled for",
+                        "shapes that were used before compiling was forbidden",
+                        "Use them once before, or allow compiling.",
+                    )
+                )
+            lowered = self.function.lower(*args)
+            program = self._programs[key] = lowered.compile(compiler_options=self.compile_options)
+            self.compilations.count += 1
+            return program
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.sharding
+    value = np.asarray(leaf)
+    return value.shape, value.dtype, None

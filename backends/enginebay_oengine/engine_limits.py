@@ -1,0 +1,93 @@
+"""EngineLimits: the sizes that an oEngine is made with, checked, and what follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from enginebay.errors import ConfigError, explain
+from enginebay.runner.buckets import BucketSizes, doubling
+from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.opened_model import OpenedModel
+from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
+
+DEFAULT_PREFILL_LENGTHS = tuple(2**power for power in range(9, 24))
+DEFAULT_MAX_PREFILL_LENGTH = 4096
+DEFAULT_MAX_LENGTH = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineLimits:
+    """As documented for oEngine, defaults filled in. ConfigError (a ValueError) for values that cannot be."""
+
+    max_concurrent_decodes: int
+    max_concurrent_prefill: int
+    prefill_lengths: tuple[int, ...]
+    max_prefill_length: int
+    max_length: int
+    batch_size: int | None
+
+    def geometry(self, model: OpenedModel, metadata: PagedAttentionCacheMetaData) -> Geometry:
+        """Sizes of steps. No step has more prompt tokens than the model's max_num_batched_tokens."""
+        parts = model.parts
+        longest = min(self.max_length, metadata.max_length)
+        most = min(self.max_prefill_length, parts.config.max_num_batched_tokens, max(16, longest))
+        tokens = tuple(length for length in self.prefill_lengths if length <= most)
+        num_rows = max(
+            self.max_concurrent_decodes, self.batch_size or 0, parts.platform.min_rows(parts.dtype)
+        )
+        prompts = self.max_concurrent_prefill
+        sizes = BucketSizes(
+            decode_rows=(num_rows,),
+            prefill_rows=(1, prompts) if prompts > 1 else (1,),
+            prefill_tokens=tokens or (most,),
+            kv_lens=doubling(256, longest),
+        )
+        return Geometry(sizes, parts.layout_type, metadata.page_size, parts.compact_decode)
+
+
+def make_limits(
+    max_concurrent_decodes: int | None,
+    max_concurrent_prefill: int | None,
+    prefill_lengths: Sequence[int] | None,
+    max_prefill_length: int | None,
+    max_length: int | None,
+    batch_size: int | None,
+) -> EngineLimits:
+    """The limits of oEngine's arguments."""
+
+    def whole(name: str, value: int | None, default: int, least: int = 1) -> int:
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                explain(f"{name} = {value!r}", f"a whole number of at least {least}", "Correct it.")
+            )
+        return value
+
+    lengths = DEFAULT_PREFILL_LENGTHS if prefill_lengths is None else tuple(prefill_lengths)
+    for length in lengths:
+        whole("prefill_lengths", length, 0)
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ConfigError(
+            explain(f"prefill_lengths = {list(lengths)}", "different numbers in rising order", "Sort them.")
+        )
+    decodes = whole("max_concurrent_decodes", max_concurrent_decodes, jax.device_count())
+    if batch_size is not None and whole("batch_size", batch_size, 0) < decodes:
+        raise ConfigError(
+            explain(
+                f"batch_size = {batch_size}",
+                f"at least max_concurrent_decodes, {decodes}",
+                "Raise it, or leave it out.",
+            )
+        )
+    return EngineLimits(
+        max_concurrent_decodes=decodes,
+        max_concurrent_prefill=whole("max_concurrent_prefill", max_concurrent_prefill, jax.device_count()),
+        prefill_lengths=lengths,
+        max_prefill_length=whole("max_prefill_length", max_prefill_length, DEFAULT_MAX_PREFILL_LENGTH),
+        max_length=whole("max_length", max_length, DEFAULT_MAX_LENGTH, least=2),
+        batch_size=batch_size,
+    )

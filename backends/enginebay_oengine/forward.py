@@ -1,0 +1,151 @@
+"""execute_forward: one step over the paged cache, pure and compiled per shape, made of the core's step functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from enginebay.cache import KVLayout
+from enginebay.model import Weights
+from enginebay.runner import device
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step, prefill_step
+from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
+from enginebay_oengine.paged_cache import PagedAttentionCache
+
+_FIELDS = ("complete", "token_id", "next_position", "packed")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphDef:
+    """What is traced: the program, each group's layout, whether decodes run on a copy of the rows' cache, and slots."""
+
+    program: Program
+    layouts: Mapping[str, KVLayout]
+    compact_decode: bool
+    num_slots: int
+    pad_token_id: int
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=[f"{part}_{field}" for part in ("prefill", "decodes") for field in _FIELDS],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class ModelOutputBatch:
+    """What a step gave the P rows of its prefill and the B slots; None for the part that was not run.
+
+    complete bool [P], [B]: whether the row has ended. token_id int32: the token it got, -1 for none. next_position int32:
+    where its next token stands, or where its next chunk begins; -1 when it has ended or was not run. packed
+    int32 [., 3]: the data of ResultTokens.
+    """
+
+    prefill_complete: Any = None
+    prefill_token_id: Any = None
+    prefill_next_position: Any = None
+    prefill_packed: Any = None
+    decodes_complete: Any = None
+    decodes_token_id: Any = None
+    decodes_next_position: Any = None
+    decodes_packed: Any = None
+
+
+def execute_forward(
+    graphdef: GraphDef,
+    graphstate: Weights,
+    graphothers: Weights,
+    inputs: ModelInputBatch,
+    storage: PagedAttentionCache,
+    rows: DeviceRows,
+    rngs: jax.Array | None,
+) -> tuple[ModelOutputBatch, PagedAttentionCache, DeviceRows]:
+    """Run the parts of `inputs`, the prefill first; storage and rows are donated by who compiles it.
+
+    rngs uint32 [2]: folded into the rows' own keys for this decode; None: they sample with their own keys alone.
+    """
+    weights = {**graphstate, **graphothers}
+    state = StepState(storage.views, rows)
+    found: dict[str, jax.Array] = {}
+    if inputs.prefill is not None:
+        state, given = _prefill(graphdef, weights, inputs.prefill, state)
+        found |= {f"prefill_{name}": value for name, value in given.items()}
+    if inputs.decode is not None:
+        state, given = _decode(graphdef, weights, inputs.decode, state, rngs)
+        found |= {f"decodes_{name}": value[: graphdef.num_slots] for name, value in given.items()}
+    return ModelOutputBatch(**found), PagedAttentionCache(state.cache), state.rows
+
+
+def _prefill(
+    graphdef: GraphDef, weights: Weights, part: PrefillPart, state: StepState
+) -> tuple[StepState, dict[str, jax.Array]]:
+    ints = jnp.asarray(part.ints)
+    state, tokens = prefill_step(
+        graphdef.program,
+        graphdef.layouts,
+        part.bucket,
+        weights,
+        state,
+        jnp.asarray(part.token_ids),
+        ints,
+        jnp.asarray(part.floats),
+        dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
+    )
+    return state, _given(graphdef, state.rows, ints[:, device.ROW], tokens[:, 0], ints[:, device.KV_LEN])
+
+
+def _decode(
+    graphdef: GraphDef, weights: Weights, part: DecodePart, state: StepState, rngs: jax.Array | None
+) -> tuple[StepState, dict[str, jax.Array]]:
+    row_ids = jnp.asarray(part.row_ids)
+    own = state.rows.keys
+    if rngs is not None:
+        state = StepState(state.cache, dataclasses.replace(state.rows, keys=_folded(own, rngs)))
+    step = compact_decode_step if graphdef.compact_decode else decode_step
+    state, tokens = step(
+        graphdef.program,
+        graphdef.layouts,
+        part.bucket,
+        1,
+        weights,
+        state,
+        row_ids,
+        jnp.int32(1),
+        dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
+    )
+    rows = dataclasses.replace(state.rows, keys=own)
+    lengths = rows.length.at[row_ids].get(mode="fill", fill_value=0)
+    return StepState(state.cache, rows), _given(graphdef, rows, row_ids, tokens[:, 0], lengths - 1)
+
+
+def _folded(keys: jax.Array, words: jax.Array) -> jax.Array:
+    def fold(key: jax.Array) -> jax.Array:
+        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(typed, words[0]), words[1]))
+
+    return jax.vmap(fold)(keys)
+
+
+def _given(
+    graphdef: GraphDef, rows: DeviceRows, row_ids: jax.Array, tokens: jax.Array, next_position: jax.Array
+) -> dict[str, jax.Array]:
+    """The fields of an output for rows [S] that got tokens [S], -1 for none."""
+    is_row = row_ids < rows.length.shape[0]
+    valid = tokens >= 0
+    complete = valid & rows.finished.at[row_ids].get(mode="fill", fill_value=False)
+    columns = (rows.length, rows.prompt_length)
+    length, prompt = (column.at[row_ids].get(mode="fill", fill_value=0) for column in columns)
+    num_sampled = jnp.maximum(length - prompt, 0)
+    packed = jnp.stack([jnp.where(valid, tokens, graphdef.pad_token_id), valid, num_sampled], axis=1)
+    return {
+        "complete": complete,
+        "token_id": tokens,
+        "next_position": jnp.where(is_row & ~complete, next_position, -1),
+        "packed": packed.astype(jnp.int32),
+    }

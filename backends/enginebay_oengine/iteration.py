@@ -1,0 +1,154 @@
+"""The records of one iteration: requests that wait or run, and the plan that a scheduler makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.cache import Lease
+from enginebay.errors import InputError, explain
+from enginebay.types import MAX_STOP_TOKENS, FinishReason, make_sampling_params
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class InitialSequenceRequest:
+    """A prompt to be completed. `token_ids` are the prompt's; at most `max_tokens` follow, and it ends at a stop token.
+
+    The end-of-sequence tokens of the engine are among the stop tokens unless `ignore_eos`. Equal seeds give equal
+    samples; without one the scheduler draws it. InputError (a ValueError) for a wrong value.
+    """
+
+    id: str
+    token_ids: Sequence[int] | np.ndarray
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 64
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    generated: list[int] = dataclasses.field(default_factory=list, init=False)
+    """The tokens sampled so far."""
+    num_computed: int = dataclasses.field(default=0, init=False)
+    """Tokens whose keys and values are in the pages."""
+    slot: int | None = dataclasses.field(default=None, init=False)
+    lease: Lease | None = dataclasses.field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = np.asarray(self.token_ids, np.int32)
+        if self.token_ids.ndim != 1 or not len(self.token_ids):
+            raise InputError(
+                explain(
+                    f"a prompt of shape {list(self.token_ids.shape)}",
+                    "token ids [tokens], at least one",
+                    "Give one prompt in each request.",
+                )
+            )
+        make_sampling_params(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+        )
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InputError(
+                explain(
+                    f"{len(self.stop_token_ids)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."
+                )
+            )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output: what is to be processed before the next one is sampled."""
+        return len(self.token_ids) + len(self.generated)
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether all that there was to process when its prefill began is processed."""
+        return self.num_computed >= self.num_tokens
+
+    def tokens(self) -> np.ndarray:
+        """int32 [num_tokens]."""
+        return np.concatenate([self.token_ids, np.asarray(self.generated, np.int32)]).astype(np.int32)
+
+    def restart(self) -> None:
+        """Wait again: what was sampled is kept, and will be processed like a part of the prompt."""
+        self.num_computed, self.slot, self.lease = 0, None, None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AllocatedPrefillPages:
+    """The pages that a prompt got when it was taken from the queue, and its slot."""
+
+    request_id: str
+    slot: int
+    page_indices: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotPageAssignment:
+    """Page `page_idx` of a slot's sequence is page `mapped_idx` of the cache from now on."""
+
+    slot: int
+    page_idx: int
+    mapped_idx: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GenerationStepTask:
+    """A sequence whose prompt is processed: its first new token stands at `position`, and it decodes from now on."""
+
+    id: str
+    slot: int
+    position: int
+    page_indices: tuple[int, ...]
+    prefill_token_id: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NextIterationPlan:
+    """What one call of `oEngine.forward` does.
+
+    prefill_request: the prompt whose next `num_prefill_tokens` tokens are processed, when schedule_prefill.
+    prefill_pages_update: the pages it got, when it is new. new_decodes_requests: what decodes from this iteration on.
+    decodes_state_page_updates: pages that slots got, new ones and copies of shared ones. decode_slots: the slots that get
+    a token, when schedule_decodes; slots that wait for pages are not among them. preempted: ids of requests that gave
+    their pages back and will be processed again.
+    """
+
+    prefill_request: InitialSequenceRequest | None
+    schedule_prefill: bool
+    schedule_decodes: bool
+    prefill_pages_update: AllocatedPrefillPages | None
+    new_decodes_requests: tuple[GenerationStepTask, ...]
+    decodes_state_page_updates: tuple[SlotPageAssignment, ...]
+    num_prefill_tokens: int = 0
+    decode_slots: tuple[int, ...] = ()
+    preempted: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that an iteration gave a request; `finish_reason` is None while it goes on."""
+
+    id: str
+    slot: int
+    token_id: int
+    position: int
+    finish_reason: FinishReason | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IterationResult:
+    """The tokens of an iteration, and the prompt that is not processed to its end: the next plan continues it."""
+
+    tokens: tuple[SampledToken, ...]
+    active_prefill: InitialSequenceRequest | None

@@ -1,0 +1,194 @@
+"""ModelIOProcessor: from a plan to the arrays of a step, and from a step's output to tokens, ends and the next tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from enginebay.errors import InputError, explain
+from enginebay.types import MAX_STOP_TOKENS, FinishReason
+from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
+from enginebay_oengine.forward import ModelOutputBatch
+from enginebay_oengine.inference_scheduler import InferenceScheduler
+from enginebay_oengine.iteration import (
+    GenerationStepTask,
+    InitialSequenceRequest,
+    IterationResult,
+    NextIterationPlan,
+    SampledToken,
+)
+from enginebay_oengine.model_inputs import (
+    Chunk,
+    DecodePart,
+    ModelInputBatch,
+    PrefillPart,
+    RowSettings,
+    decode_part,
+    prefill_part,
+)
+from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
+
+
+class ModelIOProcessor:
+    """Both ways between the host's records and the device's arrays, for `oEngine.forward`."""
+
+    @staticmethod
+    def build_input(
+        iteration_plan: NextIterationPlan,
+        metadata: PagedAttentionCacheMetaData,
+        decodes_state: ActiveSequenceBatch,
+    ) -> ModelInputBatch:
+        """The arrays of a plan. InputError (a ValueError) for a plan of another cache or state."""
+        if decodes_state.manager.metadata is not metadata:
+            raise InputError(
+                explain(
+                    "a state of another cache", "one that init_decode_state made", "Use the engine's own."
+                )
+            )
+        return ModelInputBatch(
+            _prefill(iteration_plan, decodes_state), _decode(iteration_plan, decodes_state)
+        )
+
+    @staticmethod
+    def prepare_model_output(
+        output: ModelOutputBatch,
+        iteration_plan: NextIterationPlan,
+        decodes_state: ActiveSequenceBatch,
+        scheduler: InferenceScheduler,
+    ) -> IterationResult:
+        """Wait for the step of a plan, and take note of what it did: once for each, before the next plan.
+
+        Sequences that have ended, with their first token or a later one, give slot and pages back; those whose prompt is
+        processed are enqueued to decode.
+        """
+        tokens: list[SampledToken] = []
+        with decodes_state.context_lock:
+            if iteration_plan.schedule_decodes:
+                _note_decodes(output, iteration_plan, decodes_state, tokens)
+            active = _note_prefill(output, iteration_plan, decodes_state, scheduler, tokens)
+        return IterationResult(tuple(tokens), active)
+
+
+def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> RowSettings:
+    """How a request's row is sampled."""
+    ends = () if request.ignore_eos else state.sizes.eos_token_ids
+    stops = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
+    if len(stops) > MAX_STOP_TOKENS:
+        raise InputError(explain(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."))
+    seed = request.seed or 0
+    return RowSettings(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        max_length=min(
+            request.num_prompt_tokens + request.max_tokens,
+            state.sizes.max_length,
+            state.manager.metadata.longest_sequence,
+        ),
+        prompt_length=request.num_prompt_tokens,
+        stop_token_ids=stops,
+        key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
+    )
+
+
+def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart | None:
+    request = plan.prefill_request
+    if request is None:
+        return None
+    if request.slot is None or request.lease is None:
+        raise InputError(
+            explain(
+                f"request {request.id!r}, which has no slot", "a plan of create_plan", "Enqueue the request."
+            )
+        )
+    start, end = request.num_computed, request.num_computed + plan.num_prefill_tokens
+    chunk = Chunk(
+        row=request.slot,
+        token_ids=request.tokens()[start:end],
+        num_computed=start,
+        samples=end == request.num_tokens,
+        pages=request.lease.pages,
+        settings=settings_of(request, state),
+    )
+    part, _ = prefill_part([chunk], state.sizes.geometry, state.sizes.num_rows)
+    return part
+
+
+def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart | None:
+    pages: dict[int, tuple[int, ...]] = {}
+    longest = 0
+    with state.context_lock:
+        for slot in plan.decode_slots:
+            active = state.active_slot_requests_map.get(slot)
+            if active is None or active.lease is None:
+                raise InputError(
+                    explain(f"slot {slot} to decode, which is free", "the plan's state", "Make another plan.")
+                )
+            pages[slot] = active.lease.pages
+            longest = max(longest, active.length)
+    if not pages:
+        return None
+    return decode_part(pages, longest, state.sizes.geometry, state.sizes.num_rows)
+
+
+def _note_decodes(
+    output: ModelOutputBatch, plan: NextIterationPlan, state: ActiveSequenceBatch, into: list[SampledToken]
+) -> None:
+    tokens, complete = np.asarray(output.decodes_token_id), np.asarray(output.decodes_complete)
+    for slot in plan.decode_slots:
+        active = state.active_slot_requests_map.get(slot)
+        token = int(tokens[slot])
+        if active is None or active.lease is None:
+            continue  # freed since
+        if token < 0:  # it had ended before: a prefix that was inserted at its end
+            state.vacate(slot)
+            continue
+        into.append(_note_token(active, slot, token, state, is_complete=bool(complete[slot])))
+
+
+def _note_token(
+    active: ActiveRequest, slot: int, token: int, state: ActiveSequenceBatch, *, is_complete: bool
+) -> SampledToken:
+    """Take note of one more token; a sequence that has ended gives back what it holds."""
+    assert active.lease is not None, "a sequence that got a token has pages"
+    position = active.length
+    state.manager.commit(active.lease, active.length)
+    active.length += 1
+    if active.request is not None:
+        active.request.generated.append(token)
+    reason: FinishReason | None = None
+    if is_complete:
+        stops = state.sizes.eos_token_ids
+        if active.request is not None:
+            stops = settings_of(active.request, state).stop_token_ids
+        reason = "stop" if token in stops else "length"
+        state.vacate(slot)
+    return SampledToken(active.id, slot, token, position, reason)
+
+
+def _note_prefill(
+    output: ModelOutputBatch,
+    plan: NextIterationPlan,
+    state: ActiveSequenceBatch,
+    scheduler: InferenceScheduler,
+    into: list[SampledToken],
+) -> InitialSequenceRequest | None:
+    request = plan.prefill_request
+    if request is None or request.slot is None:
+        return None
+    active = state.active_slot_requests_map.get(request.slot)
+    if active is None or active.request is not request:
+        return None  # freed since
+    request.num_computed += plan.num_prefill_tokens
+    assert active.lease is not None, "a prompt that is being processed has pages"
+    if not request.is_prefilled:
+        state.manager.commit(active.lease, request.num_computed)
+        return request
+    token, slot = int(np.asarray(output.prefill_token_id)[0]), request.slot
+    sampled = _note_token(
+        active, slot, token, state, is_complete=bool(np.asarray(output.prefill_complete)[0])
+    )
+    into.append(sampled)
+    if sampled.finish_reason is None:
+        task = GenerationStepTask(request.id, slot, sampled.position, active.lease.pages, token)
+        scheduler.enqueue_decodes_request(task)
+    return None

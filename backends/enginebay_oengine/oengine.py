@@ -1,0 +1,297 @@
+"""oEngine: prefill, insert and decode over one paged cache, and steps of continuous batching after a scheduler's plan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from enginebay.errors import ConfigError, InputError, explain
+from enginebay.model import Weights
+from enginebay.runner.weights import merge_weights
+from enginebay.sampler import request_key
+from enginebay.types import MAX_STOP_TOKENS
+from enginebay_oengine.abstract_engine import AbstractInferenceEngine
+from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
+from enginebay_oengine.engine_limits import make_limits
+from enginebay_oengine.forward import ModelOutputBatch
+from enginebay_oengine.generation_state import GenerationState
+from enginebay_oengine.inference_scheduler import InferenceScheduler
+from enginebay_oengine.iteration import NextIterationPlan
+from enginebay_oengine.model_io import ModelIOProcessor
+from enginebay_oengine.opened_model import ModelLike, OpenedModel, open_model
+from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_oengine.paged_cache import PagedAttentionCache, PagedAttentionCacheMetaData
+from enginebay_oengine.prompts import Limits, read_keys, read_prompts
+from enginebay_oengine.result_tokens import ResultTokens
+from enginebay_oengine.slots import Slots
+from enginebay_oengine.special_tokens import find_eos_token_ids, find_pad_token_id
+from enginebay_oengine.steps import Steps
+
+Rules = tuple[tuple[str, PartitionSpec], ...]
+
+
+def _make_key(seed: int) -> jax.Array:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(explain(f"seed = {seed!r}", "a whole number from 0 to 2**63 - 1", "Correct it."))
+    return request_key(seed)
+
+
+class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
+    """Slots that decode together, over a cache whose pages sequences share.
+
+    `model` is an OpenedModel, or what open_model takes. `processor` is a tokenizer or a processor with one; None takes
+    the model's own. `storage` and `manager` are of one metadata; the storage is taken over: its arrays are donated to
+    every step. Prompts longer than a step takes (the largest of prefill_lengths up to max_prefill_length) are processed
+    in chunks. Defaults: as many concurrent decodes and prefills as devices, prefill_lengths 2**9 to 2**23,
+    max_prefill_length 4096, max_length 8192; no sequence exceeds what metadata and model allow besides. `batch_size` is
+    the rows of a decode step, at least the slots. Equal seeds give equal prng_keys. ConfigError (a ValueError) for
+    wrong values, UnsupportedError when the model asks for a quantised cache.
+
+    Steps are launched one at a time, whichever thread asks.
+    """
+
+    def __init__(
+        self,
+        model: OpenedModel | ModelLike,
+        processor: Any,
+        storage: PagedAttentionCache,
+        manager: HBMPageManager,
+        max_concurrent_decodes: int | None = None,
+        max_concurrent_prefill: int | None = None,
+        prefill_lengths: Sequence[int] | None = None,
+        max_prefill_length: int | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 894,
+    ) -> None:
+        self._limits = make_limits(
+            max_concurrent_decodes,
+            max_concurrent_prefill,
+            prefill_lengths,
+            max_prefill_length,
+            max_length,
+            batch_size,
+        )
+        self._prng_key = _make_key(seed)
+        self._prng_lock = threading.Lock()
+        self.model = model if isinstance(model, OpenedModel) else open_model(model)
+        self.model.check_cache()
+        self.quantizer: None = None
+        self.processor = self.model.plan.checkpoint.load_tokenizer() if processor is None else processor
+        self.manager = manager
+        self.metadata: PagedAttentionCacheMetaData = manager.metadata
+        self.scheduler = InferenceScheduler(manager=manager, seed=seed)
+        self.graphdef, self.graphstate, self.graphothers = self.model.split_module()
+        geometry = self._limits.geometry(self.model, self.metadata)
+        slots = self._limits.max_concurrent_decodes
+        rows = max(geometry.sizes.decode_rows[-1], self._limits.max_concurrent_prefill)
+        ends = tuple(self.eos_token_ids)
+        self._sizes = StateSizes(slots, rows, geometry.max_model_len, ends, geometry)
+        self._steps = Steps(self.model, storage, manager, slots, self.pad_token_id or 0)
+        self._slots = Slots(self._steps, self._sizes)
+        self._state: ActiveSequenceBatch | None = None
+
+    @property
+    def storage(self) -> PagedAttentionCache:
+        """The cache as it is now; the next step takes it over."""
+        return self._steps.storage
+
+    @property
+    def continuous_forward(self) -> Any:
+        """The compiled steps: execute_forward under cjit."""
+        return self._steps.forward
+
+    @property
+    def max_concurrent_prefill(self) -> int:
+        """Most prompts of one prefill."""
+        return self._limits.max_concurrent_prefill
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """Slots."""
+        return self._limits.max_concurrent_decodes
+
+    @property
+    def prefill_lengths(self) -> list[int]:
+        """Numbers of tokens that prefills are padded to; those that no step can have are not used."""
+        return list(self._limits.prefill_lengths)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a decode step, as configured."""
+        return self._limits.batch_size
+
+    @property
+    def max_prefill_length(self) -> int:
+        """Most tokens of prompts in one step; longer ones are processed in chunks."""
+        return self._limits.max_prefill_length
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sequence; it ends earlier where the metadata's max_length or the pages do."""
+        return self._limits.max_length
+
+    @property
+    def samples_per_slot(self) -> int:
+        """1."""
+        return 1
+
+    @cached_property
+    def pad_token_id(self) -> int | None:
+        """The tokenizer's, else the model's; None when neither names one."""
+        return find_pad_token_id(self.processor, self.model)
+
+    @cached_property
+    def eos_token_ids(self) -> list[int]:
+        """The tokenizer's and those of the model's generation configuration, each once."""
+        found = find_eos_token_ids(self.processor, self.model)
+        if len(found) > MAX_STOP_TOKENS:
+            raise ConfigError(
+                explain(f"{len(found)} end-of-sequence tokens", f"at most {MAX_STOP_TOKENS}", "Name fewer.")
+            )
+        return found
+
+    @property
+    def prng_key(self) -> jax.Array:
+        """A new key, split off the engine's own; equal seeds give equal keys in the same order."""
+        with self._prng_lock:
+            self._prng_key, new = jax.random.split(self._prng_key)
+        return new
+
+    @property
+    def colocated_cpus(self) -> list[jax.Device] | None:
+        """The CPU devices of this process; None when JAX has no CPU backend."""
+        try:
+            return jax.local_devices(backend="cpu")
+        except RuntimeError:
+            return None
+
+    def get_state_shardings(self, is_decode: bool = False) -> Rules:  # noqa: FBT001, FBT002  # the documented signature
+        """Rules (pattern, spec) for the leaves of a state by their paths; the first that is found in a path holds.
+
+        A decode state is whole on every device; of a prefix, keys and values are split over KV heads.
+        """
+        everything = (".*", PartitionSpec())
+        if is_decode:
+            return (everything,)
+        sharding = self.get_prefix_destination_sharding()
+        rules = [
+            (f"views/{group}/[0-9]+/{name}$", where.spec)
+            for group, layers in sharding.views.items()
+            for name, where in layers[0].items()
+        ]
+        return (*rules, everything)
+
+    def get_prefix_destination_sharding(self) -> GenerationState:
+        """NamedShardings for the leaves of a prefix, in a GenerationState: jax.device_put(prefix, it) moves it here."""
+        return self._steps.prefix_sharding()
+
+    def init_decode_state(self) -> ActiveSequenceBatch:
+        """A state with all slots free. free_resource is about the state that was made last."""
+        self._state = ActiveSequenceBatch(self.manager, self._sizes)
+        return self._state
+
+    def free_resource(self, slot: int) -> bool:
+        """Free a slot of the state that was made last, and its pages; False when it is free. InputError for no slot."""
+        if isinstance(slot, bool) or not 0 <= slot < self._sizes.num_slots:
+            raise InputError(explain(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it."))
+        return self._state is not None and self._state.vacate(int(slot))
+
+    def prefill(
+        self,
+        graphstate: Any,
+        graphothers: Any,
+        tokens: Any,
+        valids: Any,
+        true_length: Any,
+        temperature: Any = 0.0,
+        top_p: Any = 1.0,
+        top_k: Any = 0,
+        rngs: Any = None,
+    ) -> tuple[GenerationState, ResultTokens]:
+        """Process one prompt, tokens int [L], or several [n, L], and sample each one's first token.
+
+        The tokens that `valids` marks count (None: the first true_length ones), wherever they stand. true_length,
+        temperature, top_p and top_k are numbers, or [n] of them; rngs is a key (None: a new one), or [n] of them. The
+        result's slots are the prompts. InputError (a ValueError) for what cannot be served, OutOfPagesError when the
+        cache is full.
+        """
+        prompts = read_prompts(
+            tokens,
+            valids,
+            true_length,
+            (temperature, top_p, top_k),
+            self.prng_key if rngs is None else rngs,
+            self.metadata,
+            Limits(self.max_concurrent_prefill, self._sizes.max_length, self._sizes.eos_token_ids),
+        )
+        with self._steps.lock:
+            prefix, data = self._slots.prefill(self._weights(graphstate, graphothers), prompts)
+        return prefix, ResultTokens(data)
+
+    def decode(
+        self, graphstate: Any, graphothers: Any, state: ActiveSequenceBatch, rngs: Any = None
+    ) -> tuple[ActiveSequenceBatch, ResultTokens]:
+        """One token for every occupied slot, each with its own temperature, top_p and top_k; changes the state in place.
+
+        rngs: a key that is folded into the slots' own for this step; None: a slot samples like a request with the key
+        of its prefill. A slot gets no token (`valid` False) when it has ended, or waits for pages: the youngest wait
+        when they run out, and are processed again when that does not help. OutOfPagesError when nothing does.
+        """
+        words = None if rngs is None else read_keys(rngs, 1)[0]
+        with self._steps.lock:
+            data = self._slots.decode(self._weights(graphstate, graphothers), state, words)
+        if data is None:
+            nothing = np.zeros((self._sizes.num_slots, 3), np.int32)
+            nothing[:, 0] = self.pad_token_id or 0
+            return state, ResultTokens(nothing)
+        return state, ResultTokens(data)
+
+    def insert(
+        self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slot: int
+    ) -> ActiveSequenceBatch:
+        """Put a prefix of one prompt into a free slot, in place; it shares the prefix's pages until it writes to them.
+
+        The prefix can be inserted again, as another completion with random keys of its own. InputError (a ValueError)
+        for a slot that is occupied, or that there is not; then nothing is changed.
+        """
+        return self.bulk_insert(prefix, decode_state, [slot])
+
+    def bulk_insert(
+        self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slots: list[int]
+    ) -> ActiveSequenceBatch:
+        """insert() of n prompts into n slots, or of a single prompt into all of them (parallel samples)."""
+        with self._steps.lock:
+            self._slots.insert(prefix, decode_state, list(slots))
+        return decode_state
+
+    def forward(
+        self,
+        graphstate: Any,
+        graphothers: Any,
+        state: ActiveSequenceBatch,
+        iteration_plan: NextIterationPlan,
+    ) -> ModelOutputBatch:
+        """Launch what a plan says, a chunk of a prompt and one token for each slot that decodes, and return at once.
+
+        Give the output to ModelIOProcessor.prepare_model_output before the next plan is made.
+        """
+        with self._steps.lock:
+            inputs = ModelIOProcessor.build_input(
+                iteration_plan=iteration_plan, metadata=self.metadata, decodes_state=state
+            )
+            weights = self._weights(graphstate, graphothers)
+            output, state.rows = self._steps.run(weights, inputs, state.rows)
+        return output
+
+    def _weights(self, graphstate: Any, graphothers: Any) -> Weights:
+        """The model's, with those that are given in place of its own."""
+        if graphstate is self.graphstate and not graphothers:
+            return self.model.weights
+        return merge_weights(self.model.weights, graphstate, graphothers)

@@ -1,0 +1,152 @@
+"""PagedAttentionCache: keys and values of all sequences in the pages of one pool, and what describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+from pydantic import ValidationError
+
+from enginebay.cache import KVLayout
+from enginebay.errors import ConfigError, InputError, RequestError, explain
+from enginebay.runner.buckets import default_sizes
+from enginebay.runner.sharding import Placement
+from enginebay.types import describe_validation
+from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.opened_model import OpenedModel
+from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.pool import pages_for
+from enginebay_oengine.sizing import choose_num_pages
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PagedAttentionCacheMetaData:
+    """Sizes of a cache: num_pages pages (the dummy included) of page_size tokens, for sequences of up to max_length tokens.
+
+    `layouts` and `num_layers` are by cache group of the model.
+    """
+
+    page_size: int
+    num_pages: int
+    max_length: int
+    layouts: Mapping[str, KVLayout]
+    num_layers: Mapping[str, int]
+    placement: Placement
+    vocab_size: int
+    greedy_only: bool = False
+    """Whether the chosen sampler gives the best token alone."""
+
+    @property
+    def max_pages_per_sequence(self) -> int:
+        """Pages of the longest sequence: the width of a page table."""
+        return pages_for(self.max_length, self.page_size)
+
+    def check_token_ids(self, token_ids: np.ndarray) -> None:
+        """InputError (a ValueError) for ids that the model does not have."""
+        wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
+        if len(wrong):
+            raise InputError(
+                explain(f"token id {wrong[0]}", f"0 to {self.vocab_size - 1}", "Use the model's tokenizer.")
+            )
+
+    def check_temperature(self, temperature: float) -> None:
+        """RequestError (a ValueError) for one that the chosen sampler would not look at."""
+        if self.greedy_only and temperature > 0:
+            raise RequestError(
+                explain(
+                    f"temperature = {temperature} with a sampler that is greedy only",
+                    "temperature = 0",
+                    "Choose sampler standard to sample.",
+                )
+            )
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that there is room for."""
+        return min(self.max_length, (self.num_pages - 1) * self.page_size)
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=["views"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class PagedAttentionCache:
+    """The arrays by cache group and layer; axis 0 of each counts pages, and page 0 is never read.
+
+    An engine takes it over: its arrays are donated to every step.
+    """
+
+    views: Mapping[str, Sequence[Mapping[str, jax.Array]]]
+
+    @staticmethod
+    def create_metadata(
+        model: OpenedModel,
+        *,
+        page_size: int = 64,
+        num_pages: int | None = None,
+        memory_utilization: float | None = None,
+        max_num_seqs: int | None = None,
+        max_length: int | None = None,
+    ) -> PagedAttentionCacheMetaData:
+        """Sizes of a cache for a model.
+
+        Without num_pages, `memory_utilization` (by default 0.85) of the device's free memory less weights and working
+        space, and at most what `max_num_seqs` sequences of `max_length` tokens need; these are by default those of the
+        model's configuration. ConfigError for a wrong value, UnsupportedError when there is no room for a page.
+        """
+        parts, info = model.parts, model.plan.model.info
+        try:
+            options = PagedOptions(
+                page_size=page_size, num_pages=num_pages, memory_utilization=memory_utilization
+            )
+        except ValidationError as error:
+            raise ConfigError(describe_validation(error, PagedOptions)) from None
+        most = parts.config.max_model_len
+        assert most is not None, "make_plan settles max_model_len"
+        length = most if max_length is None else max_length
+        num_seqs = parts.config.max_num_seqs if max_num_seqs is None else max_num_seqs
+        if not 2 <= length <= most or num_seqs < 1:
+            raise ConfigError(
+                explain(
+                    f"max_length = {length}, max_num_seqs = {num_seqs}",
+                    f"2 to {most} tokens, the model's max_model_len, and at least one sequence",
+                    "Correct them.",
+                )
+            )
+        sized = parts.config.model_copy(update={"max_num_seqs": num_seqs, "max_model_len": length})
+        sizes = default_sizes(
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=parts.config.max_num_batched_tokens,
+            max_model_len=length,
+            min_rows=parts.platform.min_rows(parts.dtype),
+        )
+        geometry = Geometry(sizes, parts.layout_type, page_size, parts.compact_decode)
+        sampler = model.plan.registry.find("sampler", model.plan.config.sampler.name).declaration
+        count = choose_num_pages(dataclasses.replace(parts, config=sized), options, geometry)
+        return PagedAttentionCacheMetaData(
+            page_size=page_size,
+            num_pages=count,
+            max_length=length,
+            layouts=geometry.layouts(count, info.groups, parts.dtype),
+            num_layers={group.name: group.num_layers for group in info.groups},
+            placement=parts.placement,
+            vocab_size=info.vocab_size,
+            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+        )
+
+    @classmethod
+    def init_cache(cls, metadata: PagedAttentionCacheMetaData) -> PagedAttentionCache:
+        """An empty cache: zeros for every layer, allocated here."""
+
+        def layer(layout: KVLayout) -> dict[str, jax.Array]:
+            where: Mapping[str, Any] = metadata.placement.cache(layout)
+            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in layout.shapes().items()}
+
+        layouts = metadata.layouts
+        return cls(
+            {g: tuple(layer(layouts[g]) for _ in range(n)) for g, n in metadata.num_layers.items()},
+        )

@@ -1,0 +1,152 @@
+"""What callers give to a prefill, read and checked: prompts under a mask, sampling parameters, random keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.errors import InputError, explain
+from enginebay.types import make_sampling_params
+from enginebay_oengine.model_inputs import RowSettings
+from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
+
+KEY_WORDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How many prompts there may be, most tokens of a sequence, and what ends one."""
+
+    num_prompts: int
+    max_length: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptBatch:
+    """n prompts: their tokens int32, and how each is sampled."""
+
+    token_ids: tuple[np.ndarray, ...]
+    settings: tuple[RowSettings, ...]
+
+    def base_keys(self) -> np.ndarray:
+        """uint32 [n, 2]: the prompts' random keys."""
+        return np.asarray([settings.key for settings in self.settings], np.uint32)
+
+
+def read_prompts(
+    tokens: Any,
+    valids: Any,
+    true_length: Any,
+    sampling: tuple[Any, Any, Any],
+    rngs: Any,
+    metadata: PagedAttentionCacheMetaData,
+    limits: Limits,
+) -> PromptBatch:
+    """The prompts in tokens int [L] or [n, L] where `valids` (None: the first true_length of each) is true.
+
+    true_length, and each of sampling (temperature, top_p, top_k), is one number or [n]. rngs: see read_keys.
+    InputError (a ValueError) for what cannot be served.
+    """
+    prompts = _read_tokens(tokens, valids, true_length, limits.num_prompts)
+    most = min(limits.max_length, metadata.longest_sequence)
+    for prompt in prompts:
+        if not 0 < len(prompt) < most:
+            raise InputError(
+                explain(
+                    f"a prompt of {len(prompt)} tokens",
+                    f"1 to {most - 1}, which leaves room for one new token",
+                    "Shorten it, or raise max_length or the number of pages.",
+                )
+            )
+        metadata.check_token_ids(prompt)
+    temperature, top_p, top_k = (
+        _each(name, value, len(prompts))
+        for name, value in zip(("temperature", "top_p", "top_k"), sampling, strict=True)
+    )
+    keys = read_keys(rngs, len(prompts))
+    settings = []
+    for i, prompt in enumerate(prompts):
+        params = make_sampling_params(
+            temperature=float(temperature[i]), top_p=float(top_p[i]), top_k=int(top_k[i])
+        )
+        metadata.check_temperature(params.temperature)
+        settings.append(
+            RowSettings(
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                max_length=most,
+                prompt_length=len(prompt),
+                stop_token_ids=limits.stop_token_ids,
+                key=(int(keys[i, 0]), int(keys[i, 1])),
+            )
+        )
+    return PromptBatch(prompts, tuple(settings))
+
+
+def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple[np.ndarray, ...]:
+    """The prompts' own tokens, int32 each."""
+    ids = np.atleast_2d(np.asarray(tokens))
+    count = len(ids)
+    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or not 1 <= count <= most:
+        raise InputError(
+            explain(
+                f"tokens {ids.dtype}{list(np.shape(tokens))}",
+                f"int [tokens] or [prompts, tokens] of 1 to {most} prompts (max_concurrent_prefill)",
+                "Give token ids, and more prompts in several calls.",
+            )
+        )
+    lengths = _each("true_length", true_length, count)
+    if valids is None:
+        mask = np.arange(ids.shape[1]) < lengths[:, None]
+    else:
+        mask = np.atleast_2d(np.asarray(valids)).astype(bool)
+    if mask.shape != ids.shape or (mask.sum(axis=1) != lengths).any():
+        raise InputError(
+            explain(
+                f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids {list(mask.shape)}",
+                "a mask like tokens, that is true as often as true_length says",
+                "Count the prompt's tokens alone.",
+            )
+        )
+    return tuple(row[keep].astype(np.int32) for row, keep in zip(ids, mask, strict=True))
+
+
+def read_keys(rngs: Any, count: int) -> np.ndarray:
+    """uint32 [count, 2] of a key (jax.random.PRNGKey or jax.random.key), or of one for each row.
+
+    One key is the key of a single row, and split for several. The key of a seed gives what a request with it gets.
+    """
+    if isinstance(rngs, jax.Array) and jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key):
+        rngs = jax.random.key_data(rngs)
+    words = np.asarray(rngs)
+    if words.dtype != np.uint32 or words.shape not in ((KEY_WORDS,), (count, KEY_WORDS)):
+        raise InputError(
+            explain(
+                f"rngs {words.dtype}{list(words.shape)}",
+                f"a threefry key, or one for each of {count} rows",
+                "Use the engine's prng_key, or jax.random.PRNGKey(seed).",
+            )
+        )
+    if words.ndim == 1 and count > 1:
+        typed = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+        words = np.asarray(jax.random.key_data(jax.random.split(typed, count)))
+    return words.reshape(count, KEY_WORDS)
+
+
+def _each(name: str, value: Any, count: int) -> np.ndarray:
+    """[count] numbers of one, or of as many."""
+    array: Sequence[Any] | np.ndarray = np.asarray(value)
+    if np.shape(array) not in ((), (1,), (count,)):
+        raise InputError(
+            explain(
+                f"{name} of shape {list(np.shape(array))}", f"a number, or {count} of them", "Correct it."
+            )
+        )
+    return np.broadcast_to(array, (count,))

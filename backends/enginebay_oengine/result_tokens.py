@@ -1,0 +1,67 @@
+"""ResultTokens: what a step sampled for every slot, in one array, so that one copy brings it to the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from enginebay.errors import InputError, explain
+
+TOKEN, VALID, LENGTH = range(3)
+"""The columns of the packed array."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotData:
+    """One slot's part: tokens int32 [samples, 1], valid bool [samples, 1], lengths int32 [samples], as NumPy or JAX arrays.
+
+    `valid` is False where the slot got no token: it is free, has ended, or waits for pages. `lengths` counts the tokens
+    that were sampled so far.
+    """
+
+    tokens: np.ndarray | jax.Array
+    valid: np.ndarray | jax.Array
+    lengths: np.ndarray | jax.Array
+
+
+@functools.partial(
+    tree_util.register_dataclass,
+    data_fields=["data"],
+    meta_fields=["tokens_idx", "valid_idx", "length_idx", "samples_per_slot"],
+)
+@dataclasses.dataclass(frozen=True)
+class ResultTokens:
+    """data int32 [slots * samples_per_slot, 3]; the columns from a to b of each pair are tokens, valid, and lengths."""
+
+    data: np.ndarray | jax.Array
+    tokens_idx: tuple[int, int] = (TOKEN, TOKEN + 1)
+    valid_idx: tuple[int, int] = (VALID, VALID + 1)
+    length_idx: tuple[int, int] = (LENGTH, LENGTH + 1)
+    samples_per_slot: int = 1
+
+    def copy_to_host_async(self) -> None:
+        """Begin the copy to the host, and return at once; nothing to do when it is there."""
+        if isinstance(self.data, jax.Array):
+            self.data.copy_to_host_async()
+
+    def convert_to_numpy(self) -> ResultTokens:
+        """The same on the host; waits for the step."""
+        return dataclasses.replace(self, data=np.asarray(self.data))
+
+    def get_result_at_slot(self, slot: int) -> SlotData:
+        """One slot's part. InputError (a ValueError) for a slot that there is not."""
+        num_slots = self.data.shape[0] // self.samples_per_slot
+        if not 0 <= slot < num_slots:
+            raise InputError(
+                explain(f"slot {slot}", f"0 to {num_slots - 1}", "Count slots (or prompts) from 0.")
+            )
+        rows = self.data[slot * self.samples_per_slot : (slot + 1) * self.samples_per_slot]
+        return SlotData(
+            tokens=rows[:, slice(*self.tokens_idx)],
+            valid=rows[:, slice(*self.valid_idx)].astype(bool),
+            lengths=rows[:, self.length_idx[0]],
+        )

@@ -1,0 +1,245 @@
+"""Slots: prompts processed into prefixes, prefixes put into slots, and what has to be true of pages before slots decode."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import Lease
+from enginebay.errors import InputError, explain
+from enginebay.model import Weights
+from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
+from enginebay_oengine.generation_state import GenerationState, HeldPages
+from enginebay_oengine.model_inputs import Chunk, ModelInputBatch, RowSettings, decode_part, prefill_part
+from enginebay_oengine.page_manager import OutOfPagesError
+from enginebay_oengine.prompts import PromptBatch
+from enginebay_oengine.steps import Steps
+
+NOTHING = RowSettings(0.0, 1.0, 0, 0, 0, (), (0, 0))
+"""Of a row whose tokens are processed without one being sampled."""
+
+SHORTEST_HISTORY = 32
+
+
+class Slots:
+    """What prefill, insert and decode do, over Steps; the caller holds the lock of those."""
+
+    def __init__(self, steps: Steps, sizes: StateSizes) -> None:
+        self.steps = steps
+        self.manager = steps.manager
+        self.sizes = sizes
+        self._scratch = make_rows(steps.manager, sizes)
+
+    def prefill(self, weights: Weights, prompts: PromptBatch) -> tuple[GenerationState, jax.Array]:
+        """The prefix of prompts and the data of its ResultTokens. OutOfPagesError when there are not enough pages."""
+        lengths = [len(ids) for ids in prompts.token_ids]
+        leases = self._admit_all(lengths)
+        held = HeldPages(self.manager, leases, [length + 1 for length in lengths], self.steps.read)
+        self._process(weights, prompts.token_ids, prompts.settings, leases, samples=True)
+        width = max(SHORTEST_HISTORY, 1 << max(lengths).bit_length())
+        rows, data = self.steps.take(self._scratch, len(lengths), min(width, self.sizes.max_length))
+        return GenerationState(rows, jnp.asarray(prompts.base_keys()), None, held), data
+
+    def insert(self, prefix: GenerationState, state: ActiveSequenceBatch, slots: list[int]) -> None:
+        """Put a prefix's sequences into free slots, one each, or a single one into all of them."""
+        count = prefix.num_prompts
+        if not slots or (count != 1 and len(slots) != count) or len(set(map(int, slots))) != len(slots):
+            raise InputError(
+                explain(
+                    f"slots {list(slots)} for a prefix of {count} prompts",
+                    "a slot for each, or different slots for a single one",
+                    "Give as many slots as there are prompts.",
+                )
+            )
+        with state.context_lock:
+            for slot in slots:
+                state.check_free(slot)
+            here, held = self._adopt(prefix)
+            rows = [0] * len(slots) if count == 1 else list(range(count))
+            copies = range(len(slots)) if count == 1 else [0] * count
+            leases = self._fork_all(held, rows)
+            places: dict[int, tuple[int, int]] = {}
+            for slot, row, copy, lease in zip(slots, rows, copies, leases, strict=True):
+                state.occupy(int(slot), ActiveRequest(f"slot {slot}", lease, held.lengths[row]))
+                places[int(slot)] = (row, prefix.num_copies + copy)
+            prefix.num_copies += 1 + max(copies)
+            state.rows = self.steps.place(state.rows, here, places)
+
+    def decode(
+        self, weights: Weights, state: ActiveSequenceBatch, rngs: np.ndarray | None
+    ) -> jax.Array | None:
+        """One token for each slot that can get one: the data of the ResultTokens, or None when no slot can."""
+        with state.context_lock:
+            running = self._make_room(weights, state)
+            if not running:
+                return None
+            pages = {slot: active.lease.pages for slot, active in running.items() if active.lease is not None}
+            longest = max(active.length for active in running.values())
+            inputs = ModelInputBatch(
+                decode=decode_part(pages, longest, self.sizes.geometry, self.sizes.num_rows)
+            )
+            output, state.rows = self.steps.run(weights, inputs, state.rows, rngs)
+            for active in running.values():
+                if active.lease is not None:
+                    self.manager.commit(active.lease, active.length)
+                active.length += 1
+            data: jax.Array = output.decodes_packed
+            return data
+
+    def _admit_all(self, lengths: list[int]) -> list[Lease]:
+        leases: list[Lease] = []
+        for length in lengths:
+            lease = self.manager.admit(length)
+            if lease is None:
+                for given in leases:
+                    self.manager.release(given)
+                raise OutOfPagesError(
+                    explain(
+                        f"prompts of {lengths} tokens",
+                        f"{self.manager.num_free_pages * self.manager.page_size} tokens, which is what is free now",
+                        "Free slots or let go of prefixes first, or make the cache larger.",
+                    )
+                )
+            leases.append(lease)
+        return leases
+
+    def _process(
+        self,
+        weights: Weights,
+        prompts: tuple[np.ndarray, ...],
+        settings: tuple[RowSettings, ...],
+        leases: list[Lease],
+        *,
+        samples: bool,
+    ) -> None:
+        """Put the keys and values of prompts into their pages, as many tokens at a time as a step takes."""
+        done = [0] * len(prompts)
+        most = self.sizes.geometry.sizes.prefill_tokens[-1]
+        while any(count < len(ids) for count, ids in zip(done, prompts, strict=True)):
+            chunks, room = [], most
+            for row, ids in enumerate(prompts):
+                end = min(len(ids), done[row] + room)
+                if end > done[row]:
+                    last = samples and end == len(ids)
+                    pages = leases[row].pages
+                    chunks.append(Chunk(row, ids[done[row] : end], done[row], last, pages, settings[row]))
+                    room -= end - done[row]
+                    done[row] = end
+            part, _ = prefill_part(chunks, self.sizes.geometry, self.sizes.num_rows)
+            _, self._scratch = self.steps.run(weights, ModelInputBatch(prefill=part), self._scratch)
+        for lease, ids in zip(leases, prompts, strict=True):
+            self.manager.commit(lease, len(ids))
+
+    def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldPages]:
+        """The prefix and its pages in this cache: as it is, or moved here with new pages for its keys and values."""
+        if prefix.held is not None and prefix.held.manager is self.manager and prefix.held.let_go.alive:
+            return prefix, prefix.held
+        moved: GenerationState = jax.device_put(prefix, self.steps.prefix_sharding())
+        lengths = moved.lengths
+        most = min(self.sizes.max_length, self.manager.metadata.longest_sequence)
+        if max(lengths) > most:
+            raise InputError(
+                explain(
+                    f"a prefix of {max(lengths)} tokens",
+                    f"at most {most}",
+                    "Insert it into an engine with a larger max_length, or a larger cache.",
+                )
+            )
+        leases = self._admit_all([length - 1 for length in lengths])
+        held = HeldPages(self.manager, leases, lengths, self.steps.read)
+        self.steps.write(moved.views, leases)
+        for lease, length in zip(leases, lengths, strict=True):
+            self.manager.commit(lease, length - 1)
+        target = moved if prefix.held is not None else prefix
+        target.num_copies = prefix.num_copies
+        target.held = held
+        target.rows = dataclasses.replace(
+            moved.rows,
+            max_length=jnp.minimum(moved.rows.max_length, most),
+            token_ids=moved.rows.token_ids[:, : self.sizes.max_length],
+        )
+        target.base_keys = moved.base_keys
+        return target, held
+
+    def _fork_all(self, held: HeldPages, rows: list[int]) -> list[Lease]:
+        leases: list[Lease] = []
+        for row in rows:
+            lease = self.manager.fork(held.leases[row], held.lengths[row] - 1)
+            if lease is None:
+                for given in leases:
+                    self.manager.release(given)
+                raise OutOfPagesError(
+                    explain("too many sequences that share pages", "four for each page", "Free some slots.")
+                )
+            leases.append(lease)
+        return leases
+
+    def _make_room(self, weights: Weights, state: ActiveSequenceBatch) -> dict[int, ActiveRequest]:
+        """The slots that get a token, with pages for it; the oldest first, and at least one unless all have ended."""
+        most = min(self.sizes.max_length, self.manager.metadata.longest_sequence)
+        while True:
+            going = {
+                slot: active
+                for slot, active in state.active_slot_requests_map.items()
+                if active.is_decoding and not active.has_ended and active.length < most
+            }
+            running = {
+                slot: active
+                for slot, active in going.items()
+                if active.lease is not None and self.manager.reserve(active.lease, active.length)
+            }
+            if len(running) == len(going):
+                return running
+            if self._note_ended(state, going):
+                continue
+            starved = any(active.lease is not None for slot, active in going.items() if slot not in running)
+            if not starved:
+                lost = {slot: active for slot, active in going.items() if active.lease is None}
+                running |= {
+                    s: active for s, active in lost.items() if self._restore(weights, state, s, active)
+                }
+            if running:
+                return running
+            self._preempt(going)
+
+    def _note_ended(self, state: ActiveSequenceBatch, going: dict[int, ActiveRequest]) -> bool:
+        """Take the pages of sequences that the device has ended; whether there were any. Waits for the steps so far."""
+        finished = np.asarray(state.rows.finished)
+        ended = [active for slot, active in going.items() if finished[slot]]
+        for active in ended:
+            active.has_ended = True
+            if active.lease is not None:
+                self.manager.release(active.lease)
+                active.lease = None
+        return bool(ended)
+
+    def _restore(
+        self, weights: Weights, state: ActiveSequenceBatch, slot: int, active: ActiveRequest
+    ) -> bool:
+        """Process the tokens of a slot again, when there are pages for them and the next one."""
+        lease = self.manager.admit(active.length)
+        if lease is None:
+            return False
+        tokens = np.asarray(state.rows.token_ids[slot])[: active.length - 1]
+        self._process(weights, (tokens,), (NOTHING,), [lease], samples=False)
+        active.lease = lease
+        return True
+
+    def _preempt(self, going: dict[int, ActiveRequest]) -> None:
+        """Take the pages of the youngest sequence, so that the others can go on."""
+        holding = [active for active in going.values() if active.lease is not None]
+        if len(holding) < 2:
+            raise OutOfPagesError(
+                explain(
+                    f"{self.manager.num_free_pages} free pages, and no slot that could give some back",
+                    "pages for the sequences that decode",
+                    "Let go of prefixes and of pages taken by number, or make the cache larger.",
+                )
+            )
+        lease = holding[-1].lease
+        assert lease is not None, "it was chosen for it"
+        holding[-1].lease = None
+        self.manager.release(lease)

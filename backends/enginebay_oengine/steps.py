@@ -1,0 +1,205 @@
+"""Steps: the storage, its pages' books and the compiled functions over both; everything on the device goes through here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from enginebay.cache import Lease
+from enginebay.engine import Compilations
+from enginebay.errors import ConfigError, InputError, explain
+from enginebay.model import Weights
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.step import Program
+from enginebay_oengine.compiling import cjit
+from enginebay_oengine.copying import copy_page
+from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
+from enginebay_oengine.generation_state import (
+    GenerationState,
+    Views,
+    place_rows,
+    read_pages,
+    take_rows,
+    write_pages,
+)
+from enginebay_oengine.model_inputs import ModelInputBatch
+from enginebay_oengine.opened_model import OpenedModel
+from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_oengine.paged_cache import PagedAttentionCache
+
+DEVICE_AXIS = "tensor"
+"""The name of the only mesh axis where the configuration has no mesh."""
+
+
+class Steps:
+    """Launches, one at a time: hold `lock` around a sequence of them. Storage and rows go in donated and come back."""
+
+    def __init__(
+        self,
+        model: OpenedModel,
+        storage: PagedAttentionCache,
+        manager: HBMPageManager,
+        num_slots: int,
+        pad_token_id: int,
+    ) -> None:
+        parts, metadata = model.parts, manager.metadata
+        _check_fits(storage, manager)
+        self.manager = manager
+        self.storage = storage
+        self.lock = threading.RLock()
+        self.compilations = Compilations()
+        program = Program(parts.model, parts.ops, parts.sampler)
+        self.graphdef = GraphDef(
+            program, dict(metadata.layouts), parts.compact_decode, num_slots, pad_token_id
+        )
+        self.placement = metadata.placement
+        meshed = (
+            self.placement.mesh is not None
+        )  # donated arrays are reused only when they come back as they went
+        whole = self.placement.replicated
+        where = jax.tree.map(lambda array: array.sharding, storage)
+        options = parts.platform.compile_options()
+
+        def compiled(function: Any, statics: Sequence[int], donated: Sequence[int], outputs: Any) -> Any:
+            jitted = jax.jit(
+                function,
+                static_argnums=statics,
+                donate_argnums=donated,
+                out_shardings=outputs if meshed else None,
+            )
+            return cjit(
+                jitted, static_argnums=statics, compile_options=options, compilations=self.compilations
+            )
+
+        self.forward = compiled(execute_forward, (0,), (4, 5), (whole, where, whole))
+        self._copy = compiled(copy_page, (), (0,), where.views)
+        self._read = compiled(read_pages, (), (), None)
+        self._write = compiled(write_pages, (), (0,), where.views)
+        self._place = compiled(place_rows, (), (0,), whole)
+        self._take = compiled(take_rows, (1, 2), (), whole)
+
+    def run(
+        self, weights: Weights, inputs: ModelInputBatch, rows: DeviceRows, rngs: np.ndarray | None = None
+    ) -> tuple[ModelOutputBatch, DeviceRows]:
+        """Copy pages that would be written to and are shared, then launch a step."""
+        self._copy_pages()
+        output, self.storage, rows = self.forward(
+            self.graphdef, weights, {}, inputs, self.storage, rows, rngs
+        )
+        return output, rows
+
+    def take(self, rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:
+        """See take_rows."""
+        taken, data = self._take(rows, num_rows, num_tokens)
+        return taken, data
+
+    def place(
+        self,
+        rows: DeviceRows,
+        prefix: GenerationState,
+        places: Mapping[int, tuple[int, int]],
+    ) -> DeviceRows:
+        """Rows with those of a prefix in slots: slot -> (row of the prefix, completion's index)."""
+        count = rows.length.shape[0]
+        slots = np.full(count, count, np.int32)
+        source, index = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        for i, (slot, (row, number)) in enumerate(places.items()):
+            slots[i], source[i], index[i] = slot, row, number
+        placed: DeviceRows = self._place(rows, prefix.rows, prefix.base_keys, source, slots, index)
+        return placed
+
+    def read(self, leases: Sequence[Lease]) -> Views:
+        """The pages of leases, as many for each as the longest has, rounded up."""
+        with self.lock:
+            self._copy_pages()
+            views: Views = self._read(self.storage.views, self._table(leases, 0))
+            return views
+
+    def write(self, views: Views, leases: Sequence[Lease]) -> None:
+        """Put what read() gave into the pages of other leases. InputError for pages of another model or size."""
+        num_pages = self.manager.metadata.num_pages
+        try:
+            width = jax.tree.leaves(views)[0].shape[1]
+            table = np.full((len(leases), width), num_pages, np.int32)
+            for row, lease in zip(table, leases, strict=True):
+                row[: len(lease.pages)] = lease.pages
+            written = self._write(self.storage.views, views, table)
+        except (TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                explain(
+                    f"a prefix that does not fit this cache ({error})",
+                    "one of the same model, dtype and page size",
+                    "Prefill again.",
+                )
+            ) from error
+        self.storage = PagedAttentionCache(written)
+
+    def prefix_sharding(self) -> GenerationState:
+        """Where the leaves of a prefix lie, as a GenerationState of NamedShardings."""
+        mesh = self.placement.mesh
+        if mesh is None:
+            mesh = Mesh(np.array([self.placement.device]), (DEVICE_AXIS,))
+        whole = NamedSharding(mesh, PartitionSpec())
+        metadata = self.manager.metadata
+        views = {
+            group: tuple(
+                {
+                    name: NamedSharding(mesh, self.placement.spec((None,) * (axis + 1) + ("kv_heads",)))
+                    for name, axis in metadata.layouts[group].head_axis().items()
+                }
+                for _ in range(count)
+            )
+            for group, count in metadata.num_layers.items()
+        }
+        rows: dict[str, Any] = dict.fromkeys(DeviceRows.__dataclass_fields__, whole)
+        return GenerationState(DeviceRows(**rows), whole, views)
+
+    def _copy_pages(self) -> None:
+        for source, target in self.manager.take_copies():
+            views = self._copy(self.storage.views, np.int32(source), np.int32(target))
+            self.storage = PagedAttentionCache(views)
+
+    def _table(self, leases: Sequence[Lease], fill: int) -> np.ndarray:
+        most = max(len(lease.pages) for lease in leases)
+        width = min(1 << (most - 1).bit_length(), self.manager.metadata.max_pages_per_sequence)
+        table = np.full((len(leases), max(width, most)), fill, np.int32)
+        for row, lease in zip(table, leases, strict=True):
+            row[: len(lease.pages)] = lease.pages
+        return table
+
+
+def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
+    """ConfigError for a storage that is in use, or was not made of the manager's metadata."""
+    metadata = manager.metadata
+    wanted = {
+        group: [
+            [(name, shape.shape, shape.dtype) for name, shape in metadata.layouts[group].shapes().items()]
+        ]
+        * count
+        for group, count in metadata.num_layers.items()
+    }
+    given = {
+        group: [[(name, array.shape, array.dtype) for name, array in layer.items()] for layer in layers]
+        for group, layers in storage.views.items()
+    }
+    if wanted != given:
+        raise ConfigError(
+            explain(
+                "a storage of other sizes than the manager's",
+                "a storage and a manager of one metadata",
+                "Make both of the same PagedAttentionCacheMetaData.",
+            )
+        )
+    if any(array.is_deleted() for array in jax.tree.leaves(storage)):
+        raise ConfigError(
+            explain(
+                "a storage that another engine has taken over",
+                "a storage of its own for each engine",
+                "Call init_cache again.",
+            )
+        )
