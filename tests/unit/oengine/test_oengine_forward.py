@@ -11,12 +11,21 @@ import pytest
 from enginebay import SamplingParams
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.ties import TOLERANCE, first_impossible_token
-from enginebay_oengine import InitialSequenceRequest, ModelIOProcessor, NextIterationPlan, oEngine
+from enginebay_oengine import (
+    InitialSequenceRequest,
+    ModelIOProcessor,
+    NextIterationPlan,
+    OpenedModel,
+    oEngine,
+)
+from tests.unit.oengine.dense import DenseModel, paged_keys_and_values
 from tests.unit.oengine.small import CHUNK, NUM_SLOTS, PAGE_SIZE, iterate, serve
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
 
 GREEDY = SamplingParams(max_tokens=24)
+MAX_ERROR = 1e-5
+"""Of keys and values in f32, as a share of the largest: they are computed in other shapes."""
 
 
 def ragged(count: int, seed: int, **more: Any) -> list[InitialSequenceRequest]:
@@ -42,6 +51,26 @@ def test_steps_of_every_kind_give_the_reference_models_tokens(
         assert len(tokens[request.id]) == request.max_tokens
         prompt = [int(t) for t in request.token_ids]
         assert reference.first_wrong_token(prompt, tokens[request.id], TOLERANCE) is None
+
+
+def test_pages_hold_the_keys_and_values_of_a_dense_prefill(engine: oEngine, model: OpenedModel) -> None:
+    state, model_at_once = engine.init_decode_state(), DenseModel(model)
+    for request in ragged(9, seed=3, ignore_eos=True):
+        engine.scheduler.enqueue_prefill_request(request)
+    checked = 0
+    for number, (sampled, _) in enumerate(iterate(engine, state)):
+        if number % 20 != 10 or sampled.finish_reason is not None:
+            continue
+        for slot, active in list(state.active_slot_requests_map.items()):
+            request = active.request
+            assert request is not None
+            count = request.num_computed if not request.generated else active.length - 1
+            if count:
+                dense = model_at_once.keys_and_values(request.tokens()[:count])
+                paged = paged_keys_and_values(engine, state, slot, count)
+                assert np.abs(paged - dense).max() < MAX_ERROR * np.abs(dense).max()
+                checked += 1
+    assert checked >= 8
 
 
 def test_tokens_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay.testing.reference import ReferenceModel
-from enginebay.testing.ties import first_impossible_token
+from enginebay.testing.ties import TOLERANCE, first_impossible_token
 from enginebay_oengine import OutOfPagesError, oEngine
 from tests.unit.oengine.small import (
     CHUNK,
@@ -101,12 +101,12 @@ def test_padding_does_not_matter_and_long_prompts_are_processed_in_chunks(
     assert results[0] == results[1] == results[2]
 
 
-def test_the_cache_holds_the_reference_models_tokens(
+def test_a_prefill_takes_the_pages_of_its_prompt_and_no_more(
     engine: oEngine, prompts: Any, reference: ReferenceModel
 ) -> None:
     prompt = prompts[3]
     prefix, token = prefill(engine, prompt)
-    assert reference.first_wrong_token(prompt, [token], 1e-3) is None
+    assert reference.first_wrong_token(prompt, [token], TOLERANCE) is None
     assert engine.manager.num_free_pages == engine.metadata.num_pages - 1 - -(-len(prompt) // PAGE_SIZE)
     assert np.asarray(prefix.rows.token_ids)[0, : len(prompt) + 1].tolist() == [*prompt, token]
 
