@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +19,23 @@ from enginebay_oengine.page_manager import HBMPageManager
 Views = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
+class PageReader(Protocol):
+    """The cache that pages are of."""
+
+    manager: HBMPageManager
+
+    def read(self, leases: Sequence[Lease]) -> Views:
+        """The pages' arrays."""
+
+
 class HeldPages:
     """Leases that are taken back when nobody refers to this any more, or with let_go()."""
 
-    def __init__(
-        self,
-        manager: HBMPageManager,
-        leases: Sequence[Lease],
-        lengths: Sequence[int],
-        read: Callable[[Sequence[Lease]], Views],
-    ) -> None:
-        self.manager = manager
+    def __init__(self, owner: PageReader, leases: Sequence[Lease], lengths: Sequence[int]) -> None:
+        self.owner = owner
         self.leases = tuple(leases)
         self.lengths = tuple(lengths)
-        self.read = read
-        self.let_go = weakref.finalize(self, manager.release_later, self.leases)
+        self.let_go = weakref.finalize(self, owner.manager.release_later, self.leases)
         self.let_go.atexit = False
 
 
@@ -68,7 +70,7 @@ class GenerationState:
     def views(self) -> Views:
         """The keys and values. InputError when the pages were let go."""
         if self.held is not None and self.held.let_go.alive:
-            return self.held.read(self.held.leases)
+            return self.held.owner.read(self.held.leases)
         if self._views is None:
             raise InputError(
                 explain("a prefix whose pages were released", "one that holds its pages", "Prefill again.")

@@ -37,15 +37,16 @@ class InitialSequenceRequest:
     lease: Lease | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.token_ids = np.asarray(self.token_ids, np.int32)
-        if self.token_ids.ndim != 1 or not len(self.token_ids):
+        given = np.asarray(self.token_ids)
+        if given.ndim != 1 or not len(given) or not np.issubdtype(given.dtype, np.integer):
             raise InputError(
                 explain(
-                    f"a prompt of shape {list(self.token_ids.shape)}",
-                    "token ids [tokens], at least one",
-                    "Give one prompt in each request.",
+                    f"a prompt {given.dtype}{list(given.shape)}",
+                    "whole numbers [tokens], at least one",
+                    "Give the token ids of one prompt in each request.",
                 )
             )
+        self.token_ids = given.astype(np.int32)
         make_sampling_params(
             temperature=self.temperature,
             top_p=self.top_p,

@@ -33,6 +33,8 @@ class HBMPageManager:
     def __init__(self, metadata: PagedAttentionCacheMetaData) -> None:
         self.metadata = metadata
         self.lock = threading.RLock()
+        self.in_use = False
+        """Whether an engine keeps its pages in these books: each needs its own."""
         num_rows = ROWS_PER_PAGE * metadata.num_pages
         store = PageStore(PagePool(metadata.num_pages), metadata.page_size)
         longest = max(metadata.max_length, metadata.page_size)

@@ -14,7 +14,7 @@ from enginebay.model import Weights
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.generation_state import GenerationState, HeldPages
 from enginebay_oengine.model_inputs import Chunk, ModelInputBatch, RowSettings, decode_part, prefill_part
-from enginebay_oengine.page_manager import OutOfPagesError
+from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
 from enginebay_oengine.prompts import PromptBatch
 from enginebay_oengine.steps import Steps
 
@@ -37,7 +37,7 @@ class Slots:
         """The prefix of prompts and the data of its ResultTokens. OutOfPagesError when there are not enough pages."""
         lengths = [len(ids) for ids in prompts.token_ids]
         leases = self._admit_all(lengths)
-        held = HeldPages(self.manager, leases, [length + 1 for length in lengths], self.steps.read)
+        held = HeldPages(self.steps, leases, [length + 1 for length in lengths])
         self._process(weights, prompts.token_ids, prompts.settings, leases, samples=True)
         width = max(SHORTEST_HISTORY, 1 << max(lengths).bit_length())
         rows, data = self.steps.take(self._scratch, len(lengths), min(width, self.sizes.max_length))
@@ -45,6 +45,7 @@ class Slots:
 
     def insert(self, prefix: GenerationState, state: ActiveSequenceBatch, slots: list[int]) -> None:
         """Put a prefix's sequences into free slots, one each, or a single one into all of them."""
+        _check_own(self.manager, state)
         count = prefix.num_prompts
         if not slots or (count != 1 and len(slots) != count) or len(set(map(int, slots))) != len(slots):
             raise InputError(
@@ -72,6 +73,7 @@ class Slots:
         self, weights: Weights, state: ActiveSequenceBatch, rngs: np.ndarray | None
     ) -> jax.Array | None:
         """One token for each slot that can get one: the data of the ResultTokens, or None when no slot can."""
+        _check_own(self.manager, state)
         with state.context_lock:
             running = self._make_room(weights, state)
             if not running:
@@ -135,7 +137,7 @@ class Slots:
 
     def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldPages]:
         """The prefix and its pages in this cache: as it is, or moved here with new pages for its keys and values."""
-        if prefix.held is not None and prefix.held.manager is self.manager and prefix.held.let_go.alive:
+        if prefix.held is not None and prefix.held.owner is self.steps and prefix.held.let_go.alive:
             return prefix, prefix.held
         moved: GenerationState = jax.device_put(prefix, self.steps.prefix_sharding())
         lengths = moved.lengths
@@ -149,7 +151,7 @@ class Slots:
                 )
             )
         leases = self._admit_all([length - 1 for length in lengths])
-        held = HeldPages(self.manager, leases, lengths, self.steps.read)
+        held = HeldPages(self.steps, leases, lengths)
         self.steps.write(moved.views, leases)
         for lease, length in zip(leases, lengths, strict=True):
             self.manager.commit(lease, length - 1)
@@ -243,3 +245,11 @@ class Slots:
         assert lease is not None, "it was chosen for it"
         holding[-1].lease = None
         self.manager.release(lease)
+
+
+def _check_own(manager: HBMPageManager, state: ActiveSequenceBatch) -> None:
+    """InputError for a state of another engine."""
+    if state.manager is not manager:
+        raise InputError(
+            explain("a state of another engine", "one that init_decode_state made", "Use this engine's own.")
+        )

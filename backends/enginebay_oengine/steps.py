@@ -49,6 +49,7 @@ class Steps:
     ) -> None:
         parts, metadata = model.parts, manager.metadata
         _check_fits(storage, manager)
+        manager.in_use = True
         self.manager = manager
         self.storage = storage
         self.lock = threading.RLock()
@@ -201,5 +202,11 @@ def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
                 "a storage that another engine has taken over",
                 "a storage of its own for each engine",
                 "Call init_cache again.",
+            )
+        )
+    if manager.in_use:
+        raise ConfigError(
+            explain(
+                "the manager of another engine", "a manager of its own for each engine", "Make another one."
             )
         )

@@ -131,6 +131,9 @@ def test_storage_is_donated_to_every_step(model: OpenedModel, engine: oEngine, p
     storage, _ = parts_of(model)
     with pytest.raises(ConfigError, match="of one metadata"):
         oEngine(model, None, storage, engine.manager)
+    storage = PagedAttentionCache.init_cache(engine.metadata)
+    with pytest.raises(ConfigError, match="manager of another engine"):
+        oEngine(model, None, storage, engine.manager)
 
 
 @pytest.mark.parametrize(("method", "refused"), [("8bit", True), ("none", False), (None, False)])

@@ -221,6 +221,7 @@ def test_wrong_requests_are_refused(engine: oEngine) -> None:
     wrong: list[dict[str, Any]] = [
         {"token_ids": []},
         {"token_ids": [[1, 2]]},
+        {"token_ids": [0.5]},
         {"temperature": -1},
         {"max_tokens": 0},
         {"stop_token_ids": tuple(range(40))},

@@ -105,6 +105,12 @@ def test_a_prefix_that_does_not_fit_is_refused(engine: oEngine, model: OpenedMod
     with pytest.raises(ValueError, match="page size"):
         short.insert(small, short.init_decode_state(), 0)
     assert_nothing_is_held(short)
+    for use in (
+        lambda: short.decode(short.graphstate, short.graphothers, engine.init_decode_state()),
+        lambda: short.insert(small, engine.init_decode_state(), 0),
+    ):
+        with pytest.raises(ValueError, match="another engine"):
+            use()
     small.release()
     with pytest.raises(ValueError, match="released"):
         engine.insert(small, engine.init_decode_state(), 0)
