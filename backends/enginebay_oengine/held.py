@@ -22,8 +22,6 @@ class Held:
     """Tokens whose keys and values are in the pages; those after them may be written."""
     digests: list[bytes]
     """Hashes of the first full pages."""
-    shares_tail: bool = False
-    """Whether a page that may be written could be another row's too."""
 
 
 class HeldPages:

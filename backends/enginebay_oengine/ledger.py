@@ -19,8 +19,11 @@ class PageLedger(Ledger):
 
     A prompt gets the pages that hold its beginning already, and new ones for the rest. At least its last token is
     computed again, because its logits give the first new one; where all of it is there, the last page is copied first.
+    A fork shares the full pages, and has a copy of the page that it goes on in: nobody ever writes to a page that others have.
     With `grows` the caller asks for what it needs now, and for more with `reserve`; without, for everything at once.
     """
+
+    forks = True
 
     def __init__(self, store: PageStore, num_rows: int, max_model_len: int, *, grows: bool = True) -> None:
         self.store = store
@@ -51,8 +54,27 @@ class PageLedger(Ledger):
             return None
         found = self.store.find(prompt_token_ids)
         num_cached = min(len(found) * self.page_size, num_prompt - 1)
+        return self._promise(
+            row, num_cached, num_tokens, [page for _, page in found], [digest for digest, _ in found]
+        )
+
+    def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
+        parent = self._held.current(lease)
+        if row in self._held or num_cached > parent.num_computed:
+            raise InternalError(
+                f"row {row} is to share {num_cached} of {parent.num_computed} tokens with row {lease.row}"
+            )
+        num_tokens = max(num_tokens, num_cached)
+        if num_tokens > self.most_tokens or row >= self.num_rows:
+            return None
+        return self._promise(row, num_cached, num_tokens, lease.pages, parent.digests)
+
+    def _promise(
+        self, row: int, num_cached: int, num_tokens: int, pages: Sequence[int], digests: Sequence[bytes]
+    ) -> Lease | None:
+        """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and copies the rest of them."""
         num_shared = num_cached // self.page_size
-        shared = [page for _, page in found[:num_shared]]
+        shared = list(pages[:num_shared])
         num_fresh = pages_for(num_tokens, self.page_size) - num_shared
         if num_fresh > self.store.available(besides=shared):
             return None
@@ -61,50 +83,17 @@ class PageLedger(Ledger):
         fresh = [self.store.take() for _ in range(num_fresh)]
         if num_cached % self.page_size:
             # This row does not hold the page, so it may be evicted by now; but no step writes to it before the copy.
-            self._copies.append((found[num_shared][1], fresh[0]))
-        return self._held.add(row, num_cached, [digest for digest, _ in found[:num_shared]], shared + fresh)
-
-    def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
-        """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are those of `lease`.
-
-        They must be committed. None when there is not enough now.
-        """
-        parent = self._held.current(lease)
-        if row in self._held or num_cached > parent.num_computed:
-            raise InternalError(
-                f"row {row} is to share {num_cached} of {parent.num_computed} tokens with row {lease.row}"
-            )
-        num_shared = pages_for(num_cached, self.page_size)
-        num_fresh = max(0, pages_for(num_tokens, self.page_size) - num_shared)
-        if num_tokens > self.most_tokens or row >= self.num_rows or num_fresh > self.store.available():
-            return None
-        pages = list(lease.pages[:num_shared])
-        for page in pages:
-            self.store.share(page)
-        pages += [self.store.take() for _ in range(num_fresh)]
-        made = self._held.add(row, num_cached, parent.digests[: num_cached // self.page_size], pages)
-        parent.shares_tail = self._held.current(made).shares_tail = True
-        return made
+            self._copies.append((pages[num_shared], fresh[0]))
+        return self._held.add(row, num_cached, list(digests[:num_shared]), shared + fresh)
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        held = self._held.current(lease)
-        if num_tokens <= lease.capacity and not held.shares_tail:
+        self._held.current(lease)
+        if num_tokens <= lease.capacity:
             return True
-        if num_tokens > self.most_tokens:
+        missing = pages_for(num_tokens, self.page_size) - len(lease.pages)
+        if num_tokens > self.most_tokens or missing > self.store.available():
             return False
-        pages = list(lease.pages)
-        missing = max(0, pages_for(num_tokens, self.page_size) - len(pages))
-        writable = range(held.num_computed // self.page_size, len(pages)) if held.shares_tail else ()
-        to_copy = [i for i in writable if not self.store.is_private(pages[i])]
-        if missing + len(to_copy) > self.store.available():
-            return False
-        for i in to_copy:
-            old, pages[i] = pages[i], self.store.take()
-            self._copies.append((old, pages[i]))
-            self.store.drop(old)
-        pages += [self.store.take() for _ in range(missing)]
-        held.shares_tail = False
-        self._held.set_pages(lease, pages)
+        self._held.set_pages(lease, [*lease.pages, *(self.store.take() for _ in range(missing))])
         return True
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:

@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.errors import InternalError
+
 CacheArrays = Mapping[str, jax.Array]
 """The arrays of one layer, by the names that its layout gives them."""
 
@@ -273,6 +275,9 @@ class Ledger(ABC):
     """Whether leases begin small: the caller asks for a prompt and its next token first, and for more with `reserve`.
     Otherwise it asks for all that the request can need, at once."""
 
+    forks: bool = False
+    """Whether `fork` gives leases, so that rows with the same prompt have it computed once."""
+
     @abstractmethod
     def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
@@ -317,6 +322,13 @@ class Ledger(ABC):
         """Take note of token_ids int32 [tokens], the row's first ones: launched steps have put their keys and values
         into the cache, or will before any later step runs.
         """
+
+    def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
+        """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are those of `lease`.
+
+        They are committed there. None when there is not enough now. For ledgers that say so with `forks`.
+        """
+        raise InternalError(f"row {row} is forked from row {lease.row} in a ledger that does not fork")
 
     def take_copies(self) -> Sequence[tuple[int, int]]:
         """Pages (from, to) to be copied, in this order, before the next step; they are told once."""

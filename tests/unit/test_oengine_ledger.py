@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
-from enginebay.testing.ledger_machine import Device, LedgerWorld, Row
+from enginebay.testing.ledger_machine import LedgerWorld
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex, Salt
@@ -180,71 +179,53 @@ def test_without_an_index_nothing_is_kept() -> None:
     assert admit(ledger, 0, prompt(24)).num_cached == 0
 
 
-def test_a_fork_shares_pages_until_one_of_both_writes() -> None:
-    ledger = make_ledger()
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_fork_shares_full_pages_and_copies_the_one_it_goes_on_in(caching: bool) -> None:
+    ledger = make_ledger(caching=caching)
     parent = admit(ledger, 0, prompt(12))
     ledger.commit(parent, prompt(12))
-    child = ledger.fork(parent, 1, 12, 13)
-    assert child is not None
-    assert (child.pages, child.num_cached) == (parent.pages, 12)
+    free = ledger.num_free_tokens
+    children = [ledger.fork(parent, row, 11, 13) for row in (1, 2)]
+    for child in children:
+        assert child is not None
+        assert (child.num_cached, child.pages[0]) == (11, parent.pages[0])
+    assert list(ledger.take_copies()) == [(parent.pages[1], child.pages[1]) for child in children if child]
+    assert free - ledger.num_free_tokens == 2 * PAGE
     before = parent.pages
-    assert ledger.reserve(child, 13)
-    assert child.pages[0] == before[0]
-    assert list(ledger.take_copies()) == [(before[1], child.pages[1])]
     assert ledger.reserve(parent, 13)
-    assert parent.pages == before, "the last one that holds a page writes to it as it is"
+    assert parent.pages == before
     assert not ledger.take_copies()
     ledger.check()
 
 
-def test_a_fork_may_compute_the_last_token_again() -> None:
+def test_a_fork_that_ends_with_a_page_copies_nothing() -> None:
     ledger = make_ledger()
     parent = admit(ledger, 0, prompt(16))
     ledger.commit(parent, prompt(16))
-    child = ledger.fork(parent, 1, 15, 17)
+    child = ledger.fork(parent, 1, 16, 17)
+    assert child is not None
+    assert child.pages[:2] == parent.pages[:2]
+    assert not ledger.take_copies()
+
+
+def test_a_fork_outlives_its_parent_and_waits_for_room() -> None:
+    ledger = make_ledger(num_pages=5)
+    parent = admit(ledger, 0, prompt(16))
+    ledger.commit(parent, prompt(16))
+    assert ledger.fork(parent, 1, 15, 25) is None, "three pages are wanted beside the shared one, one is free"
+    child = ledger.fork(parent, 1, 15, 16)
     assert child is not None
     ledger.release(parent)
-    assert ledger.reserve(child, 17)
-    assert len(ledger.take_copies()) == 1, "the page is found by others, so it is not written to"
-    with pytest.raises(InternalError, match="is to share 9 of 0 tokens"):
-        ledger.fork(admit(ledger, 2, prompt(9, kind=1)), 3, 9, 9)
-
-
-def test_forks_in_any_order_keep_the_books() -> None:
-    for seed in range(12):
-        chance = random.Random(seed)
-        ledger = make_ledger(num_pages=20)
-        world = LedgerWorld(ledger, ROWS, MOST, PAGE, Device())
-        for _ in range(60):
-            free = [row for row in range(ROWS) if row not in world.rows]
-            if free and chance.random() < 0.3:
-                kinds = [chance.randrange(3) for _ in range(chance.randrange(4))]
-                world.add(free[0], world.prompt(chance.randrange(8), chance.randrange(4), kinds, 0), 1)
-            elif free and world.rows and chance.random() < 0.4:
-                fork(world, chance.choice(list(world.rows)), free[-1], chance)
-            elif world.rows:
-                row = chance.choice(list(world.rows))
-                if chance.random() < 0.2:
-                    world.release(row)
-                elif world.step(row, chance.randint(1, 20)):
-                    world.commit(row)
-        for row in list(world.rows):
-            world.release(row)
-        assert ledger.store.pool.num_used == 0
-
-
-def fork(world: LedgerWorld, row: int, child_row: int, chance: random.Random) -> None:
-    parent = world.rows[row]
-    if not parent.num_committed:
-        return
-    num_cached = chance.randint(max(1, parent.num_committed - 2), parent.num_committed)
-    ledger = world.ledger
-    assert isinstance(ledger, PageLedger)
-    lease = ledger.fork(parent.lease, child_row, num_cached, min(num_cached + 1, MOST))
+    assert len(ledger.take_copies()) == 1
+    assert ledger.reserve(child, 25)
     ledger.check()
-    if lease is not None:
-        token_ids = [*parent.token_ids[:num_cached], 7_000_000 + chance.randrange(100)][:MOST]
-        world.rows[child_row] = Row(lease, token_ids, len(token_ids), num_cached)
+
+
+def test_only_what_is_committed_is_forked() -> None:
+    ledger = make_ledger()
+    parent = admit(ledger, 0, prompt(9))
+    with pytest.raises(InternalError, match="is to share 9 of 0 tokens"):
+        ledger.fork(parent, 1, 9, 9)
 
 
 def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:

@@ -103,6 +103,27 @@ class LedgerWorld:
         self.rows[row] = Row(lease, prompt, len(prompt), lease.num_cached)
         return True
 
+    def fork(self, row: int, new_row: int, num_less: int) -> bool:
+        """Admit a request to a free row, with another row's committed tokens but the last ones; whether there was room."""
+        one, free = self.rows[row], self.ledger.num_free_tokens
+        num_cached = one.num_committed - num_less
+        table = self._table(one)
+        lease = self.ledger.fork(one.lease, new_row, num_cached, num_cached + 1)
+        self.ledger.check()
+        assert np.array_equal(self._table(one), table), (
+            "a fork changes the table of the row that it shares with"
+        )
+        if lease is None:
+            assert self.ledger.num_free_tokens == free, "a refused fork takes something"
+            return False
+        assert lease.capacity > num_cached, f"a fork of {num_cached} tokens has no room for the next one"
+        assert lease.num_cached == num_cached, (
+            f"{num_cached} tokens are shared, the lease has {lease.num_cached}"
+        )
+        token_ids = [*one.token_ids[:num_cached], FIRST_TOKEN + 10_000 + new_row]
+        self.rows[new_row] = Row(lease, token_ids, len(token_ids), num_cached)
+        return True
+
     def step(self, row: int, num_tokens: int) -> bool:
         """Compute more tokens of a row, as a step does; whether there was room."""
         one = self.rows[row]
@@ -203,6 +224,15 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
         rows = [row for row in range(self.world.num_rows) if row not in self.world.rows]
         prompt = self.world.prompt(like, alike, kinds, cut)[: self.world.max_tokens - 1]
         self.world.add(rows[like % len(rows)], prompt, new)
+
+    @stateful.precondition(lambda self: self.world.ledger.forks and self.world.rows)
+    @stateful.rule(which=st.integers(0, 40), into=st.integers(0, 40), less=st.integers(0, 2))
+    def fork(self, which: int, into: int, less: int) -> None:
+        """Admit a request that shares a row's tokens, where one has some and there is room for another."""
+        world, row = self.world, self.row(which)
+        free = [r for r in range(world.num_rows) if r not in world.rows]
+        if free and less < world.rows[row].num_committed < world.max_tokens:
+            world.fork(row, free[into % len(free)], less)
 
     @stateful.precondition(lambda self: self.world.rows)
     @stateful.rule(which=st.integers(0, 40), tokens=st.integers(1, 64), commit=st.sampled_from((True, False)))
