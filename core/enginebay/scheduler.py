@@ -22,6 +22,9 @@ class WaitingView:
     """How many of the first tokens to prefill lie in the cache already, as far as is known before admission."""
     tenant: str = ""
     """On whose account it runs; "" is a tenant like any other."""
+    num_shared_tokens: int = 0
+    """How many of the first tokens to prefill another completion of the prompt holds: they take no free_tokens, but for
+    what is left of a page."""
 
     @property
     def num_left(self) -> int:

@@ -122,7 +122,8 @@ class Request:
     """One sequence to complete; a prompt with n completions becomes n of these.
 
     Invariants: `prompt_token_ids` is int32 of at least one token; prompt plus at least one new token
-    fits the engine's context; `key` are the two words of the request's own random key, the same for
+    fits the engine's context; requests with the same `parent_id` (but "") have the same prompt, so that an engine may
+    compute it once; `key` are the two words of the request's own random key, the same for
     all completions of a prompt: the device folds it with `index`.
     """
 

@@ -93,8 +93,8 @@ def first_in_line(
 
 
 def cache_to_admit(one: WaitingView) -> int:
-    """Tokens of cache that a waiting request needs: its prompt and the first token after it."""
-    return one.num_prompt_tokens + 1
+    """Tokens of cache that a waiting request needs: its prompt, less what it shares, and the first token after it."""
+    return one.num_prompt_tokens + 1 - one.num_shared_tokens
 
 
 def given_back(row: RunningView) -> int:

@@ -69,7 +69,7 @@ class StaticBatch(Scheduler):
         batch: list[str] = []
         spare = limits.free_tokens
         for one in waiting[: max(0, most)]:
-            spare -= one.num_prompt_tokens + one.max_new_tokens
+            spare -= one.num_prompt_tokens - one.num_shared_tokens + one.max_new_tokens
             if spare < 0:
                 break
             batch.append(one.request_id)

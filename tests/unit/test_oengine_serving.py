@@ -4,81 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from enginebay.build.compose import Composed, build, make_plan
-from enginebay.config import EngineConfig
+from enginebay.build.compose import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.registry import load_registry
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from enginebay.testing.tiny import write_tiny_checkpoint
-from enginebay.types import FrozenSampling, Request
+from tests.unit.paged import DEADLOCK_S, Loops, events, make_parts, request, running, tokens
 
 pytestmark = pytest.mark.xdist_group("oengine")
-
-NUM_PAGES, PAGE_SIZE = 25, 8
-DEADLOCK_S = 120
-"""Long enough for any machine: a test that waits so long hangs."""
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Composed:
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), load_registry())
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        decode_steps=4,
-        engine={"name": "oengine", "page_size": PAGE_SIZE, "num_pages": NUM_PAGES},  # type: ignore[arg-type]
-    )
-    return build(make_plan(config))
+    return make_parts(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
-def start(parts: Composed) -> Iterator[Callable[..., EngineLoop]]:
+def start(parts: Composed) -> Iterator[Loops]:
     """Starts loops, ends them, and looks at the books."""
-    loops: list[EngineLoop] = []
-
-    def make(scheduler: Scheduler | None = None) -> EngineLoop:
-        loops.append(EngineLoop(parts.engine, scheduler or parts.scheduler, parts.plan.config))
-        return loops[-1]
-
-    yield make
-    for loop in loops:
-        loop.close()
-        ledger: Any = loop.engine.ledger
-        ledger.check()
-        assert (ledger.store.pool.num_used, loop.engine.rows.num_reqs) == (0, 0)
-
-
-def request(name: str, length: int, max_tokens: int) -> Request:
-    """A prompt that begins like others of its length's parity, never ended by a stop token."""
-    prompt = np.random.default_rng(length % 2).integers(0, 96, length).astype(np.int32)
-    sampling = FrozenSampling(max_tokens, 0.0, 0, 1.0, 0.0, (), (), False, True)
-    return Request(name, prompt, sampling, (1, 2), time.monotonic())
-
-
-def events(ticket: Ticket) -> list[TokenEvent]:
-    found = [ticket.get(DEADLOCK_S)]
-    while found[-1].finish_reason is None:
-        found.append(ticket.get(DEADLOCK_S))
-    return found
-
-
-def tokens(ticket: Ticket) -> list[int]:
-    found = events(ticket)
-    assert found[-1].error is None
-    return [token for event in found for token in event.token_ids]
+    yield from running(parts)
 
 
 class NeverPreempts(Scheduler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -54,6 +54,11 @@ class Tracked:
         """Tokens that the request can need at most."""
         return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
 
+    @property
+    def num_shareable(self) -> int:
+        """Tokens that need not be computed when another completion of the prompt has it in the cache."""
+        return min(len(self.request.prompt_token_ids), self.num_prefill - 1)
+
     def finish_reason(self) -> FinishReason | None:
         """Why the committed output ends here, or None."""
         sampling = self.request.sampling
@@ -101,6 +106,17 @@ class Book:
         self.waiting.clear()
         self.running.clear()
 
+    def heads(self) -> dict[str, Tracked]:
+        """By parent, a running completion whose prompt is launched to its end: the others of the prompt can share it."""
+        return {p: t for p, t in self._families() if t.num_computed >= len(t.request.prompt_token_ids)}
+
+    def begun(self) -> set[str]:
+        """The parents of which a completion runs."""
+        return {p for p, _ in self._families()}
+
+    def _families(self) -> Iterator[tuple[str, Tracked]]:
+        return ((t.request.parent_id, t) for t in self.running.values() if t.request.parent_id)
+
     @property
     def everything(self) -> list[Tracked]:
         """Running and waiting."""
@@ -112,11 +128,27 @@ class Book:
         return Demand(len(everything), max((t.num_total for t in everything), default=0))
 
     def view(
-        self, now_s: float, limits: Limits, num_cached: Callable[[np.ndarray], int] | None = None
+        self,
+        now_s: float,
+        limits: Limits,
+        num_cached: Callable[[np.ndarray], int] | None = None,
+        *,
+        forks: bool = False,
     ) -> SchedulerView:
         """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache has; it is asked for the
-        MOST_LOOKED_UP requests that wait longest, because that takes a hash of each of their pages.
+        MOST_LOOKED_UP requests that wait longest, because that takes a hash of each of their pages. With `forks`, what
+        another completion of a prompt has computed counts too.
         """
+        heads = self.heads() if forks else {}
+
+        def shared(one: Tracked) -> int:
+            return one.num_shareable if one.request.parent_id in heads else 0
+
+        def cached(place: int, one: Tracked) -> int:
+            if num_cached is None or place >= MOST_LOOKED_UP:
+                return shared(one)
+            return max(shared(one), num_cached(_tokens_to_prefill(one)))
+
         waiting = tuple(
             WaitingView(
                 r,
@@ -124,8 +156,9 @@ class Book:
                 t.num_new_left,
                 t.request.arrival_s,
                 t.request.priority,
-                0 if num_cached is None or place >= MOST_LOOKED_UP else num_cached(_tokens_to_prefill(t)),
+                cached(place, t),
                 t.request.tenant,
+                shared(t),
             )
             for place, (r, t) in enumerate(self.waiting.items())
         )

@@ -102,9 +102,10 @@ class EngineLoop:
             return False
         launched = False
         if self._book.everything:
-            look_up = self.engine.ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
+            ledger = self.engine.ledger
+            look_up = ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
             began_s = time.monotonic()
-            view = self._book.view(began_s, self._steps.limits(), look_up)
+            view = self._book.view(began_s, self._steps.limits(), look_up, forks=ledger.forks)
             decision, self._state = self.scheduler.decide(view, self._state)
             if self.watch.is_on:
                 self.watch.decided(began_s)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 from enginebay.engine import Engine
 from enginebay.errors import RequestError, explain
 from enginebay.loop.book import Book, Tracked
+
+Chunk = tuple[Tracked, int]
+"""A request, and how many of its tokens to prefill now."""
 
 
 class Places:
@@ -31,15 +35,52 @@ class Places:
             )
         )
 
-    def admit(self, tracked: Tracked) -> bool:
-        """Let a waiting request run; False when there is not enough cache now."""
+    def let_in(self, chunks: Sequence[Chunk], *, hold: bool = True) -> tuple[list[Chunk], list[Chunk]]:
+        """Those of the chunks whose request runs, is admitted now, or is held back. Nobody overtakes one that is refused.
+
+        Where the ledger forks and with `hold`, a completion is held back while another one computes their prompt.
+        """
+        if not chunks:
+            return [], []
+        forks = self.engine.ledger.forks
+        heads = self.book.heads() if forks else {}
+        begun = self.book.begun() if forks and hold else set()
+        able: list[Chunk] = []
+        held: list[Chunk] = []
+        is_open = True
+        for tracked, num_tokens in chunks:
+            parent = tracked.request.parent_id
+            if tracked.lease is None and parent in begun and parent not in heads:
+                held.append((tracked, num_tokens))
+                continue
+            if tracked.lease is None:
+                is_open = is_open and self.admit(tracked, heads.get(parent))
+                if not is_open:
+                    continue
+                if forks and hold and parent:
+                    begun.add(parent)
+            able.append((tracked, num_tokens))
+        return able, held if is_open else []
+
+    def admit(self, tracked: Tracked, head: Tracked | None = None) -> bool:
+        """Let a waiting request run; False when there is not enough cache now.
+
+        `head` is another completion of its prompt, which has it in the cache.
+        """
         request = tracked.request
         table, ledger = self.engine.rows, self.engine.ledger
         table.add_request(request)
         row = table.row_of(request.request_id)
         table.append_tokens(row, tracked.output)
+        token_ids = table.token_ids[row, : tracked.num_prefill]
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
-        lease = ledger.admit(row, table.token_ids[row, : tracked.num_prefill], wanted)
+        num_shared = tracked.num_shareable
+        # After a preemption the cache may have some of its output too.
+        if head is None or (tracked.output and ledger.num_cached_tokens(token_ids) > num_shared):
+            lease = ledger.admit(row, token_ids, wanted)
+        else:
+            assert head.lease is not None, "running requests have a lease"
+            lease = ledger.fork(head.lease, row, num_shared, wanted)
         if lease is None:
             table.remove_request(request.request_id)
             return False

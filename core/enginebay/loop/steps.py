@@ -135,28 +135,27 @@ class Steps:
                 self.watch.preempted()
 
     def _launch_prefill(self, decision: Decision) -> bool:
-        plans: list[RowPlan] = []
-        rows: list[Tracked] = []
+        """A step of what can run as it is, then one of completions whose prompt is in the cache by then.
+
+        The others of them wait, unless nothing at all would be launched: no scheduler can stall the loop.
+        """
+        left = [(t, num) for r, num in decision.prefill if (t := self.book.find(r)) is not None]
         demand = self.book.demand()
-        is_open = True
-        for request_id, num_tokens in decision.prefill:
-            tracked = self.book.find(request_id)
-            if tracked is None:
-                continue
-            if tracked.lease is None:
-                is_open = is_open and self.places.admit(tracked)  # nobody overtakes one that is refused
-                if not is_open:
-                    continue
-            plans.append(self._plan_chunk(tracked, num_tokens))
-            rows.append(tracked)
-        if plans:
-            plan = StepPlan(tuple(plans), 0, demand)
-            pending = self.engine.step(plan)
-            launched_s = self.watch.launched(plan) if self.watch.is_on else math.nan
-            self.in_flight.append(InFlight(pending, rows, launched_s))
-        for tracked in rows:
-            self.places.set_computed(tracked, tracked.num_computed)
-        return bool(plans)
+        launched = False
+        for hold in (True, True, False):
+            if launched and not hold:
+                break
+            chunks, left = self.places.let_in(left, hold=hold)
+            plans = tuple(self._plan_chunk(tracked, num_tokens) for tracked, num_tokens in chunks)
+            if plans:
+                plan = StepPlan(plans, 0, demand)
+                pending = self.engine.step(plan)
+                launched_s = self.watch.launched(plan) if self.watch.is_on else math.nan
+                self.in_flight.append(InFlight(pending, [tracked for tracked, _ in chunks], launched_s))
+                launched = True
+            for tracked, _ in chunks:
+                self.places.set_computed(tracked, tracked.num_computed)
+        return launched
 
     def _plan_chunk(self, tracked: Tracked, num_tokens: int) -> RowPlan:
         lease = tracked.lease

@@ -295,7 +295,7 @@ def check_decision(view: SchedulerView, decision: Decision, case: str) -> None:
     given_back = [running[name].num_promised for name in decision.preempt]
     if None not in given_back:
         free = view.limits.free_tokens + sum(num or 0 for num in given_back)
-        wanted = sum(one.num_prompt_tokens + 1 for one in admitted)
+        wanted = sum(one.num_prompt_tokens + 1 - one.num_shared_tokens for one in admitted)
         wanted += sum(running[name].growth(decision.decode_steps) for name in decision.decode)
         assert wanted <= free, f"{wanted} tokens of cache are wanted, {free} are free{case}"
 
