@@ -12,7 +12,7 @@ import pytest
 from enginebay.build.compose import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
-from enginebay.loop.loop import EngineLoop
+from enginebay.loop.loop import MAX_IN_FLIGHT, EngineLoop
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.unit.paged import DEADLOCK_S, Loops, events, make_parts, request, running, tokens
 
@@ -104,6 +104,24 @@ def test_what_a_failed_step_computed_is_not_found_again(
     assert [token for event in last for token in event.token_ids] == expected
     assert last[-1].metrics is not None
     assert last[-1].metrics.num_cached_tokens == 0
+
+
+def test_steps_are_read_as_fast_as_they_are_launched(
+    start: Callable[..., EngineLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while every decision launches a prefill and a decode: tokens come when they are there, not many steps later."""
+    loop, most = start(), 0
+    step = loop.engine.step
+
+    def watched(plan: StepPlan) -> Any:
+        nonlocal most
+        most = max(most, len(loop._steps.in_flight))
+        return step(plan)
+
+    monkeypatch.setattr(loop.engine, "step", watched)
+    tickets = loop.submit([request(f"r{i}", 60 + i, 3 + i % 5) for i in range(24)])
+    assert [len(tokens(ticket)) for ticket in tickets] == [3 + i % 5 for i in range(24)]
+    assert most <= MAX_IN_FLIGHT, f"{most} steps were launched and not read when another one was"
 
 
 def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> None:

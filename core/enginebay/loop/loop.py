@@ -111,11 +111,13 @@ class EngineLoop:
                 self.watch.decided(began_s)
             launched = self._steps.launch(decision)
             if self.watch.is_on:
-                self.watch.carried_out(self._book, self.engine.ledger)
-        num_in_flight = len(self._steps.in_flight)
-        if num_in_flight and (not launched or num_in_flight >= MAX_IN_FLIGHT):
+                self.watch.carried_out(self._book, ledger)
+        if launched:
+            while len(self._steps.in_flight) >= MAX_IN_FLIGHT:  # a decision may launch several steps
+                self._steps.commit_next()
+        elif self._steps.in_flight:
             self._steps.commit_next()
-        elif not launched and self._book.everything:
+        elif self._book.everything:
             return self._wait_for_news()
         return True
 
