@@ -57,9 +57,15 @@ def first_impossible_token(
 
 
 def possible_tokens(
-    reference: ReferenceModel, prompt: Sequence[int], params: SamplingParams, output: Sequence[int] = ()
+    reference: ReferenceModel,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    output: Sequence[int] = (),
+    index: int = 0,
 ) -> set[int]:
     """What the plan's own sampler gives after `prompt` and `output` when no logit moves by more than TOLERANCE.
+
+    `index` is that of the completion.
 
     The rows have one key and one position, so that only the logits differ: the reference's own, then some with every
     logit moved by all of TOLERANCE up or down, then some with smaller moves.
@@ -71,7 +77,7 @@ def possible_tokens(
     moves[0] = 0.0
     nearby = (logits + TOLERANCE * moves).astype(np.float32)
     after = np.full(NUM_PERTURBATIONS, len(output))
-    return {int(t) for t in _sampled(reference, nearby, after, prompt, output, params)}
+    return {int(t) for t in _sampled(reference, nearby, after, prompt, output, params, index)}
 
 
 def _sampled(
@@ -81,13 +87,14 @@ def _sampled(
     prompt: Sequence[int],
     output: Sequence[int],
     params: SamplingParams,
+    index: int = 0,
 ) -> np.ndarray:
-    """Token ids of logits f32 [S, vocab], for the first completion of a request: row i after after[i] output tokens."""
+    """Token ids of logits f32 [S, vocab], for a completion of a request: row i after after[i] output tokens."""
     num_rows, vocab = logits.shape
     tokens = np.zeros(-(-(len(prompt) + len(output)) // WIDTH) * WIDTH, np.int32)
     tokens[: len(prompt) + len(output)] = [*prompt, *output]
     key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
-    words = jax.random.key_data(jax.random.fold_in(key, 0))
+    words = jax.random.key_data(jax.random.fold_in(key, index))
     state = SamplingState(
         keys=jnp.tile(words, (num_rows, 1)),
         positions=jnp.asarray(len(prompt) + after, jnp.int32),
