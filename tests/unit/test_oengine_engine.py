@@ -16,7 +16,7 @@ from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.registry import load_registry
 from enginebay.testing.driver import Driver, request_of
 from enginebay.testing.subject import Subject, generate, greedy, penalised, seeded
-from enginebay.testing.ties import assert_same_tokens
+from enginebay.testing.ties import MOST_NEAR_TIES, assert_same_tokens
 from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay.types import RequestOutput
 
@@ -145,6 +145,48 @@ def test_any_sizes_give_the_tokens_of_the_contiguous_engine(
         "max_model_len": int(rng.choice([180, 200, 256])),
     }
     oracle.check(make(options, layout=layout, **choices))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
+    make: Callable[..., LLM], folder: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Ragged prompts of several completions, all kinds of sampling in one batch, twice: the second time beginnings are known."""
+    rng = np.random.default_rng(seed)
+    page_size = (8, 32, 128, 256)[seed]
+    choices = {
+        "max_num_batched_tokens": int(rng.choice([16, 48, 96])),
+        "decode_steps": (1, 16)[seed % 2],
+        "max_num_seqs": 4,
+    }
+    prompts = prompts_with_common_beginnings(oracle.subject.vocab_size, 16, seed=10 + seed)
+    kinds = [
+        greedy(40),
+        seeded(40),
+        penalised(40),
+        SamplingParams(max_tokens=30, temperature=1.0, seed=3, n=3),
+    ]
+    params = [kinds[int(rng.integers(len(kinds)))] for _ in prompts]
+    with make_llm(folder, "vinference", {"grow": False}) as plain:
+        expected = [[one.token_ids for one in o.outputs] for o in plain.generate(prompts, params)]
+    llm = make({"page_size": page_size, "num_pages": 1 + max(2, 256 // page_size)}, **choices)
+    preempted = count_preempted(llm, monkeypatch)
+    for _ in range(2):
+        outputs = [[one.token_ids for one in o.outputs] for o in llm.generate(prompts, params)]
+        for kind in kinds:
+            mine = [i for i, own in enumerate(params) if own is kind]
+            oracle.compare(
+                [prompts[i] for i in mine],
+                [expected[i][0] for i in mine],
+                [outputs[i][0] for i in mine],
+                kind,
+            )
+        pairs = [
+            pair for old, new in zip(expected, outputs, strict=True) for pair in zip(old, new, strict=True)
+        ]
+        assert sum(a != b for a, b in pairs) <= MOST_NEAR_TIES * len(pairs)
+    assert preempted or page_size == 256, "two rows of one page each never need another one"
 
 
 def test_a_known_prompt_costs_its_last_token(
