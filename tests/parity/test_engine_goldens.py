@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ from tests.parity import tiny
 GREEDY = SamplingParams(max_tokens=tiny.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
 VARIANTS = ("llama-tied", "llama-rope-llama3", "mistral-window", "qwen2-some-windows", "qwen3-yarn-biases")
 """One or two of each family: test_goldens.py holds the logits of all of them at the model's level."""
+
+ENGINES: dict[str, Any] = {
+    "vinference": "vinference",
+    "oengine": {"name": "oengine", "page_size": 16, "num_pages": 1 + 640 // 16},
+}
+"""The pages are too few for all prompts at once."""
 
 CHOICES: dict[str, Any] = {
     "engine": "vinference",
@@ -36,9 +43,17 @@ def check(folder: Path, variant: str, **choices: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_engine_gives_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
-    check(tmp_path, variant)
+def engine_cases() -> Iterator[Any]:
+    """Every variant on every engine; all but one on pages are slow, because they compile everything once more."""
+    for variant in VARIANTS:
+        yield pytest.param("vinference", variant)
+        slow = () if variant == "mistral-window" else pytest.mark.slow
+        yield pytest.param("oengine", variant, marks=slow)
+
+
+@pytest.mark.parametrize(("engine", "variant"), list(engine_cases()))
+def test_engine_gives_the_tokens_of_transformers(engine: str, variant: str, tmp_path: Path) -> None:
+    check(tmp_path, variant, engine=ENGINES[engine])
 
 
 @pytest.mark.parametrize(
