@@ -101,7 +101,7 @@ def decode(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) ->
     shape = recipe.shape
     as_they_lie = recipe.slots.pages_per_slot == 1
     bucket = dataclasses.replace(_bucket(recipe, "decode"), rows_are_pages=as_they_lie)
-    done, tokens = decode_step(
+    done, sampled = decode_step(
         recipe.program,
         recipe.layouts,
         bucket,
@@ -112,7 +112,7 @@ def decode(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) ->
         jnp.int32(shape.chunk),
         recipe.tables(),
     )
-    return _arrays_after(recipe, arrays, done.rows, done.cache, tokens)
+    return _arrays_after(recipe, arrays, done.rows, done.cache, sampled.tokens)
 
 
 def _bucket(recipe: Recipe, mode: Any) -> Bucket:
@@ -220,6 +220,7 @@ def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
         length=arrays["position"][:, 0] + 1,
         finished=arrays["finished"],
         keys=keys,
+        num_logprobs=jnp.full(recipe.shape.num_rows, -1, jnp.int32),  # a state has no place for them
         token_ids=history,
         **sampling,
     )

@@ -56,12 +56,38 @@ class StepPlan:
         return self.num_steps > 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities on the host, by sampled token: first the sampled one's, then those of the best, best first.
+
+    token_ids int32 [..., W], values f32 [..., W] = log_softmax of the model's own logits; W is MAX_LOGPROBS + 1, or less
+    with a small vocabulary. They mean nothing for a row whose request did not ask, and where there is no token.
+    """
+
+    token_ids: np.ndarray
+    values: np.ndarray
+
+    def of_row(self, row: int, num_tokens: int, num_best: int) -> TokenLogprobs:
+        """Those of a row's first num_tokens tokens: [num_tokens, num_best + 1] at most, copied, so that no more is kept."""
+        return TokenLogprobs(
+            self.token_ids[row, :num_tokens, : num_best + 1].copy(),
+            self.values[row, :num_tokens, : num_best + 1].copy(),
+        )
+
+
 class Pending(ABC):
     """A launched step whose tokens are on their way to the host."""
 
     @abstractmethod
     def read(self) -> np.ndarray:
         """Wait, and return int32 [rows, steps] in the plan's order; -1 where a row produced no token."""
+
+    def read_logprobs(self) -> TokenLogprobs:
+        """The same of its log-probabilities, [rows, steps, W]; asked for only when a request of its rows did.
+
+        An engine that declares the capability "logprobs" gives them; to another no such request comes.
+        """
+        raise InternalError(f"{type(self).__name__} was asked for log-probabilities, which it cannot give")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_STOP_TOKENS = 16
 """How many end-of-sequence and stop token ids one request may have: they are compared on the device."""
 
+MAX_LOGPROBS = 20
+"""How many best tokens one request may ask log-probabilities of: the device finds them in every step that tells any."""
+
 
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen, and when it ends.
@@ -54,6 +57,13 @@ class SamplingParams(BaseModel):
     ignore_eos: bool = Field(default=False, description="run through end-of-sequence tokens")
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        strict=True,
+        description="tell log-probabilities of each new token: its own, and of so many best ones",
+    )
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -85,6 +95,8 @@ class FrozenSampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    num_logprobs: int | None = None
+    """How many best tokens' log-probabilities are told besides each sampled one's; None: none at all."""
 
     @property
     def penalises(self) -> bool:
@@ -168,7 +180,12 @@ class RequestMetrics:
 
 @dataclasses.dataclass(slots=True)
 class CompletionOutput:
-    """One completion of a prompt."""
+    """One completion of a prompt.
+
+    `logprobs` has an entry for each of token_ids: log-probability by token id, best first, of that token and of the best
+    ones asked for. They are log_softmax of the model's own logits, in nats. `cumulative_logprob` is the sum of those of
+    token_ids. Both are None when the request did not ask for log-probabilities.
+    """
 
     index: int
     text: str
@@ -213,3 +230,5 @@ class StreamChunk:
     delta_token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
+    logprobs: tuple[dict[int, float], ...] | None = None
+    """Of delta_token_ids, as in CompletionOutput."""

@@ -60,6 +60,10 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("ignore_eos", "perhaps"),
     ("include_stop_str_in_output", None),
     ("skip_special_tokens", 3),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", 2.0),
+    ("logprobs", True),
 ]
 
 

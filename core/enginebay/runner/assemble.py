@@ -28,7 +28,7 @@ def prefill_inputs(
     token_ids = np.zeros(bucket.tokens, np.int32)
     ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)
     ints[:, device.ROW] = table.max_num_reqs
-    ints[:, device.STOP_IDS :] = -1
+    ints[:, device.NUM_LOGPROBS :] = -1
     floats = np.zeros((bucket.seqs, device.NUM_FLOAT_COLUMNS), np.float32)
     floats[:, device.TOP_P] = floats[:, device.REPETITION] = 1.0
     start = 0
@@ -43,7 +43,14 @@ def prefill_inputs(
     ledger.write_table([rows[i].lease for i in order], pages)
     places = np.empty(len(rows), np.int64)
     places[order] = np.arange(len(rows))
-    return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages), _known(rows, table)), places
+    tells = tells_logprobs([row for row in rows if row.samples], table)
+    known = _known(rows, table)
+    return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages), known, tells), places
+
+
+def tells_logprobs(rows: Iterable[RowPlan], table: SequenceBuffer) -> bool:
+    """Whether a request of these rows asks for log-probabilities."""
+    return any(table.request(row.row).sampling.num_logprobs is not None for row in rows)
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
@@ -67,6 +74,7 @@ def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: Seq
     ints[device.TOP_K] = max(sampling.top_k, 0)
     ints[device.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens
     ints[device.PROMPT_LENGTH] = len(request.prompt_token_ids)
+    ints[device.NUM_LOGPROBS] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
     ints[device.STOP_IDS : device.STOP_IDS + len(sampling.stop_token_ids)] = sampling.stop_token_ids
     floats[device.TEMPERATURE] = sampling.temperature
     floats[device.TOP_P] = sampling.top_p
@@ -92,4 +100,4 @@ def decode_inputs(
     ledger.write_table([row.lease for row in rows], packed)
     pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     pages[places] = packed
-    return DecodeInputs(row_ids, num_steps, dict.fromkeys(groups, pages))
+    return DecodeInputs(row_ids, num_steps, dict.fromkeys(groups, pages), tells_logprobs(rows, table))

@@ -28,16 +28,30 @@ COLUMNS = (
     "repetition_penalty",
     "stop_ids",
     "prompt_length",
+    "num_logprobs",
 )
 """The fields of DeviceRows but for the history of tokens."""
 
 # Columns of a prefill plan's int32 array, one row of it per row of the step.
-ROW, Q_LEN, KV_LEN, SAMPLES, INDEX, KEY_HI, KEY_LO, TOP_K, MAX_LENGTH, PROMPT_LENGTH, STOP_IDS = range(11)
+(
+    ROW,
+    Q_LEN,
+    KV_LEN,
+    SAMPLES,
+    INDEX,
+    KEY_HI,
+    KEY_LO,
+    TOP_K,
+    MAX_LENGTH,
+    PROMPT_LENGTH,
+    NUM_LOGPROBS,
+    STOP_IDS,
+) = range(12)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
 TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
 NUM_FLOAT_COLUMNS = 6
 
-NEUTRAL = {"finished": True, "top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
+NEUTRAL = {"finished": True, "top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1, "num_logprobs": -1}
 """What a row without a request has in its columns; the others are 0."""
 
 
@@ -50,7 +64,8 @@ class DeviceRows:
     max_length int32 [R]: length at which the row is finished. finished bool [R]. keys uint32 [R, 2]: the request's key,
     folded with its completion index. temperature, top_p, min_p f32 [R]; top_k int32 [R]. presence_penalty,
     frequency_penalty, repetition_penalty f32 [R]. stop_ids int32 [R, MAX_STOP_TOKENS]: token ids that finish the row,
-    -1 where there is none. prompt_length int32 [R]: tokens of the prompt alone. token_ids int32 [R, L]: the row's
+    -1 where there is none. prompt_length int32 [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many best
+    tokens' log-probabilities are told besides the sampled one's, -1 for none at all. token_ids int32 [R, L]: the row's
     tokens by absolute position, for penalties; from `length` on they mean nothing. Of a row without penalties that
     found its prompt's beginning in the cache, that part is missing.
     """
@@ -69,6 +84,7 @@ class DeviceRows:
     repetition_penalty: jax.Array
     stop_ids: jax.Array
     prompt_length: jax.Array
+    num_logprobs: jax.Array
     token_ids: jax.Array
 
     @staticmethod
@@ -93,6 +109,7 @@ class DeviceRows:
             repetition_penalty=jnp.ones(num_rows, np.float32),
             stop_ids=jnp.full((num_rows, MAX_STOP_TOKENS), -1, jnp.int32),
             prompt_length=zeros(np.int32),
+            num_logprobs=jnp.full(num_rows, -1, jnp.int32),
             token_ids=zeros(np.int32, max_model_len),
         )
 
@@ -175,6 +192,7 @@ def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> 
         repetition_penalty=floats[:, REPETITION],
         stop_ids=ints[:, STOP_IDS:],
         prompt_length=ints[:, PROMPT_LENGTH],
+        num_logprobs=ints[:, NUM_LOGPROBS],
         token_ids=token_ids,
     )
 

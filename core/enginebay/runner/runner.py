@@ -16,21 +16,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.engine import Compilations, Pending
+from enginebay.engine import Compilations, Pending, TokenLogprobs
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.sharding import Placement
-from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step, prefill_step
+from enginebay.runner.step import (
+    Program,
+    Sampled,
+    StepState,
+    compact_decode_step,
+    decode_step,
+    prefill_step,
+)
 
 log = logging.getLogger("enginebay.runner")
 
 COMPILE_THREADS = 2
 
 Kind = Literal["prefill", "decode", "compact", "history"]
-STEPS: dict[Kind, Callable[..., tuple[StepState, jax.Array]]] = {
+STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
     "prefill": prefill_step,
     "decode": decode_step,
     "compact": compact_decode_step,
@@ -60,34 +67,46 @@ class KnownTokens:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefillInputs:
-    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before."""
+    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before.
+
+    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens.
+    """
 
     token_ids: np.ndarray
     ints: np.ndarray
     floats: np.ndarray
     tables: Mapping[str, np.ndarray]
     known: tuple[KnownTokens, ...] = ()
+    tells_logprobs: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Host arrays of a decode call; see `decode_step`."""
+    """Host arrays of a decode call; see `decode_step`, and PrefillInputs for the last one."""
 
     row_ids: np.ndarray
     num_steps: int
     tables: Mapping[str, np.ndarray]
+    tells_logprobs: bool = False
 
 
 class LaunchedStep(Pending):
-    """Tokens of a launched step; the copy to the host is begun at once."""
+    """What a launched step sampled; the copy to the host is begun at once, of log-probabilities only when they are told."""
 
-    def __init__(self, tokens: jax.Array, order: np.ndarray) -> None:
-        self._tokens = tokens
+    def __init__(self, sampled: Sampled, order: np.ndarray, *, tells_logprobs: bool) -> None:
+        self._sampled = sampled
         self._order = order
-        tokens.copy_to_host_async()
+        for array in jax.tree.leaves(sampled if tells_logprobs else sampled.tokens):
+            array.copy_to_host_async()
 
     def read(self) -> np.ndarray:
-        return np.asarray(self._tokens)[self._order]
+        return np.asarray(self._sampled.tokens)[self._order]
+
+    def read_logprobs(self) -> TokenLogprobs:
+        logprobs = self._sampled.logprobs
+        return TokenLogprobs(
+            np.asarray(logprobs.token_ids)[self._order], np.asarray(logprobs.values)[self._order]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,18 +187,18 @@ class Runner:
         for known in inputs.known:
             self._write_history(known)
         step = self._compiled(StepKey("prefill", bucket))
-        self._state, tokens = step(
+        self._state, sampled = step(
             self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables
         )
-        return LaunchedStep(tokens, order)
+        return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
         step = self._compiled(key)
-        self._state, tokens = step(
+        self._state, sampled = step(
             self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables
         )
-        return LaunchedStep(tokens, order)
+        return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
 
     def _write_history(self, known: KnownTokens) -> None:
         padded = np.zeros(self.max_model_len, np.int32)

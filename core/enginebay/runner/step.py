@@ -17,6 +17,7 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.logprobs import Logprobs, logprobs_of
 from enginebay.sampler import Sampler
 
 Layouts = Mapping[str, KVLayout]
@@ -33,6 +34,23 @@ class StepState:
 
     cache: Any
     rows: DeviceRows
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=["tokens", "logprobs"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """What a step gives besides its state, for S rows and N tokens each.
+
+    tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens of -1, and where all
+    rows that were sampled with have a num_logprobs of -1.
+    """
+
+    tokens: jax.Array
+    logprobs: Logprobs
+
+
+_Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled]
+"""Steps done, and what they have made so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +78,12 @@ def prefill_step(
     ints: jax.Array,
     floats: jax.Array,
     tables: Mapping[str, jax.Array],
-) -> tuple[StepState, jax.Array]:
+) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as `device` names them,
     padding rows with row id R and lengths 0; tables int32 [S, P] per group. The tokens go into the rows' history.
-    Returns int32 [S, 1], -1 where none was sampled.
+    Returns one token a row, -1 where none was sampled.
     """
     ops = program.make_ops(bucket, layouts)
     batches = _batches(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
@@ -77,11 +95,17 @@ def prefill_step(
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
     whole = state.rows.record(token_rows, batch.positions, token_ids)
     rows = device.rows_from_plan(ints, floats, whole.history(row_ids, bucket.max_kv_len + 1))
+    sampled = _sample(program, program.model.logits(weights, ops, hidden[last]), rows)
+    rows = rows.advanced(sampled.tokens, ~rows.finished)
+    return StepState(cache, whole.put(row_ids, rows)), jax.tree.map(lambda array: array[:, None], sampled)
+
+
+def _sample(program: Program, logits: jax.Array, rows: DeviceRows) -> Sampled:
+    """One token for each row that has not finished, without the axis of tokens: [S] and [S, W]."""
     active = ~rows.finished
-    sampled = program.sampler(program.model.logits(weights, ops, hidden[last]), rows.sampling_state())
-    rows = rows.advanced(sampled, active)
-    tokens = jnp.where(active, sampled, -1)[:, None]
-    return StepState(cache, whole.put(row_ids, rows)), tokens
+    tokens = program.sampler(logits, rows.sampling_state())
+    logprobs = logprobs_of(logits, tokens, active & (rows.num_logprobs >= 0))
+    return Sampled(jnp.where(active, tokens, -1), logprobs)
 
 
 def decode_step(
@@ -94,38 +118,37 @@ def decode_step(
     row_ids: jax.Array,
     num_steps: jax.Array,
     tables: Mapping[str, jax.Array],
-) -> tuple[StepState, jax.Array]:
+) -> tuple[StepState, Sampled]:
     """Up to `num_steps` (a traced scalar of at most max_steps) tokens for each row, ending early when all are finished.
 
     row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; with False and a layout that
-    is not the rows' own, attention follows the tables. Returns int32 [S, max_steps], -1 past each row's end.
+    is not the rows' own, attention follows the tables. Returns max_steps tokens a row, -1 past its end.
     """
     ops = program.make_ops(bucket, layouts)
     ones = jnp.ones(bucket.seqs, jnp.int32)
 
-    def unfinished(carry: tuple[jax.Array, ModelCache, DeviceRows, jax.Array]) -> jax.Array:
+    def unfinished(carry: _Carry) -> jax.Array:
         step, _, rows, _ = carry
         return (step < num_steps) & ~rows.finished.all()
 
-    def one(
-        carry: tuple[jax.Array, ModelCache, DeviceRows, jax.Array],
-    ) -> tuple[jax.Array, ModelCache, DeviceRows, jax.Array]:
-        step, cache, rows, tokens = carry
+    def one(carry: _Carry) -> _Carry:
+        step, cache, rows, sampled = carry
         active = ~rows.finished
         batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
-        sampled = program.sampler(program.model.logits(weights, ops, hidden), rows.sampling_state())
-        tokens = tokens.at[:, step].set(jnp.where(active, sampled, -1))
-        return step + 1, cache, rows.advanced(sampled, active), tokens
+        new = _sample(program, program.model.logits(weights, ops, hidden), rows)
+        sampled = jax.tree.map(lambda before, own: before.at[:, step].set(own), sampled, new)
+        return step + 1, cache, rows.advanced(new.tokens, active), sampled
 
+    shape = (bucket.seqs, max_steps)
     start = (
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, bucket.max_kv_len + 1),
-        jnp.full((bucket.seqs, max_steps), -1, jnp.int32),
+        Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, program.model.info.vocab_size)),
     )
-    _, cache, rows, tokens = jax.lax.while_loop(unfinished, one, start)
-    return StepState(cache, state.rows.put(row_ids, rows)), tokens
+    _, cache, rows, sampled = jax.lax.while_loop(unfinished, one, start)
+    return StepState(cache, state.rows.put(row_ids, rows)), sampled
 
 
 def compact_decode_step(
@@ -138,7 +161,7 @@ def compact_decode_step(
     row_ids: jax.Array,
     num_steps: jax.Array,
     tables: Mapping[str, jax.Array],
-) -> tuple[StepState, jax.Array]:
+) -> tuple[StepState, Sampled]:
     """decode_step on a copy of the rows' cache, one page a row, whose new tokens are written back at the end.
 
     The copy is read once and written once per call of max_steps tokens; in exchange no step follows a page table.
@@ -153,7 +176,7 @@ def compact_decode_step(
     own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
-    done, tokens = decode_step(
+    done, sampled = decode_step(
         program, small, inner, max_steps, weights, StepState(cache, state.rows), row_ids, num_steps, own
     )
     after = _lengths(done.rows, row_ids)
@@ -164,7 +187,7 @@ def compact_decode_step(
         )
         for g in groups
     }
-    return StepState(whole, done.rows), tokens
+    return StepState(whole, done.rows), sampled
 
 
 def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:

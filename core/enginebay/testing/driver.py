@@ -72,5 +72,6 @@ def request_of(prompt: list[int], params: SamplingParams, request_id: str = "dri
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
+        num_logprobs=params.logprobs,
     )
     return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)
