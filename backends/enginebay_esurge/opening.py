@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.build.compose import Composed, Plan, build, find_family, make_plan, open_checkpoint
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
 from enginebay.errors import ConfigError, explain
-from enginebay.llm.prepare import Preparer
+from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.model import Checkpoint, count_weights
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
@@ -52,14 +52,13 @@ class Subject:
                     "Correct them.",
                 )
             )
-        sampler = plan.registry.find("sampler", plan.config.sampler.name).declaration
         assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
         return Preparer(
             self.tokenizer,
             dataclasses.replace(known, eos_token_ids=eos),
             vocab_size,
             plan.config.max_model_len,
-            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            abilities=Abilities.of(plan),
             seed=plan.config.seed,
         )
 

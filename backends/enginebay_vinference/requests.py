@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.errors import InputError, RequestError, explain
-from enginebay.llm.prepare import Preparer
+from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.text import Tokenizer
 from enginebay.types import Request, SamplingParams
 from enginebay_vinference.inference_config import vInferenceConfig
@@ -38,7 +38,6 @@ class Requests:
         self, subject: Subject, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
     ) -> None:
         plan = subject.plan
-        sampler = plan.registry.find("sampler", plan.config.sampler.name).declaration
         assert config.sampling_params is not None, "made with the configuration"
         self.default = config.sampling_params
         self._lock = threading.Lock()
@@ -48,7 +47,7 @@ class Requests:
             dataclasses.replace(plan.checkpoint.token_info, eos_token_ids=config.eos_token_ids),
             plan.model.info.vocab_size,
             subject.longest_sequence(),
-            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            abilities=Abilities.of(plan),
             seed=0,
         )
 
@@ -58,6 +57,14 @@ class Requests:
         if params.n != 1:
             raise RequestError(
                 explain(f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead.")
+            )
+        if params.logprobs is not None:
+            raise RequestError(
+                explain(
+                    f"logprobs = {params.logprobs}",
+                    "None: states and their outputs have no place for log-probabilities",
+                    "Leave it out, or use LLM or eSurge.",
+                )
             )
         return params
 

@@ -58,6 +58,9 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("chat", "hello", "--repetition-penalty", "0"), ("repetition_penalty = 0",)),
         (("generate", "--top-p", "0"), ("top_p = 0.0",)),
         (("generate", "-n", "0"), ("n = 0",)),
+        (("generate", "--json", "--logprobs", "21"), ("logprobs = 21", "less than or equal to 20")),
+        (("generate", "--logprobs", "2"), ("--logprobs 2 without --json",)),
+        (("chat", "Hello", "--logprobs", "2"), ("--logprobs 2 without --json",)),
         (
             ("generate", "--engine", "vinferense"),
             ("unknown engine 'vinferense'", "Did you mean 'vinference'"),

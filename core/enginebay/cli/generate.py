@@ -15,6 +15,7 @@ from enginebay.cli.show import progress
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
 from enginebay.types import (
+    MAX_LOGPROBS,
     CompletionOutput,
     RequestMetrics,
     SamplingParams,
@@ -68,6 +69,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="text that ends the completion; may be repeated",
     )
     group.add_argument("--ignore-eos", action="store_true", help="run through end-of-sequence tokens")
+    group.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="K",
+        help=f"with --json: log-probabilities of each new token and the K best, 0 to {MAX_LOGPROBS}",
+    )
 
 
 def read_stdin(read: Callable[[], str]) -> str:
@@ -79,7 +86,9 @@ def read_stdin(read: Callable[[], str]) -> str:
 
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
-    """SamplingParams of the flags; RequestError for a wrong value."""
+    """SamplingParams of the flags; InputError for a wrong value."""
+    if args.logprobs is not None and not args.json:
+        raise InputError(explain(f"--logprobs {args.logprobs} without --json", "both", "Add --json."))
     return make_sampling_params(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -93,6 +102,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         n=args.n,
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
+        logprobs=args.logprobs,
     )
 
 
@@ -139,6 +149,15 @@ class Completion:
     output: CompletionOutput
     metrics: RequestMetrics | None = None
 
+    def add_logprobs(self, chunk: StreamChunk) -> None:
+        """Take in those of a chunk, if it was asked for them."""
+        if chunk.logprobs is not None:
+            output, told = self.output, zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
+            output.logprobs = [*(output.logprobs or ()), *chunk.logprobs]
+            output.cumulative_logprob = sum(
+                (one[token_id] for token_id, one in told), output.cumulative_logprob or 0.0
+            )
+
 
 def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]) -> list[Completion]:
     """Print a line for each completion, and return them; interrupted, print what there is and pass that on."""
@@ -150,6 +169,7 @@ def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completio
             one.output.text += chunk.delta_text
             one.output.token_ids += chunk.delta_token_ids
             one.output.finish_reason = chunk.finish_reason or "abort"
+            one.add_logprobs(chunk)
             one.metrics = chunk.metrics
     except KeyboardInterrupt as error:
         interrupt = error
@@ -161,14 +181,28 @@ def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completio
 
 
 def completion_record(one: Completion, prompt_token_ids: list[int]) -> dict[str, Any]:
-    """The record of a completion that `--json` prints."""
+    """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes texts of ids that are keys."""
+    output = one.output
+    told = (
+        {}
+        if output.logprobs is None
+        else {
+            "logprobs": [{i: _finite(v) for i, v in best.items()} for best in output.logprobs],
+            "cumulative_logprob": _finite(output.cumulative_logprob or 0.0),
+        }
+    )
     return {
         "text": one.output.text,
         "token_ids": one.output.token_ids,
         "prompt_token_ids": prompt_token_ids,
         "finish_reason": one.output.finish_reason,
+        **told,
         "metrics": metrics_record(one.metrics),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def metrics_record(metrics: RequestMetrics | None) -> dict[str, Any] | None:

@@ -15,14 +15,16 @@ from enginebay.types import CompletionOutput, FinishReason, RequestMetrics, Stre
 class CompletionReader:
     """Turns the events of one ticket into text; ends the request when a stop text appears.
 
-    `text` and `token_ids` hold all so far. Text that may still become part of a stop text, or of a character that is
-    not complete, is held back until it is clear.
+    `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far. Text that may still become part of a stop
+    text, or of a character that is not complete, is held back until it is clear.
     """
 
     def __init__(self, ticket: Ticket, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
         sampling = ticket.request.sampling
         self.ticket = ticket
         self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, float]] | None = None if sampling.num_logprobs is None else []
+        self.cumulative_logprob = 0.0
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.metrics: RequestMetrics | None = None
@@ -53,11 +55,18 @@ class CompletionReader:
             delta += self._finish()
         self.text += delta
         self.token_ids += token_ids
+        logprobs = self._take_logprobs(event, len(token_ids))
         if not delta and not token_ids and not self.done:
             return None
         request = self.ticket.request
         return StreamChunk(
-            request.parent_id, request.index, delta, tuple(token_ids), self.finish_reason, self.metrics
+            request.parent_id,
+            request.index,
+            delta,
+            tuple(token_ids),
+            self.finish_reason,
+            self.metrics,
+            logprobs,
         )
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
@@ -73,6 +82,18 @@ class CompletionReader:
                 self._stop(len(self.token_ids) + len(taken), event.metrics)
                 break
         return delta, taken
+
+    def _take_logprobs(self, event: TokenEvent, num_tokens: int) -> tuple[dict[int, float], ...] | None:
+        """Those of an event's first tokens; None when they were not asked for."""
+        if self.logprobs is None:
+            return None
+        told: tuple[dict[int, float], ...] = ()
+        if event.logprobs is not None:
+            ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
+            told = tuple(map(_best_first, ids.tolist(), values.tolist()))
+            self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
+        self.logprobs += told
+        return told
 
     def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
         """A stop text has come: end the request, and settle its figures as they are now."""
@@ -91,9 +112,21 @@ class CompletionReader:
 
     def completion(self) -> CompletionOutput:
         """All so far, as an output."""
+        told = self.logprobs is not None
         return CompletionOutput(
-            self.ticket.request.index, self.text, list(self.token_ids), finish_reason=self.finish_reason
+            self.ticket.request.index,
+            self.text,
+            list(self.token_ids),
+            cumulative_logprob=self.cumulative_logprob if told else None,
+            logprobs=list(self.logprobs) if self.logprobs is not None else None,
+            finish_reason=self.finish_reason,
         )
+
+
+def _best_first(token_ids: list[int], values: list[float]) -> dict[int, float]:
+    """Log-probabilities by token, of a sampled token followed by the best ones: it stands last unless it is one of these."""
+    best = dict(zip(token_ids[1:], values[1:], strict=True))
+    return {**best, token_ids[0]: best.get(token_ids[0], values[0])}
 
 
 def announce_in(reader: CompletionReader, arrived: queue.SimpleQueue[CompletionReader]) -> None:

@@ -15,7 +15,7 @@ from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, explain
 from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
-from enginebay.llm.prepare import Params, Prepared, Preparer, Prompt, Prompts
+from enginebay.llm.prepare import Abilities, Params, Prepared, Preparer, Prompt, Prompts
 from enginebay.loop.loop import EngineLoop
 from enginebay.types import RequestOutput, SamplingParams, StreamChunk
 
@@ -49,7 +49,6 @@ class LLM:
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
         self.config = plan.config
-        sampler = plan.registry.find("sampler", plan.config.sampler.name).declaration
         self.tokenizer = plan.checkpoint.load_tokenizer()
         assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
         self._preparer = Preparer(
@@ -57,7 +56,7 @@ class LLM:
             plan.checkpoint.token_info,
             plan.model.info.vocab_size,
             plan.config.max_model_len,
-            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            abilities=Abilities.of(plan),
             seed=plan.config.seed,
         )
         self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config)

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 
+from enginebay.build.compose import Plan
 from enginebay.errors import RequestError, explain
 from enginebay.model import TokenInfo
 from enginebay.text import Tokenizer
@@ -38,8 +39,26 @@ class Prepared:
     requests: tuple[Request, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Abilities:
+    """What requests may ask of the parts of a plan, by what these declare."""
+
+    greedy_only: bool
+    tells_logprobs: bool
+
+    @staticmethod
+    def of(plan: Plan) -> Abilities:
+        """Those of the sampler and the engine that a plan has chosen."""
+        chosen = (("sampler", plan.config.sampler.name), ("engine", plan.config.engine.name))
+        sampler, engine = (plan.registry.find(kind, name).declaration for kind, name in chosen)
+        return Abilities(
+            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
+            tells_logprobs=bool(engine and engine.capabilities.get("logprobs")),
+        )
+
+
 class Preparer:
-    """Makes requests for one engine: knows its tokenizer, its context and what its sampler can do."""
+    """Makes requests for one engine: knows its tokenizer, its context and what its parts can do."""
 
     def __init__(
         self,
@@ -48,14 +67,14 @@ class Preparer:
         vocab_size: int,
         max_model_len: int,
         *,
-        greedy_only: bool,
+        abilities: Abilities,
         seed: int | None,
     ) -> None:
         self.tokenizer = tokenizer
         self.tokens = tokens
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.greedy_only = greedy_only
+        self.abilities = abilities
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
         self._ids = itertools.count()
 
@@ -130,7 +149,7 @@ class Preparer:
                     "Shorten it, or raise max_model_len.",
                 )
             )
-        if self.greedy_only and params.temperature > 0:
+        if self.abilities.greedy_only and params.temperature > 0:
             raise RequestError(
                 explain(
                     f"temperature = {params.temperature} with a sampler that is greedy only",
@@ -143,7 +162,7 @@ class Preparer:
             ("frequency_penalty", params.frequency_penalty, 0),
             ("repetition_penalty", params.repetition_penalty, 1),
         ):
-            if self.greedy_only and value != neutral:
+            if self.abilities.greedy_only and value != neutral:
                 raise RequestError(
                     explain(
                         f"{name} = {value} with a sampler that is greedy only",
@@ -151,6 +170,14 @@ class Preparer:
                         "Choose sampler standard for penalties.",
                     )
                 )
+        if params.logprobs is not None and not self.abilities.tells_logprobs:
+            raise RequestError(
+                explain(
+                    f"logprobs = {params.logprobs} with an engine that tells no log-probabilities",
+                    "logprobs = None",
+                    "Leave it out, or choose an engine that declares logprobs, such as oengine.",
+                )
+            )
 
     def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
         wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
@@ -191,6 +218,7 @@ class Preparer:
             repetition_penalty=min(
                 max(params.repetition_penalty, 1 / MOST_REPETITION_PENALTY), MOST_REPETITION_PENALTY
             ),
+            num_logprobs=params.logprobs,
         )
 
 

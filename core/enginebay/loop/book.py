@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay.engine import Demand
+from enginebay.engine import Demand, TokenLogprobs
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
 from enginebay.types import FinishReason, Request, RequestMetrics
@@ -38,6 +38,11 @@ class Tracked:
     def request(self) -> Request:
         """What was asked."""
         return self.ticket.request
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
+        return self.request.sampling.num_logprobs
 
     @property
     def num_tokens(self) -> int:
@@ -184,7 +189,9 @@ def _tokens_to_prefill(tracked: Tracked) -> np.ndarray:
     return np.concatenate([prompt, np.asarray(tracked.output, prompt.dtype)]) if tracked.output else prompt
 
 
-def record_tokens(tracked: Tracked, token_ids: np.ndarray, now_s: float) -> TokenEvent:
+def record_tokens(
+    tracked: Tracked, token_ids: np.ndarray, now_s: float, logprobs: TokenLogprobs | None = None
+) -> TokenEvent:
     """Append committed tokens, and return the event that tells them; sets `finished` when it is the last."""
     new = [int(t) for t in token_ids if t >= 0]
     tracked.output += new
@@ -196,4 +203,4 @@ def record_tokens(tracked: Tracked, token_ids: np.ndarray, now_s: float) -> Toke
     if reason:
         metrics.finished_s = now_s
         tracked.finished = True
-    return TokenEvent(tuple(new), reason, metrics)
+    return TokenEvent(tuple(new), reason, metrics, logprobs=logprobs)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from enginebay.engine import TokenLogprobs
 from enginebay.errors import EnginebayError, StoppedError
 from enginebay.types import FinishReason, Request, RequestMetrics
 
@@ -17,6 +18,8 @@ from enginebay.types import FinishReason, Request, RequestMetrics
 class TokenEvent:
     """New tokens of a request; the last event has a finish reason, and an error when the reason is "error".
 
+    `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it asked for and one.
+
     `metrics` belong to the engine thread until the last event: a reader that ends a request earlier takes a copy.
     """
 
@@ -24,6 +27,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
     error: EnginebayError | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class Ticket:

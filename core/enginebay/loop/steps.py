@@ -8,8 +8,10 @@ import math
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from enginebay.config import EngineConfig
-from enginebay.engine import Engine, Pending, RowPlan, StepPlan
+from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.book import Book, Tracked, record_tokens
 from enginebay.loop.messages import Ticket, TokenEvent
@@ -26,6 +28,21 @@ class InFlight:
     pending: Pending
     rows: list[Tracked]
     launched_s: float = math.nan
+
+    def logprobs(self, tokens: np.ndarray) -> list[TokenLogprobs | None]:
+        """Of each row's tokens, int32 [rows, steps] with -1 for none, what its request asked to be told."""
+        counts = (tokens >= 0).sum(axis=1)
+        asked = [
+            None if t.finished or not count else t.num_logprobs
+            for t, count in zip(self.rows, counts, strict=True)
+        ]
+        if all(num_best is None for num_best in asked):
+            return [None] * len(asked)
+        told = self.pending.read_logprobs()
+        return [
+            None if num_best is None else told.of_row(row, counts[row], num_best)
+            for row, num_best in enumerate(asked)
+        ]
 
 
 class Steps:
@@ -85,10 +102,10 @@ class Steps:
         now_s = time.monotonic()
         if self.watch.is_on:
             self.watch.read(step.launched_s, step.rows, tokens, now_s)
-        for tracked, row_tokens in zip(step.rows, tokens, strict=True):
+        for tracked, row_tokens, logprobs in zip(step.rows, tokens, step.logprobs(tokens), strict=True):
             if tracked.finished:
                 continue
-            event = record_tokens(tracked, row_tokens, now_s)
+            event = record_tokens(tracked, row_tokens, now_s, logprobs)
             if event.token_ids:
                 assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
                 table, row = self.engine.rows, tracked.lease.row

@@ -103,6 +103,7 @@ def test_a_prompt_of_another_type_is_a_type_error(inference: vInference, prompt:
         ({"temperature": -1}, ValueError, "temperature"),
         ({"nothing": 1}, ValueError, "nothing"),
         ({"n": 2}, ValueError, "num_return_sequences"),
+        ({"logprobs": 0}, ValueError, "logprobs = 0.*no place for log-probabilities"),
     ],
 )
 def test_wrong_parameters_are_refused(inference: vInference, params: Any, error: type, text: str) -> None:
