@@ -79,11 +79,6 @@ class eSurge:  # noqa: N801  # the name its users know
         refuse_unserved(
             {
                 "min_input_pad": (min_input_pad, 16, "Leave it out: 16 is the smallest step."),
-                "sampler_metrics": (
-                    sampler_metrics,
-                    False,
-                    "Leave it out: log-probabilities are not computed.",
-                ),
                 "detokenizer_max_states": (
                     detokenizer_max_states,
                     65536,
@@ -131,7 +126,9 @@ class eSurge:  # noqa: N801  # the name its users know
         subject = open_subject(model, tokenizer, settings)
         preparer = subject.make_preparer(extra_eos_token_ids or ())
         rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
-        self._jobs = Jobs(preparer, rules, decodes_truncated=decode_truncated_prompt)
+        self._jobs = Jobs(
+            preparer, rules, decodes_truncated=decode_truncated_prompt, tells_logprobs=sampler_metrics
+        )
         self._jobs.callback = sampling_params_callback
         self._name = esurge_name or subject.default_name()
         self._silent = silent_mode

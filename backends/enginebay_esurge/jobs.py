@@ -35,11 +35,14 @@ class Job:
 class Jobs:
     """Makes the jobs of one engine. Safe from several threads."""
 
-    def __init__(self, preparer: Preparer, rules: ContextRules, *, decodes_truncated: bool) -> None:
+    def __init__(
+        self, preparer: Preparer, rules: ContextRules, *, decodes_truncated: bool, tells_logprobs: bool
+    ) -> None:
         self.rules = rules
         self.callback: SamplingCallback | None = None
         self._preparer = preparer
         self._decodes_truncated = decodes_truncated
+        self._tells_logprobs = tells_logprobs
         self._lock = threading.Lock()
 
     def make(
@@ -76,7 +79,10 @@ class Jobs:
         if lengths.num_prompt < before:
             token_ids = truncate(token_ids, lengths.num_prompt, self.rules.truncate_mode)
             text = self._text_of(token_ids) if self._decodes_truncated else text
-        fitting = own.model_copy(update={"max_tokens": lengths.num_new})
+        changes: dict[str, Any] = {"max_tokens": lengths.num_new}
+        if self._tells_logprobs and own.logprobs is None:
+            changes["logprobs"] = 0  # of the chosen tokens alone
+        fitting = own.model_copy(update=changes)
         with self._lock:
             [prepared] = self._preparer.prepare_one(token_ids, fitting)
         requests = tuple(

@@ -105,7 +105,6 @@ def test_devices_go_along_the_axis_that_can_be_split() -> None:  # holds S03
     ("option", "value"),
     [
         ("min_input_pad", 32),
-        ("sampler_metrics", True),
         ("detokenizer_max_states", 16),
         ("tokenizer_endpoint", "tcp://127.0.0.1:9"),
         ("detokenizer_endpoint", "tcp://127.0.0.1:9"),
