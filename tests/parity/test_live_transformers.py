@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from enginebay import LLM, SamplingParams
 from enginebay.testing.model_harness import greedy_mismatch, teacher_forced
 from tests.parity import reference, tiny
 from tests.parity.test_goldens import TOLERANCE, loaded
@@ -36,3 +39,30 @@ def test_bf16_is_at_most_twice_as_far_off_as_transformers(variant: str, tmp_path
         theirs = reference.logits_of(rounded, prompt)
         error, allowed = (float(np.sqrt(np.mean((x - truth) ** 2))) for x in (ours, theirs))
         assert error <= 2 * allowed, f"prompt of {len(prompt)}: {error:.4f}, transformers {allowed:.4f}"
+
+
+@pytest.mark.parametrize(("variant", "engine"), [("llama-tied", "vinference"), ("qwen3-tied", "oengine")])
+def test_logprobs_are_transformers_log_softmax(variant: str, engine: str, tmp_path: Path) -> None:
+    import torch
+
+    folder = tiny.write_checkpoint(tmp_path, variant)
+    model = reference.load_reference(folder, "float32")
+    prompts = tiny.prompts()[2:]
+    params = [
+        SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=num_best)
+        for i, num_best in zip(range(len(prompts)), itertools.cycle((5, 0, 20)), strict=False)
+    ]
+    sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "decode_steps": 4}
+    with LLM(str(folder), engine=engine, dtype="float32", **sizes) as llm:
+        outputs = llm.generate(prompts, params)
+    for prompt, own, output in zip(prompts, params, outputs, strict=True):
+        completion = output.outputs[0]
+        logits = torch.from_numpy(reference.logits_of(model, [*prompt, *completion.token_ids]))
+        theirs = torch.log_softmax(logits, dim=-1).numpy()[len(prompt) - 1 : -1]
+        assert completion.logprobs is not None
+        for expected, told in zip(theirs, completion.logprobs, strict=True):
+            assert list(told.values()) == pytest.approx([float(expected[t]) for t in told], abs=1e-4)
+            best = np.sort(expected)[::-1][: own.logprobs]
+            assert list(told.values())[: own.logprobs] == pytest.approx(best.tolist(), abs=1e-4)
+        chosen = theirs[range(12), completion.token_ids].sum()
+        assert completion.cumulative_logprob == pytest.approx(float(chosen), abs=1e-3)

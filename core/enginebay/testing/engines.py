@@ -14,6 +14,7 @@ from enginebay.engine import Engine, RowState
 from enginebay.errors import CompilationError
 from enginebay.llm import LLM
 from enginebay.testing.driver import Driver, request_of
+from enginebay.testing.engine_logprobs import logprobs_are_the_models
 from enginebay.testing.ledgers import ledger_checks
 from enginebay.testing.subject import LENGTHS, Subject, generate, greedy, penalised, prompts_of, seeded
 from enginebay.testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
@@ -29,6 +30,7 @@ def engine_checks(subject: Subject) -> list[Check]:
         seeded_tokens_are_the_samplers,
         penalised_tokens_are_the_models,
         recomputed_rows_keep_their_counts,
+        logprobs_are_the_models,
         alone_equals_batch,
         chunk_sizes_do_not_matter,
         decode_steps_do_not_matter,

@@ -1,0 +1,259 @@
+"""Log-probabilities of new tokens: what is told, to whom, and that nobody else pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.engine import Pending
+from enginebay.errors import InternalError, RequestError
+from enginebay.llm.prepare import Abilities
+from enginebay.registry import Entry
+from enginebay.runner.logprobs import logprobs_of
+from enginebay.runner.runner import LaunchedStep
+from enginebay.testing.engine_logprobs import asking, check_logprobs, log_softmax
+from enginebay.testing.reference import ReferenceModel
+from enginebay.types import MAX_LOGPROBS, CompletionOutput, make_sampling_params
+from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
+from tests.unit.test_loop import Preempting
+
+pytestmark = pytest.mark.xdist_group("llm")
+
+PROMPT = "Once upon a time"
+PROMPTS = [PROMPT, "The little fox", "A", "In the morning, the baker opened the shop and " * 3]
+
+
+@pytest.fixture(scope="module")
+def reference(shared_llm: LLM) -> ReferenceModel:
+    return ReferenceModel(shared_llm.plan)
+
+
+def test_values_are_log_softmax_of_the_logits_and_come_best_first() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 5, (3, 50)).astype(np.float32)
+    logits[1, 7] = -np.inf
+    sampled = np.array([4, 7, int(logits[2].argmax())], np.int32)
+    told = jax.jit(logprobs_of)(logits, sampled, np.array([False, True, True]))
+    expected = log_softmax(logits)
+    assert told.values.shape == told.token_ids.shape == (3, MAX_LOGPROBS + 1)
+    for row in range(3):
+        ids = np.asarray(told.token_ids[row])
+        assert ids[0] == sampled[row]
+        assert ids[1:].tolist() == np.argsort(-expected[row], kind="stable")[:MAX_LOGPROBS].tolist()
+        np.testing.assert_allclose(told.values[row], expected[row][ids], atol=1e-5)
+
+
+def test_a_probability_of_nearly_one_is_not_lost_to_rounding() -> None:
+    logits = np.array([[60.0, 45.0, 1.0]], np.float32)
+    told = logprobs_of(jnp.asarray(logits), jnp.asarray([0]), jnp.asarray([True]))
+    np.testing.assert_allclose(told.values[0, :2], log_softmax(logits)[0, [0, 0]], atol=2.0**-23)
+
+
+def test_nothing_is_computed_where_nobody_asks() -> None:
+    logits, sampled = jnp.full((2, 50), jnp.nan), jnp.asarray([3, 4])
+    told = jax.jit(logprobs_of)(logits, sampled, jnp.zeros(2, bool))
+    assert not np.asarray(told.values).any()
+    assert np.isnan(
+        np.asarray(jax.jit(logprobs_of)(logits, sampled, jnp.asarray([True, False])).values)
+    ).any()
+
+
+def test_a_vocabulary_smaller_than_the_most_is_told_whole() -> None:
+    told = logprobs_of(jnp.asarray([[1.0, 3.0, 2.0]]), jnp.asarray([2]), jnp.asarray([True]))
+    assert told.token_ids.tolist() == [[2, 1, 2, 0]]
+
+
+@pytest.mark.parametrize("num_best", [0, 1, 5, MAX_LOGPROBS])
+def test_a_request_is_told_what_it_asked_for(llm: LLM, reference: ReferenceModel, num_best: int) -> None:
+    for params in (GREEDY, with_(HOT, seed=3)):
+        output = llm.generate(PROMPT, asking(params, num_best))[0]
+        check_logprobs(reference, output.prompt_token_ids, output.outputs[0], num_best)
+        plain = llm.generate(PROMPT, params)[0].outputs[0]
+        assert output.outputs[0].token_ids == plain.token_ids
+        assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
+
+
+def test_each_of_a_batch_is_told_its_own(llm: LLM, reference: ReferenceModel) -> None:
+    asked = (None, 3, 0, MAX_LOGPROBS)
+    params = [asking(with_(HOT, seed=i), num_best) for i, num_best in enumerate(asked)]
+    for prompt, num_best, output in zip(PROMPTS, asked, llm.generate(PROMPTS, params), strict=True):
+        ids = llm.tokenizer.encode(prompt)
+        check_logprobs(reference, ids, output.outputs[0], num_best)
+
+
+def test_penalties_and_temperature_change_nothing_of_it(llm: LLM, reference: ReferenceModel) -> None:
+    params = with_(HOT, seed=1, top_k=3, repetition_penalty=1.7, frequency_penalty=1.0, logprobs=4)
+    output = llm.generate(PROMPT, params)[0]
+    check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 4)
+
+
+def test_several_completions_are_told_each_its_own(llm: LLM, reference: ReferenceModel) -> None:
+    output = llm.generate(PROMPT, with_(HOT, n=3, seed=2, logprobs=2))[0]
+    assert len({completion.cumulative_logprob for completion in output.outputs}) == 3
+    for completion in output.outputs:
+        check_logprobs(reference, output.prompt_token_ids, completion, 2)
+
+
+def test_a_stop_text_cuts_them_with_the_tokens(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, with_(GREEDY, logprobs=2))[0].outputs[0]
+    for start, end in ((6, 9), (3, 12), (0, 2)):
+        params = with_(GREEDY, stop=whole.text[start:end], logprobs=2)
+        cut = llm.generate(PROMPT, params)[0].outputs[0]
+        assert len(cut.token_ids) < len(whole.token_ids)
+        assert cut.logprobs is not None
+        assert len(cut.logprobs) == len(cut.token_ids)
+        assert cut.cumulative_logprob == chosen_sum(cut)
+        streamed = [chunk for chunk in llm.stream(PROMPT, params) if chunk.logprobs is not None]
+        assert sum(len(chunk.logprobs or ()) for chunk in streamed) == len(cut.token_ids)
+
+
+def test_a_stop_token_is_told_too(llm: LLM, reference: ReferenceModel) -> None:
+    stop = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids[5]
+    output = llm.generate(PROMPT, with_(GREEDY, stop_token_ids=[stop], logprobs=0))[0]
+    assert output.outputs[0].token_ids[-1] == stop
+    check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 0)
+
+
+def chosen_sum(completion: CompletionOutput) -> float:
+    assert completion.logprobs is not None
+    return sum(one[token] for one, token in zip(completion.logprobs, completion.token_ids, strict=True))
+
+
+def test_chunks_of_a_stream_add_up(llm: LLM) -> None:
+    params = with_(GREEDY, logprobs=3)
+    whole = llm.generate(PROMPT, params)[0].outputs[0]
+    chunks = list(llm.stream(PROMPT, params))
+    assert [one for chunk in chunks for one in chunk.logprobs or ()] == whole.logprobs
+    for chunk in chunks:
+        assert chunk.logprobs is not None
+        assert len(chunk.logprobs) == len(chunk.delta_token_ids)
+    assert {chunk.logprobs for chunk in llm.stream(PROMPT, GREEDY)} == {None}
+
+
+def test_conversations_and_asyncio_tell_the_same(llm: LLM) -> None:
+    params = with_(GREEDY, logprobs=2)
+    messages = [{"role": "user", "content": "What color is the sky?"}]
+
+    async def gather() -> tuple[Any, list[Any], Any]:
+        generated = await llm.agenerate(PROMPT, params)
+        chunks = [chunk async for chunk in llm.astream(PROMPT, params)]
+        return generated[0].outputs[0], chunks, await llm.achat(messages, params)
+
+    generated, chunks, chatted = asyncio.run(gather())
+    whole = llm.generate(PROMPT, params)[0].outputs[0]
+    assert (generated.logprobs, generated.cumulative_logprob) == (whole.logprobs, whole.cumulative_logprob)
+    assert [one for chunk in chunks for one in chunk.logprobs] == whole.logprobs
+    answer = llm.chat(messages, params).outputs[0]
+    assert answer.logprobs
+    assert chatted.outputs[0].logprobs == answer.logprobs
+    in_parts = [one for chunk in llm.chat_stream(messages, params) for one in chunk.logprobs or ()]
+    assert in_parts == answer.logprobs
+
+
+@pytest.mark.parametrize("after", [1, 6])
+def test_preempted_requests_keep_what_they_were_told(
+    llm: LLM, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    params = with_(GREEDY, max_tokens=12, ignore_eos=True, logprobs=3)
+    scheduler = Preempting(llm._loop.scheduler, after)
+    monkeypatch.setattr(llm._loop, "_state", scheduler.initial_state())
+    monkeypatch.setattr(llm._loop, "scheduler", scheduler)
+    outputs = llm.generate(PROMPTS, params)
+    assert len(scheduler.preempted) == len(PROMPTS)
+    for output in outputs:
+        assert len(output.outputs[0].token_ids) == 12
+        check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 3)
+
+
+def test_nothing_is_sent_to_the_host_unless_a_row_asks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, sent = [], []
+    begin = LaunchedStep.__init__
+
+    def counted(self: LaunchedStep, *args: Any, tells_logprobs: bool) -> None:
+        sent.append(tells_logprobs)
+        begin(self, *args, tells_logprobs=tells_logprobs)
+
+    fetch = LaunchedStep.read_logprobs
+    monkeypatch.setattr(LaunchedStep, "__init__", counted)
+    monkeypatch.setattr(LaunchedStep, "read_logprobs", lambda step: read.append(step) or fetch(step))
+    llm.generate(PROMPTS, GREEDY)
+    assert sent
+    assert not any(sent)
+    assert not read
+    sent.clear()
+    llm.generate(PROMPTS, [GREEDY, GREEDY, GREEDY, with_(GREEDY, max_tokens=3, logprobs=0)])
+    assert any(sent)
+    assert not all(sent), "chunks that sample nothing, and steps after the one that asks has ended"
+    assert 0 < len(read) <= sum(sent)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+def test_a_model_over_several_devices_tells_the_same(llm: LLM, reference: ReferenceModel) -> None:
+    with LLM("demo", mesh={"tensor": 2}, **SIZES) as sharded:
+        for output in sharded.generate(PROMPTS[:2], with_(GREEDY, max_tokens=6, logprobs=5)):
+            check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)
+
+
+@pytest.mark.parametrize("value", [-1, MAX_LOGPROBS + 1, 2.0, "2", True])
+def test_a_wrong_number_is_refused_with_field_value_and_range(value: Any) -> None:
+    with pytest.raises(RequestError, match=rf"logprobs = {value!r}: Input should be") as refusal:
+        make_sampling_params(logprobs=value)
+    if value == MAX_LOGPROBS + 1:
+        assert f"less than or equal to {MAX_LOGPROBS}" in str(refusal.value)
+
+
+def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = llm.plan.registry
+    find = registry.find
+
+    def without_capabilities(kind: str, name: str) -> Entry:
+        entry = find(kind, name)
+        assert entry.declaration is not None
+        return dataclasses.replace(entry, declaration=dataclasses.replace(entry.declaration, capabilities={}))
+
+    assert Abilities.of(llm.plan) == Abilities(greedy_only=False, tells_logprobs=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "find", without_capabilities)
+        patch.setattr(llm._preparer, "abilities", Abilities.of(llm.plan))
+        for params in (with_(GREEDY, logprobs=0), [GREEDY, with_(GREEDY, logprobs=4)]):
+            with pytest.raises(RequestError, match=r"logprobs = \d with an engine that tells no"):
+                llm.generate([PROMPT, "A"], params)
+        assert_idle(llm)
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_steps_that_tell_none_say_so_when_asked() -> None:
+    class Silent(Pending):
+        def read(self) -> np.ndarray:
+            return np.zeros((1, 1), np.int32)
+
+    with pytest.raises(InternalError, match="Silent was asked for log-probabilities"):
+        Silent().read_logprobs()
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_the_command_prints_them_as_json(run: Run, config: str, llm: LLM) -> None:
+    code, out, _ = run(
+        "generate", PROMPT, "--max-tokens", "5", "--logprobs", "2", "--json", "--config", config
+    )
+    record = json.loads(out)
+    whole = llm.generate(PROMPT, SamplingParams(max_tokens=5, logprobs=2))[0].outputs[0]
+    assert code == 0
+    assert record["token_ids"] == whole.token_ids
+    assert [{int(k): v for k, v in one.items()} for one in record["logprobs"]] == whole.logprobs
+    assert record["cumulative_logprob"] == whole.cumulative_logprob
+    code, out, _ = run("generate", PROMPT, "--max-tokens", "2", "--json", "--config", config)
+    assert "logprobs" not in json.loads(out)
