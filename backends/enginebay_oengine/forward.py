@@ -86,7 +86,7 @@ def _prefill(
     graphdef: GraphDef, weights: Weights, part: PrefillPart, state: StepState
 ) -> tuple[StepState, dict[str, jax.Array]]:
     ints = jnp.asarray(part.ints)
-    state, tokens = prefill_step(
+    state, sampled = prefill_step(
         graphdef.program,
         graphdef.layouts,
         part.bucket,
@@ -97,7 +97,9 @@ def _prefill(
         jnp.asarray(part.floats),
         dict.fromkeys(graphdef.layouts, jnp.asarray(part.table)),
     )
-    return state, _given(graphdef, state.rows, ints[:, device.ROW], tokens[:, 0], ints[:, device.KV_LEN])
+    return state, _given(
+        graphdef, state.rows, ints[:, device.ROW], sampled.tokens[:, 0], ints[:, device.KV_LEN]
+    )
 
 
 def _decode(
@@ -108,7 +110,7 @@ def _decode(
     if rngs is not None:
         state = StepState(state.cache, dataclasses.replace(state.rows, keys=_folded(own, rngs)))
     step = compact_decode_step if graphdef.compact_decode else decode_step
-    state, tokens = step(
+    state, sampled = step(
         graphdef.program,
         graphdef.layouts,
         part.bucket,
@@ -121,7 +123,7 @@ def _decode(
     )
     rows = dataclasses.replace(state.rows, keys=own)
     lengths = rows.length.at[row_ids].get(mode="fill", fill_value=0)
-    return StepState(state.cache, rows), _given(graphdef, rows, row_ids, tokens[:, 0], lengths - 1)
+    return StepState(state.cache, rows), _given(graphdef, rows, row_ids, sampled.tokens[:, 0], lengths - 1)
 
 
 def _folded(keys: jax.Array, words: jax.Array) -> jax.Array:

@@ -91,7 +91,7 @@ def prefill_part(
     token_ids[:num_tokens] = np.concatenate([chunks[i].token_ids for i in order])
     ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)
     ints[:, device.ROW] = num_rows
-    ints[:, device.STOP_IDS :] = -1
+    ints[:, device.NUM_LOGPROBS :] = -1
     floats = np.zeros((bucket.seqs, device.NUM_FLOAT_COLUMNS), np.float32)
     floats[:, device.TOP_P] = floats[:, device.REPETITION] = 1.0
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
