@@ -87,7 +87,7 @@ void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stri
 }
 
 #ifdef __AVX512F__
-constexpr int kRows = 4, kColumns = 6;
+constexpr int kRows = 5, kColumns = 5;
 #else
 constexpr int kRows = 4, kColumns = 2;
 #endif
@@ -133,9 +133,10 @@ void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t
 
 template <typename T>
 ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs) {
+  int64_t unit = rows == 1 ? kLoneColumns : kColumns;
   int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * kTasksPerThread);
-  int64_t chunk = std::max<int64_t>(kLoneColumns, share / kLoneColumns * kLoneColumns);
-  int64_t width = std::max<int64_t>(kLoneColumns, kBlockBytes / (in * int64_t(sizeof(T))) / kLoneColumns * kLoneColumns);
+  int64_t width = std::max<int64_t>(1, kBlockBytes / (in * int64_t(sizeof(T))) / unit) * unit;
+  int64_t chunk = std::max<int64_t>(1, share / width) * width;
   parallel_for(pool, (outputs + chunk - 1) / chunk, [=](int64_t task) {
     int64_t end = std::min(outputs, (task + 1) * chunk);
     for (int64_t first = task * chunk; first < end; first += width)
