@@ -15,12 +15,16 @@ SHARES_STATE = ("engine", "model")
 ENGINES_IN_SHORT = ("greedy", "nothing_compiles", "released", "penalised", "ledger")
 """Of an engine's checks, by a part of their names, those that `make test` runs; the others compile a lot, and are slow.
 The oracle of the engines runs all of them."""
+OTHER_OPTIONS = "engine:esurge"
+OPTIONS_IN_SHORT = ("released", "ledger")
+"""The same of an engine that is another one with other options."""
 ORACLE = "engine:vinference"
 
 
 def marks_of(part: str, kind: str, name: str) -> list[pytest.MarkDecorator]:
     marks = [pytest.mark.xdist_group(part)] if kind in SHARES_STATE else []
-    if kind == "engine" and part != ORACLE and not any(word in name for word in ENGINES_IN_SHORT):
+    in_short = OPTIONS_IN_SHORT if part == OTHER_OPTIONS else ENGINES_IN_SHORT
+    if kind == "engine" and part != ORACLE and not any(word in name for word in in_short):
         marks.append(pytest.mark.slow)
     return marks
 

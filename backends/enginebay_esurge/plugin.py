@@ -1,0 +1,17 @@
+"""What this package offers: the engine "esurge"."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_engines(register: Register) -> None:
+    """The paged engine with eSurge's options."""
+    register(
+        "esurge",
+        "enginebay_esurge.engine:make_engine",
+        options="enginebay_esurge.engine_options:ESurgeOptions",
+        summary="the paged engine with eSurge's options and defaults",
+        capabilities={"priority": -20, "logprobs": True},
+    )
