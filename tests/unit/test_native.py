@@ -1,0 +1,220 @@
+"""Native kernels beside the suites that all kernels go through: odd sizes, equal bits for a row, and who computes what."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay.cache import HndLayout
+from enginebay.errors import UnsupportedError
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.testing import kernels, oracle
+from enginebay.testing.attention_cases import AttentionProblem, make_problem
+from enginebay.testing.kernels import AttentionCase
+
+pytestmark = pytest.mark.xdist_group("native")
+
+NARROW_AND_WIDE = ("float32", "bfloat16")
+
+
+def load(name: str) -> Any:
+    try:
+        return importlib.import_module(f"enginebay_native.{name}")
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    """enginebay_native.linear."""
+    return load("linear")
+
+
+@pytest.fixture(scope="module")
+def attention() -> Any:
+    return load("attention").attention
+
+
+def arrays(rows: int, num_in: int, num_out: int, dtype: str) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng([rows, num_in, num_out])
+    x, weight = rng.normal(size=(rows, num_in)), rng.normal(size=(num_out, num_in))
+    return jnp.asarray(x, dtype), jnp.asarray(weight, dtype)
+
+
+def is_native(function: Callable[..., jax.Array], *args: jax.Array) -> bool:
+    return "ffi_call" in str(jax.make_jaxpr(function)(*args))
+
+
+SIZES = [(1, 1), (5, 2), (15, 3), (16, 4), (33, 5), (47, 6), (64, 7), (100, 8), (131, 9), (515, 50)]
+"""Inputs and outputs: fewer than a vector, a whole number of vectors of any processor, and what is left over."""
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+@pytest.mark.parametrize(("num_in", "num_out"), SIZES)
+def test_a_rows_product_is_the_same_bits_alone_and_among_others(
+    module: Any, num_in: int, num_out: int, dtype: str
+) -> None:
+    x, weight = arrays(module.MOST_ROWS, num_in, num_out, dtype)
+    product = jax.jit(functools.partial(module.linear, out_dtype="float32"))
+    assert is_native(product, x, weight)
+    alone = np.concatenate([np.asarray(product(row, weight)) for row in jnp.split(x, x.shape[0])])
+    exact = oracle.linear(np.asarray(x), np.asarray(weight), None)
+    sums = oracle.linear(np.abs(np.asarray(x)), np.abs(np.asarray(weight)), None)
+    assert (np.abs(alone - exact) <= 4 * oracle.EPS["float32"] * sums).all()
+    for rows in (2, 3, 4, 5, 7, 8, 13, 48):
+        among = np.asarray(product(x[:rows], weight))
+        assert among.tobytes() == alone[:rows].tobytes(), f"{rows} rows"
+    order = np.random.default_rng(0).permutation(x.shape[0])
+    assert np.asarray(product(x[order], weight)).tobytes() == alone[order].tobytes()
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+def test_a_long_products_bits_do_not_depend_on_how_it_is_shared_out(module: Any, dtype: str) -> None:
+    """More outputs than a block and than a thread's share: whole ones and a rest."""
+    x, weight = arrays(5, 300, 1501, dtype)
+    product = jax.jit(module.linear)
+    whole = np.asarray(product(x, weight))
+    assert np.asarray(product(x, weight[:7])).tobytes() == np.ascontiguousarray(whole[:, :7]).tobytes()
+    assert np.asarray(product(x, weight[1490:])).tobytes() == np.ascontiguousarray(whole[:, 1490:]).tobytes()
+    kernels.check_linear(module.linear, dtype, rows=5, in_dims=(300,), out_dims=(1501,))
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+def test_many_rows_are_left_to_xla(module: Any, dtype: str) -> None:
+    x, weight = arrays(module.MOST_ROWS + 1, 40, 24, dtype)
+    assert not is_native(module.linear, x, weight)
+    assert is_native(module.linear, x[:-1], weight)
+    for rows in (module.MOST_ROWS, module.MOST_ROWS + 1):
+        kernels.check_linear(module.linear, dtype, rows=rows, bias=True)
+
+
+def test_other_and_mixed_dtypes_are_left_to_xla(module: Any) -> None:
+    for left, right in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")):
+        x, weight = arrays(3, 40, 24, left)[0], arrays(3, 40, 24, right)[1]
+        assert not is_native(module.linear, x, weight)
+        got = np.asarray(jax.jit(functools.partial(module.linear, out_dtype="float32"))(x, weight))
+        exact = oracle.linear(np.asarray(x), np.asarray(weight), None)
+        sums = oracle.linear(np.abs(np.asarray(x)), np.abs(np.asarray(weight)), None)
+        assert got.dtype == np.float32
+        assert (np.abs(got - exact) <= 4 * oracle.EPS["float32"] * sums).all(), (left, right)
+
+
+def test_a_bias_is_added_before_the_result_is_rounded(module: Any) -> None:
+    x, weight = arrays(4, 40, 6, "bfloat16")
+    bias = jnp.asarray(np.linspace(-100, 100, 6), "float32")
+    wide = np.asarray(jax.jit(functools.partial(module.linear, out_dtype="float32"))(x, weight))
+    got = jax.jit(module.linear)(x, weight, bias)
+    assert np.asarray(got).tobytes() == np.asarray((wide + bias).astype(jnp.bfloat16)).tobytes()
+
+
+def test_products_of_infinities_and_nans_stay_in_their_rows(module: Any) -> None:
+    x, weight = arrays(6, 37, 5, "float32")
+    odd = x.at[1, 36].set(jnp.inf).at[3, 0].set(jnp.nan)
+    plain, got = (np.asarray(jax.jit(module.linear)(value, weight)) for value in (x, odd))
+    kept = [0, 2, 4, 5]
+    assert got[kept].tobytes() == plain[kept].tobytes()
+    assert np.isinf(got[1]).all()
+    assert np.isnan(got[3]).all()
+
+
+def spec(group: int, head_dim: int, dtype: str = "float32", **fields: Any) -> AttnSpec:
+    base = AttnSpec(2 * group, 2, head_dim, q_dtype=dtype, kv_dtype=dtype, return_lse=True)
+    return dataclasses.replace(base, **fields)
+
+
+def case(
+    name: str, of: AttnSpec, lengths: tuple[int, ...] = (1, 0, 50, 16, 33), **fields: Any
+) -> AttentionCase:
+    """A decode step with rows of these lengths over shuffled pages; 0 is a row that takes no part."""
+    q_lens = tuple(min(1, length) for length in lengths)
+    return AttentionCase(f"native_{name}", "decode", q_lens, lengths, of, **fields)
+
+
+SHAPES = [(1, 8), (2, 20), (3, 40), (4, 64), (5, 80), (6, 96), (7, 128), (8, 256), (2, 9)]
+FEATURES: dict[str, dict[str, Any]] = {
+    "window_of_one": {"window": 1},
+    "window_over_pages": {"window": 20},
+    "window_longer_than_any": {"window": 1000},
+    "softcap": {"softcap": 3.0},
+    "sinks": {"sinks": True},
+    "scale": {"scale": 2.0},
+    "all": {"window": 17, "softcap": 5.0, "sinks": True},
+}
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+@pytest.mark.parametrize(("group", "head_dim"), SHAPES)
+def test_groups_and_head_sizes(attention: Any, group: int, head_dim: int, dtype: str) -> None:
+    kernels.check_attention(attention, case(f"{group}_{head_dim}", spec(group, head_dim, dtype)), HndLayout)
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+@pytest.mark.parametrize("name", list(FEATURES))
+def test_features_over_several_pages(attention: Any, name: str, dtype: str) -> None:
+    kernels.check_attention(attention, case(name, spec(3, 24, dtype, **FEATURES[name])), HndLayout)
+
+
+def attend(attention: Any, problem: AttentionProblem, batch: AttnBatch, cache: Any) -> tuple[bytes, bytes]:
+    """Bits of the output and of the log-sum-exp, of rows that take part."""
+    step = jax.jit(functools.partial(attention, spec=problem.case.spec, layout=problem.layout))
+    out, _, lse = step(problem.q, None, None, cache, batch, sinks=problem.sinks)
+    live = problem.token_rows >= 0
+    return np.asarray(out)[live].tobytes(), np.asarray(lse)[live].tobytes()
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+def test_bits_depend_neither_on_where_pages_lie_nor_on_how_wide_their_table_is(
+    attention: Any, dtype: str
+) -> None:
+    problem = make_problem(case("places", spec(4, 24, dtype, sinks=True, window=30)), HndLayout)
+    batch = problem.batch
+    cache = problem.layout.write(problem.cache, batch.slots, problem.k, problem.v)
+    expected = attend(attention, problem, batch, cache)
+    order = np.random.default_rng(0).permutation(problem.layout.num_pages)
+    moved = jax.tree.map(lambda array: array[np.argsort(order)], cache)
+    table = jnp.asarray(order.astype(np.int32))[batch.page_table]
+    assert attend(attention, problem, dataclasses.replace(batch, page_table=table), moved) == expected
+    # Whatever stands past a row's length in a wider table is never looked at.
+    wide = jnp.pad(table, ((0, 0), (0, 3)), constant_values=2**30)
+    bucket = dataclasses.replace(batch.bucket, pages_per_seq=wide.shape[1])
+    wider = dataclasses.replace(batch, page_table=wide, bucket=bucket)
+    assert attend(attention, problem, wider, moved) == expected
+
+
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
+def test_a_rows_bits_are_the_same_alone_and_among_others(attention: Any, dtype: str) -> None:
+    problem = make_problem(case("alone", spec(3, 40, dtype), (5, 50, 16, 33), padding_rows=0), HndLayout)
+    batch = problem.batch
+    cache = problem.layout.write(problem.cache, batch.slots, problem.k, problem.v)
+    step = jax.jit(functools.partial(attention, spec=problem.case.spec, layout=problem.layout))
+    among, _, _ = step(problem.q, None, None, cache, batch)
+    for row in range(4):
+        one = dataclasses.replace(
+            batch,
+            page_table=batch.page_table[row : row + 1],
+            kv_lens=batch.kv_lens[row : row + 1],
+            bucket=dataclasses.replace(batch.bucket, tokens=1, seqs=1),
+        )
+        alone, _, _ = step(problem.q[row : row + 1], None, None, cache, one)
+        assert np.asarray(alone).tobytes() == np.asarray(among[row : row + 1]).tobytes(), f"row {row}"
+
+
+def test_what_it_does_not_serve_has_a_reason(attention: Any) -> None:
+    from enginebay.ops.caps import Env
+
+    layout = HndLayout(4, 16, 2, 16, "float32")
+    bucket = Bucket(tokens=1, seqs=1, pages_per_seq=1, max_q_len=1, max_kv_len=16, mode="decode")
+    why = functools.partial(attention.caps.why_not, layout=layout)
+    assert why(Env("cpu"), spec(2, 16), bucket) is None
+    assert "platform cpu" in why(Env("cuda"), spec(2, 16), bucket)
+    assert "mode prefill" in why(Env("cpu"), spec(2, 16), dataclasses.replace(bucket, mode="prefill"))
+    assert "dtype float16" in why(Env("cpu"), spec(2, 16, "float16"), bucket)
+    assert "cache scale tensor" in why(Env("cpu"), spec(2, 16, kv_scale="tensor"), bucket)

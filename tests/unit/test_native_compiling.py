@@ -1,0 +1,229 @@
+"""Native kernels are compiled once, by the user's compiler, into a folder of the user's own; without one others serve."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.errors import UnsupportedError
+from enginebay_native import compiling
+from tests.unit.serving import DEADLOCK_S
+
+pytestmark = pytest.mark.xdist_group("native")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user whose caches are in the folder, and who has compiled nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    compiling._folder.cache_clear()
+    yield tmp_path
+    compiling._folder.cache_clear()
+
+
+def need_compiler() -> list[str]:
+    """The machine's own; without one there is nothing to test."""
+    try:
+        return compiling.find_compiler()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def compiler(user: Path) -> Path:
+    """The machine's compiler without its optimisation, for speed; it writes down what it is called with."""
+    real = shlex.join(need_compiler())
+    return script(user / "my-c++", f'echo "$@" >> {user / "calls"}\nexec {real} "$@" -O0')
+
+
+def calls(user: Path) -> list[str]:
+    path = user / "calls"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def test_a_library_is_kept_in_a_private_folder_and_found_again(
+    user: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", f"{compiler} -DOF_MINE")
+    first = compiling.library("linear")
+    folder = user / "cache" / "enginebay" / "native"
+    assert list(folder.iterdir()) == [first], "nothing else is left there"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert hasattr(ctypes.CDLL(str(first)), "enginebay_linear")
+    assert compiling.library("linear") == first
+    [call] = calls(user)
+    assert call.startswith("-DOF_MINE ")
+    monkeypatch.setattr(compiling, "_features", lambda: "another processor")
+    assert compiling.library("linear") != first
+    assert len(calls(user)) == 2
+
+
+@pytest.mark.parametrize("trouble", ["open", "a file"])
+def test_a_folder_that_is_not_private_is_not_used(
+    user: Path,
+    compiler: Path,
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("CXX", str(compiler))
+    folder = user / "cache" / "enginebay" / "native"
+    folder.parent.mkdir(parents=True)
+    if trouble == "open":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.touch()
+    made = compiling.library("linear")
+    assert folder not in made.parents
+    assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+    assert trouble != "open" or list(folder.iterdir()) == []
+    assert [record.name for record in caplog.records] == ["enginebay.native"]
+    assert "compiled kernels are not kept" in caplog.text
+    assert compiling.library("linear") == made
+    assert len(calls(user)) == 1
+
+
+def test_the_compiler_is_what_cxx_names_or_the_first_on_the_path(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_folder = user / "bin"
+    bin_folder.mkdir()
+    monkeypatch.setenv("PATH", str(bin_folder))
+    clang = script(bin_folder / "clang++", "exit 1")
+    assert compiling.find_compiler() == [str(clang)]
+    first = script(bin_folder / "c++", "exit 1")
+    assert compiling.find_compiler() == [str(first)]
+    monkeypatch.setenv("CXX", "clang++ -stdlib=libc++")
+    assert compiling.find_compiler() == [str(clang), "-stdlib=libc++"]
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(UnsupportedError, match="/nowhere/c\\+\\+ is not there"):
+        compiling.find_compiler()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo 'unknown option -march=native' >&2; echo more >&2; exit 1", "unknown option -march=native"),
+        ("exit 3", "exit status 3"),
+        ("kill -9 $$", "exit status -9"),
+    ],
+)
+def test_a_compiler_that_fails_says_why_and_leaves_nothing(
+    user: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(script(user / "bad-c++", text)))
+    with pytest.raises(UnsupportedError, match=f"bad-c\\+\\+ failed: {said}") as error:
+        compiling.library("linear")
+    assert "more" not in str(error.value)
+    assert list((user / "cache" / "enginebay" / "native").iterdir()) == []
+
+
+def test_a_compiler_that_does_not_end_is_ended(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(script(user / "slow-c++", "exec sleep 100")))
+    monkeypatch.setattr(compiling, "TIMEOUT_S", 0.2)
+    with pytest.raises(UnsupportedError, match="timed out after"):
+        compiling.library("linear")
+
+
+PROGRAM = """
+import json, sys
+from enginebay.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    print("code", main(arguments), flush=True)
+"""
+
+
+def without_compiler(user: Path, *commands: list[str], **variables: str) -> tuple[list[str], str]:
+    """Lines of stdout, and stderr, of commands in a fresh process that has a PATH without programs."""
+    nothing = user / "nothing"
+    nothing.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        env=os.environ | {"PATH": str(nothing)} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLOCK_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def reasons(record: Any) -> dict[str, tuple[str, dict[str, str]]]:
+    """What was chosen for each setting, and why others were not."""
+    return {
+        choice["setting"]: (choice["chosen"], {one["name"]: one["reason"] for one in choice["refused"]})
+        for choice in record["choices"]
+    }
+
+
+def test_without_a_compiler_auto_takes_xla_and_a_choice_by_name_is_an_error(user: Path, config: str) -> None:
+    named = user / "named.toml"
+    section = '\n[kernels.attention]\ndecode = "native"\n'
+    named.write_text(Path(config).read_text(encoding="utf-8") + section, encoding="utf-8")
+    lines, err = without_compiler(
+        user,
+        ["explain", "--json", "--config", config],
+        ["generate", "Once", "--kernel", "linear=native", "--config", config],
+        ["generate", "Once", "--config", str(named)],
+    )
+    first, *codes = (i for i, line in enumerate(lines) if line.startswith("code "))
+    assert [lines[i] for i in (first, *codes)] == ["code 0", "code 2", "code 2"]
+    found = reasons(json.loads("\n".join(lines[:first])))
+    for setting in ("kernels.linear", "kernels.attention.decode"):
+        chosen, refused = found[setting]
+        assert chosen == "xla"
+        assert refused["native"].startswith("no C++ compiler. Allowed: what CXX names, or one of c++, g++")
+    assert err.count("no C++ compiler") == len(err.splitlines()) == 2
+    assert "kernels.linear = 'native' cannot be used here" in err
+    assert "kernels.attention.decode = 'native' cannot be used here" in err
+
+
+def test_the_reason_names_the_compiler_that_cxx_names(user: Path, config: str) -> None:
+    command = ["generate", "Once", "--kernel", "linear=native", "--config", config]
+    lines, err = without_compiler(user, command, CXX="/nowhere/g++-12")
+    assert lines == ["code 2"]
+    assert "/nowhere/g++-12 is not there" in err
+
+
+def test_weights_split_over_devices_are_multiplied_by_xla(run: Run, config: str) -> None:
+    need_compiler()
+    command = ("--mesh", "tensor=2", "--config", config)
+    code, out, _ = run("explain", "--json", *command)
+    found = reasons(json.loads(out))
+    chosen, refused = found["kernels.linear"]
+    assert (code, chosen) == (0, "xla")
+    assert refused == {"native": "does not support weights split over devices"}
+    assert found["kernels.attention.decode"][0] == "native"
+    code, _, err = run("generate", "Once", "--kernel", "linear=native", *command)
+    assert code == 2
+    assert "does not support weights split over devices" in err
+
+
+def test_one_device_gets_native_kernels_unless_others_are_named(run: Run, config: str) -> None:
+    need_compiler()
+    found = reasons(json.loads(run("explain", "--json", "--config", config)[1]))
+    assert found["kernels.linear"][0] == found["kernels.attention.decode"][0] == "native"
+    assert found["kernels.attention.prefill"][0] == "xla"
+    others = ("--kernel", "linear=xla", "--attention", "xla")
+    found = reasons(json.loads(run("explain", "--json", *others, "--config", config)[1]))
+    assert found["kernels.linear"][0] == found["kernels.attention.decode"][0] == "xla"
