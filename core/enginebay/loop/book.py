@@ -33,36 +33,34 @@ class Tracked:
     """Output tokens that launched steps may have produced, an upper bound."""
     output: list[int] = dataclasses.field(default_factory=list)
     finished: bool = False
+    # Of what was asked, and looked up for every row of every step.
+    request: Request = dataclasses.field(init=False)
+    num_prompt: int = dataclasses.field(init=False)
+    num_total: int = dataclasses.field(init=False)
+    """Tokens that the request can need at most."""
+    num_logprobs: int | None = dataclasses.field(init=False)
+    """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
 
-    @property
-    def request(self) -> Request:
-        """What was asked."""
-        return self.ticket.request
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
-        return self.request.sampling.num_logprobs
+    def __post_init__(self) -> None:
+        self.request = request = self.ticket.request
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_total = self.num_prompt + request.sampling.max_tokens
+        self.num_logprobs = request.sampling.num_logprobs
 
     @property
     def num_tokens(self) -> int:
         """Prompt and launched output."""
-        return len(self.request.prompt_token_ids) + self.num_launched
+        return self.num_prompt + self.num_launched
 
     @property
     def num_new_left(self) -> int:
         """Output tokens that may still be launched."""
-        return self.request.sampling.max_tokens - self.num_launched
-
-    @property
-    def num_total(self) -> int:
-        """Tokens that the request can need at most."""
-        return len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
+        return self.num_total - self.num_prompt - self.num_launched
 
     @property
     def num_shareable(self) -> int:
         """Tokens that need not be computed when another completion of the prompt has it in the cache."""
-        return min(len(self.request.prompt_token_ids), self.num_prefill - 1)
+        return min(self.num_prompt, self.num_prefill - 1)
 
     def finish_reason(self) -> FinishReason | None:
         """Why the committed output ends here, or None."""
@@ -113,7 +111,7 @@ class Book:
 
     def heads(self) -> dict[str, Tracked]:
         """By parent, a running completion whose prompt is launched to its end: the others of the prompt can share it."""
-        return {p: t for p, t in self._families() if t.num_computed >= len(t.request.prompt_token_ids)}
+        return {p: t for p, t in self._families() if t.num_computed >= t.num_prompt}
 
     def begun(self) -> set[str]:
         """The parents of which a completion runs."""
@@ -123,14 +121,19 @@ class Book:
         return ((t.request.parent_id, t) for t in self.running.values() if t.request.parent_id)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no unfinished request."""
+        return not (self.running or self.waiting)
+
+    @property
     def everything(self) -> list[Tracked]:
         """Running and waiting."""
         return [*self.running.values(), *self.waiting.values()]
 
     def demand(self) -> Demand:
         """What all of them may need together."""
-        everything = self.everything
-        return Demand(len(everything), max((t.num_total for t in everything), default=0))
+        totals = [t.num_total for t in self.everything]
+        return Demand(len(totals), max(totals, default=0))
 
     def view(
         self,

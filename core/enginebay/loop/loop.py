@@ -101,7 +101,7 @@ class EngineLoop:
         if not self._take_in():
             return False
         launched = False
-        if self._book.everything:
+        if not self._book.is_empty:
             ledger = self.engine.ledger
             look_up = ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
             began_s = time.monotonic()
@@ -117,7 +117,7 @@ class EngineLoop:
                 self._steps.commit_next()
         elif self._steps.in_flight:
             self._steps.commit_next()
-        elif self._book.everything:
+        elif not self._book.is_empty:
             return self._wait_for_news()
         return True
 
