@@ -120,13 +120,8 @@ class Host:
             for number in range(num_rows)
         ]
         tickets = self.loop.submit(requests)
-        try:
-            times: HostTime = self.loop.call(lambda: self._turns(tickets, num_turns, profile))
-            return times
-        finally:
-            for request in requests:
-                self.loop.abort(request.request_id)
-            self.loop.call(lambda: None)
+        times: HostTime = self.loop.call(lambda: self._turns(tickets, num_turns, profile))
+        return times
 
     def _turns(self, tickets: list[Ticket], num_turns: int, profile: cProfile.Profile | None) -> HostTime:
         book = self.loop._book
@@ -150,6 +145,9 @@ class Host:
             if profile is not None:
                 profile.disable()
         assert min(launches) > 0, "every turn launches a step"
+        self.loop._steps.commit_all()
+        for one in book.everything:
+            self.loop._steps.end(one, "abort")
         return HostTime(*map(statistics.median, (walls, cpus, launches)))
 
 
