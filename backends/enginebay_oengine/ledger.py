@@ -102,6 +102,15 @@ class PageLedger(Ledger):
         if len(token_ids) >= (len(held.digests) + 1) * self.page_size:
             self.store.name(held.digests, lease.pages, token_ids)
 
+    def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
+        size = self.page_size
+        for lease, num in zip(leases, num_tokens.tolist(), strict=True):
+            held = self._held.current(lease)
+            if num >= (len(held.digests) + 1) * size:
+                self.commit(lease, token_ids[lease.row, :num])
+            elif num > held.num_computed:
+                held.num_computed = num
+
     def release(self, lease: Lease) -> None:
         self._held.remove(lease)
         for page in reversed(

@@ -37,6 +37,9 @@ class SlotLedger(Ledger):
         lease.capacity = max(lease.capacity, num_tokens)
         return True
 
+    def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Nothing to note: slots are not shared."""
+
     def release(self, lease: Lease) -> None:
         if lease.released or self._leases.get(lease.row) is not lease:
             raise InternalError(f"the lease of row {lease.row} is released twice")

@@ -323,6 +323,11 @@ class Ledger(ABC):
         into the cache, or will before any later step runs.
         """
 
+    def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
+        """`commit` of the first num_tokens[i] of token_ids[lease.row] for each lease; token_ids int32 [rows, length]."""
+        for lease, num in zip(leases, num_tokens.tolist(), strict=True):
+            self.commit(lease, token_ids[lease.row, :num])
+
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are those of `lease`.
 

@@ -58,6 +58,22 @@ def run(ledger: PageLedger, row: int, token_ids: np.ndarray) -> None:
     ledger.check()
 
 
+def test_rows_that_are_committed_together_are_found_as_if_alone() -> None:
+    together, alone = make_ledger(), make_ledger()
+    table = np.stack([prompt(MOST, kind) for kind in range(ROWS)])
+    pairs = [[admit(ledger, row, table[row, :20]) for row in (2, 0)] for ledger in (together, alone)]
+    for num_tokens in ([7, 21], [16, 22], [17, 24]):
+        together.commit_rows(pairs[0], table, np.asarray(num_tokens))
+        for lease, num in zip(pairs[1], num_tokens, strict=True):
+            alone.commit(lease, table[lease.row, :num])
+        together.check()
+        for row in (2, 0):
+            found = [ledger.num_cached_tokens(table[row]) for ledger in (together, alone)]
+            assert found[0] == found[1], (num_tokens, row)
+    assert together.num_cached_tokens(table[0]) == 24
+    assert together.fork(pairs[0][0], 1, 17, 18) is not None
+
+
 def test_a_prompt_finds_the_pages_of_an_earlier_one() -> None:
     ledger = make_ledger()
     first = admit(ledger, 0, prompt(20))

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import SequenceBuffer, append_step
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from tests.unit.rowtable import (
     LENGTH,
@@ -157,6 +157,20 @@ def test_what_exceeds_the_context_is_cut_off_prompt_then_output() -> None:  # ho
         table.append_tokens(0, [1])
     with pytest.raises(AssertionError, match="row 2 is free"):
         table.append_tokens(2, [1])
+
+
+def test_a_steps_tokens_are_appended_as_row_by_row() -> None:
+    together, alone = numbered_table("abc"), numbered_table("abc")
+    tokens = np.asarray([[5, 6, 7], [8, -1, -1], [-1, -1, -1]], np.int32)
+    rows, counts = np.asarray([2, 0, 1]), np.asarray([3, 1, 0])
+    append_step(together, rows, tokens, counts)
+    for row, count, new in zip(rows, counts, tokens, strict=True):
+        alone.append_tokens(int(row), new[:count])
+    assert_same(state(together), state(alone))
+    before = state(together)
+    with pytest.raises(ValueError, match=f"{LENGTH} tokens after the 6 of row 2"):
+        append_step(together, np.asarray([0, 2]), np.ones((2, LENGTH), np.int32), np.asarray([1, LENGTH]))
+    assert_same(state(together), before)
 
 
 def test_adding_writes_one_row_and_allocates_no_table() -> None:  # holds B03

@@ -193,10 +193,9 @@ def _tokens_to_prefill(tracked: Tracked) -> np.ndarray:
 
 
 def record_tokens(
-    tracked: Tracked, token_ids: np.ndarray, now_s: float, logprobs: TokenLogprobs | None = None
+    tracked: Tracked, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
 ) -> TokenEvent:
     """Append committed tokens, and return the event that tells them; sets `finished` when it is the last."""
-    new = [int(t) for t in token_ids if t >= 0]
     tracked.output += new
     metrics = tracked.metrics
     if new and math.isnan(metrics.first_token_s):

@@ -6,9 +6,12 @@ import math
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from enginebay.engine import Engine
 from enginebay.errors import RequestError, explain
 from enginebay.loop.book import Book, Tracked
+from enginebay.rows import append_step
 
 Chunk = tuple[Tracked, int]
 """A request, and how many of its tokens to prefill now."""
@@ -104,6 +107,23 @@ class Places:
         table, row = self.engine.rows, tracked.lease.row
         table.num_computed_tokens[row] = num_tokens
         self.engine.ledger.commit(tracked.lease, table.token_ids[row, :num_tokens])
+
+    def append(self, requests: Sequence[Tracked], tokens: np.ndarray, counts: np.ndarray) -> None:
+        """Put the first counts[i] of tokens[i], int32 [requests, steps], behind each request's that has not ended.
+
+        All of a request's tokens but the last one are in the cache then.
+        """
+        places = [
+            i
+            for i, (t, count) in enumerate(zip(requests, counts.tolist(), strict=True))
+            if count and not t.finished
+        ]
+        leases = [lease for i in places if (lease := requests[i].lease) is not None]
+        assert len(leases) == len(places), "an unfinished request of a launched step holds its row"
+        table, rows = self.engine.rows, np.asarray([lease.row for lease in leases], np.int32)
+        append_step(table, rows, tokens[places], counts[places])
+        table.num_computed_tokens[rows] = num_computed = table.num_tokens[rows] - 1
+        self.engine.ledger.commit_rows(leases, table.token_ids, num_computed)
 
     def free(self, tracked: Tracked) -> None:
         """Take back a request's row and lease, if it holds them."""

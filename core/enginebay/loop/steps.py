@@ -29,9 +29,8 @@ class InFlight:
     rows: list[Tracked]
     launched_s: float = math.nan
 
-    def logprobs(self, tokens: np.ndarray) -> list[TokenLogprobs | None]:
-        """Of each row's tokens, int32 [rows, steps] with -1 for none, what its request asked to be told."""
-        counts = (tokens >= 0).sum(axis=1)
+    def logprobs(self, counts: Sequence[int]) -> list[TokenLogprobs | None]:
+        """Of each row's first tokens, so many as `counts` has, what its request asked to be told."""
         asked = [
             None if t.finished or not count else t.num_logprobs
             for t, count in zip(self.rows, counts, strict=True)
@@ -102,15 +101,15 @@ class Steps:
         now_s = time.monotonic()
         if self.watch.is_on:
             self.watch.read(step.launched_s, step.rows, tokens, now_s)
-        for tracked, row_tokens, logprobs in zip(step.rows, tokens, step.logprobs(tokens), strict=True):
+        counts = (tokens >= 0).sum(axis=1)
+        self.places.append(step.rows, tokens, counts)
+        told = step.logprobs(counts.tolist())
+        for tracked, row_tokens, count, logprobs in zip(
+            step.rows, tokens.tolist(), counts.tolist(), told, strict=True
+        ):
             if tracked.finished:
                 continue
-            event = record_tokens(tracked, row_tokens, now_s, logprobs)
-            if event.token_ids:
-                assert tracked.lease is not None, "an unfinished request of a launched step holds its row"
-                table, row = self.engine.rows, tracked.lease.row
-                table.append_tokens(row, event.token_ids)
-                self.places.set_computed(tracked, table.num_tokens[row] - 1)  # all but the one sampled last
+            event = record_tokens(tracked, row_tokens[:count], now_s, logprobs)
             if tracked.finished:
                 self.places.free(tracked)
                 self.book.drop(tracked)

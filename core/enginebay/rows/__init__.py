@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.rows.batch import DecodeRowInfo, ModelRunBatch
-from enginebay.rows.buffer import SequenceBuffer
+from enginebay.rows.buffer import SequenceBuffer, append_step
 from enginebay.rows.page_table import PageTable
 from enginebay.rows.requests import DocumentedRequest
 from enginebay.rows.sparse import SparseParams
@@ -15,4 +15,5 @@ __all__ = [
     "PageTable",
     "SequenceBuffer",
     "SparseParams",
+    "append_step",
 ]

@@ -297,6 +297,27 @@ class SequenceBuffer:
             self.remove_request(req_id)
 
 
+def append_step(table: SequenceBuffer, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
+    """`append_tokens` for many taken rows int [n], each named once: of token_ids int32 [n, steps] the first counts[i].
+
+    ValueError when they exceed max_model_len; then nothing is appended.
+    """
+    starts = table.num_tokens[rows]
+    ends = starts + counts
+    if (ends > table.max_model_len).any():
+        worst = int(ends.argmax())
+        raise InputError(
+            explain(
+                f"{counts[worst]} tokens after the {starts[worst]} of row {rows[worst]}",
+                f"{table.max_model_len} in all",
+                "End the request before.",
+            )
+        )
+    which, step = np.nonzero(np.arange(token_ids.shape[1]) < counts[:, None])
+    table.token_ids[rows[which], starts[which] + step] = token_ids[which, step]
+    table.num_tokens[rows] = ends
+
+
 def _check_counts(counts: Sequence[int], page_sizes: Sequence[int]) -> None:
     if min(*counts, *page_sizes) < 1 or not page_sizes:
         raise InputError(
