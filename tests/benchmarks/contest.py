@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -37,15 +38,30 @@ def tell(figure: str, values: list[float]) -> None:
     print(json.dumps({"figure": figure, "value": statistics.median(values), "all": values}), flush=True)
 
 
-def run(generate: Generate, warm: Callable[[], None] | None, rounds: int) -> None:
-    """Every test of the contest, in order: start, tokens, decode, prefill, batch, memory."""
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """What is measured; `warm` compiles everything, and `num_compiled` tells how many programs were made so far."""
+
+    generate: Generate
+    warm: Callable[[], None] = lambda: None
+    num_compiled: Callable[[], int] = lambda: 0
+
+
+def run(contestant: Contestant, rounds: int) -> None:
+    """Every test of the contest, in order: start, first batch, tokens, decode, prefill, batch, memory.
+
+    No prompt begins like another one, so that a cache of prefixes finds nothing.
+    """
+    generate = contestant.generate
     begin = started()
     generate([prompt(1, 16)], [1])
     tell("start_s", [time.time() - begin])
-    if warm is not None:
-        start = time.perf_counter()
-        warm()
-        tell("warmup_s", [time.perf_counter() - start])
+    before = contestant.num_compiled()
+    tell("first_batch_tokens_per_s", [_batch(generate, 0)])
+    tell("first_batch_compiled", [contestant.num_compiled() - before])
+    start = time.perf_counter()
+    contestant.warm()
+    tell("warmup_s", [time.perf_counter() - start])
     print(json.dumps({"figure": "tokens", "value": generate([prompt(2, 32)], [32])[0]}), flush=True)
     generate([prompt(3, DECODE_PROMPT)], [8])
     generate([prompt(4, PREFILL_TOKENS)], [1])
@@ -57,16 +73,20 @@ def run(generate: Generate, warm: Callable[[], None] | None, rounds: int) -> Non
         prefill.append(PREFILL_TOKENS / _seconds(generate, [prompt(200 + number, PREFILL_TOKENS)], [1]))
     tell("decode_tokens_per_s", decode)
     tell("prefill_tokens_per_s", prefill)
-    rng = random.Random(1)
-    lengths = [(rng.randint(16, 256), rng.randint(16, 256)) for _ in range(BATCH)]
-    outputs = [new for _, new in lengths]
-    batch = [
-        sum(outputs) / _seconds(generate, [prompt(300 + i, n) for i, (n, _) in enumerate(lengths)], outputs)
-        for _ in range(rounds)
-    ]
-    tell("batch32_tokens_per_s", batch)
+    before = contestant.num_compiled()
+    tell("batch32_tokens_per_s", [_batch(generate, 1 + number) for number in range(rounds)])
+    assert contestant.num_compiled() == before, "a warm contestant compiles nothing"
     tell("peak_rss_mib", [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])
     sys.stdout.flush()
+
+
+def _batch(generate: Generate, number: int) -> float:
+    """Tokens per second of a batch; each number has prompts of its own, all of the same lengths."""
+    rng = random.Random(1)
+    lengths = [(rng.randint(16, 256), rng.randint(16, 256)) for _ in range(BATCH)]
+    prompts = [prompt(1000 * (1 + number) + i, n) for i, (n, _) in enumerate(lengths)]
+    outputs = [new for _, new in lengths]
+    return sum(outputs) / _seconds(generate, prompts, outputs)
 
 
 def _seconds(generate: Generate, prompts: list[list[int]], lengths: list[int]) -> float:

@@ -1,4 +1,4 @@
-"""enginebay in the contest: `python -m tests.benchmarks.with_enginebay FOLDER DTYPE ROUNDS [ENGINE]`."""
+"""enginebay in the contest: `python -m tests.benchmarks.with_enginebay FOLDER DTYPE ROUNDS [ENGINE [COMPILE_CACHE]]`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ import sys
 from tests.benchmarks import contest
 
 
-def main(folder: str, dtype: str, rounds: str, engine: str = "auto") -> None:
-    """Load, warm every program up, and run."""
+def main(folder: str, dtype: str, rounds: str, engine: str = "auto", compile_cache: str = "auto") -> None:
+    """Load and run; `compile_cache` is a folder of programs, auto (the user's own) or off."""
     from enginebay import LLM, SamplingParams
 
-    with LLM(folder, dtype=dtype, engine=engine, max_model_len=1536, max_num_seqs=32) as llm:
+    choices = {"dtype": dtype, "engine": engine, "compile_cache": compile_cache}
+    with LLM(folder, **choices, max_model_len=1536, max_num_seqs=32) as llm:
 
         def generate(prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
             params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths]
             return [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
 
-        contest.run(generate, lambda: print(f"# {llm.warmup()} programs", file=sys.stderr), int(rounds))
+        def warm() -> None:
+            print(f"# {llm.warmup()} programs", file=sys.stderr)
+
+        def num_compiled() -> int:
+            return llm.engine.compilations.count
+
+        contest.run(contest.Contestant(generate, warm, num_compiled), int(rounds))
 
 
 if __name__ == "__main__":

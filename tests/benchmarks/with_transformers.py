@@ -30,7 +30,7 @@ def main(folder: str, dtype: str, rounds: str) -> None:
             )
         return [row[:n] for row, n in zip(out[:, longest:].tolist(), lengths, strict=True)]
 
-    contest.run(generate, None, int(rounds))
+    contest.run(contest.Contestant(generate), int(rounds))
 
 
 if __name__ == "__main__":
