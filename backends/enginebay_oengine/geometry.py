@@ -39,11 +39,10 @@ class Geometry:
     def prefill_bucket(self, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
         """`fresh`: no row has a prefix. Rows with one come in one context length only, the longest."""
         seqs = round_up(self.sizes.prefill_rows, num_rows)
-        # the rarer shapes come in every other size only: fewer programs for a little more padding
-        common = seqs == 1 and fresh
-        tokens = round_up(
-            self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens
-        )
+        # A step of many rows comes in every other size only: fewer programs for a little more padding. One row does not:
+        # what is left of a prompt whose beginning was found would lose half of what that saves.
+        sizes = self.sizes.prefill_tokens
+        tokens = round_up(sizes if seqs == 1 else sizes[::-2][::-1], num_tokens)
         kv_len = min(tokens, self.max_model_len) if fresh else self.max_model_len
         pages = pages_for(kv_len, self.page_size)
         return Bucket(tokens, seqs, pages, tokens, kv_len, "prefill" if fresh else "mixed")
