@@ -57,7 +57,9 @@ class RunningView:
         """
         if self.num_promised is None:
             return 0
-        return max(0, self.num_tokens - 1 + min(num_steps, self.max_new_left) - self.num_promised)
+        steps = min(self.max_new_left, num_steps)
+        missing = self.num_tokens - 1 + steps - self.num_promised
+        return max(0, missing)  # no call of min or max: this runs for every row of every step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

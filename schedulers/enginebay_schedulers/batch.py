@@ -59,7 +59,7 @@ def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Deci
     line = [one for one in order if isinstance(one, WaitingView)]
     preempt, kept, free_tokens = make_room(rows, limits)
     decoding = decodable(kept, limits)
-    room = room_beside(kept, dataclasses.replace(limits, free_tokens=free_tokens))
+    room = _room_beside(decoding, limits, free_tokens)
     prefill, room = fill_budget(kept if preempt else order, room)
     named = {name for name, _ in prefill}
     next_up = next((one for one in line if one.request_id not in named), None)
@@ -117,12 +117,17 @@ def is_ending(row: RunningView) -> bool:
 
 def room_beside(rows: Iterable[RunningView], limits: Limits) -> Room:
     """What is left for prompts when those rows that can decode do so for a step."""
-    decoding = decodable(rows, limits)
-    return Room(
-        limits.free_rows,
-        limits.max_num_batched_tokens - len(decoding),
-        limits.free_tokens - sum(row.growth(1) for row in decoding),
-    )
+    return _room_beside(decodable(rows, limits), limits, limits.free_tokens)
+
+
+def _room_beside(decoding: Sequence[RunningView], limits: Limits, free_tokens: int) -> Room:
+    budget = limits.max_num_batched_tokens - len(decoding)
+    return Room(limits.free_rows, budget, free_tokens - growth(decoding, 1))
+
+
+def growth(decoding: Iterable[RunningView], num_steps: int) -> int:
+    """Tokens of cache still to be promised before these rows can run that many steps."""
+    return sum([row.growth(num_steps) for row in decoding])
 
 
 def make_room(rows: Sequence[RunningView], limits: Limits) -> tuple[tuple[str, ...], list[RunningView], int]:
@@ -132,10 +137,12 @@ def make_room(rows: Sequence[RunningView], limits: Limits) -> tuple[tuple[str, .
     """
     kept, free_tokens = list(rows), limits.free_tokens
     preempt: list[str] = []
+    if len(kept) < 2 or growth(decodable(kept, limits), 1) <= free_tokens:
+        return (), kept, free_tokens
     victims = [row for row in rows if is_ending(row)]
     victims += [row for row in reversed(rows) if not is_ending(row)]
     for victim in victims[:-1]:
-        if sum(row.growth(1) for row in decodable(kept, limits)) <= free_tokens:
+        if growth(decodable(kept, limits), 1) <= free_tokens:
             break
         kept.remove(victim)
         preempt.append(victim.request_id)
@@ -155,15 +162,17 @@ def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int]
     for one in order:
         if room.budget < 1:
             break
-        num = min(one.num_left, room.budget)
+        num_left = one.num_left
+        if not num_left:
+            continue  # it decodes
+        num = min(num_left, room.budget)
         if isinstance(one, WaitingView):
             is_open = is_open and has_room(one, room)
             if not is_open:
                 continue
             room = Room(room.rows - 1, room.budget, room.tokens - cache_to_admit(one))
-        if num > 0:
-            prefill.append((one.request_id, num))
-            room = dataclasses.replace(room, budget=room.budget - num)
+        prefill.append((one.request_id, num))
+        room = dataclasses.replace(room, budget=room.budget - num)
     return tuple(prefill), room
 
 
@@ -181,8 +190,10 @@ def without(view: SchedulerView, names: Collection[str]) -> SchedulerView:
 
 def steps_that_fit(decoding: Sequence[RunningView], steps: int, spare: int) -> int:
     """The most steps up to `steps` for which the rows' growth beyond the first step fits into `spare` tokens."""
-    first = sum(row.growth(1) for row in decoding)
-    while steps > 1 and sum(row.growth(steps) for row in decoding) - first > spare:
+    if len(decoding) * (steps - 1) <= spare:
+        return steps  # no row grows by more than a token a step
+    first = growth(decoding, 1)
+    while steps > 1 and growth(decoding, steps) - first > spare:
         steps -= 1
     return steps
 

@@ -8,8 +8,6 @@ import math
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
@@ -194,8 +192,9 @@ class Steps:
 
     def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
         """How many steps to decode, and the rows that have cache for them; the others are passed over."""
-        chosen = [t for r in decision.decode if (t := self.book.running.get(r)) and t.num_new_left > 0]
-        most = max((t.num_new_left for t in chosen), default=0)
+        running = self.book.running
+        chosen = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
+        most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
             raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")

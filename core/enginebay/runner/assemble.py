@@ -43,14 +43,9 @@ def prefill_inputs(
     ledger.write_table([rows[i].lease for i in order], pages)
     places = np.empty(len(rows), np.int64)
     places[order] = np.arange(len(rows))
-    tells = tells_logprobs([row for row in rows if row.samples], table)
+    tells = bool(table.tells_logprobs[[row.row for row in rows if row.samples]].any())
     known = _known(rows, table)
     return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages), known, tells), places
-
-
-def tells_logprobs(rows: Iterable[RowPlan], table: SequenceBuffer) -> bool:
-    """Whether a request of these rows asks for log-probabilities."""
-    return any(table.request(row.row).sampling.num_logprobs is not None for row in rows)
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
@@ -95,9 +90,11 @@ def decode_inputs(
 ) -> DecodeInputs:
     """The arrays of a decode of `rows`, each at its place in the bucket."""
     row_ids = np.full(bucket.seqs, table.max_num_reqs, np.int32)
-    row_ids[places] = [row.row for row in rows]
+    row_ids[places] = own = np.asarray([row.row for row in rows])
     packed = np.zeros((len(rows), bucket.pages_per_seq), np.int32)
     ledger.write_table([row.lease for row in rows], packed)
     pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     pages[places] = packed
-    return DecodeInputs(row_ids, num_steps, dict.fromkeys(groups, pages), tells_logprobs(rows, table))
+    return DecodeInputs(
+        row_ids, num_steps, dict.fromkeys(groups, pages), bool(table.tells_logprobs[own].any())
+    )
