@@ -18,5 +18,5 @@ def register_kernels(register: Register) -> None:
             op=op,
             platforms=("cpu",),
             summary=summary,
-            capabilities={"priority": 10, "sharded": op == "attention"},
+            capabilities={"priority": 10, "sharded": op == "attention", "custom_calls": (f"enginebay_{op}",)},
         )

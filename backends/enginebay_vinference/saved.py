@@ -63,6 +63,7 @@ class Saved:
     input_partition_spec: PartitionSpec | None
     inference_name: str
     fingerprint: str
+    kernels: Mapping[str, str]
     environment: Mapping[str, str]
     precompiled: tuple[vInferencePreCompileConfig, ...]
     functions: Mapping[InferenceShape, Mapping[Kind, bytes]]
@@ -78,6 +79,7 @@ class Saved:
                     "Load it with the model it was saved with, or precompile and save anew.",
                 )
             )
+        self._refuse_other_kernels(programs.engine.parts.kernels)
         here = environment()
         changed = [
             f"{name} {self.environment.get(name)} -> {here[name]}"
@@ -98,6 +100,22 @@ class Saved:
         for config in self.precompiled:
             make_ready(config)
         log.info("loaded %d functions in %.2f s", len(usable) * len(KINDS), time.perf_counter() - start)
+
+    def _refuse_other_kernels(self, here: Mapping[str, str]) -> None:
+        """The functions call the kernels that they were saved with; shapes compiled later would have others."""
+        names = sorted({*self.kernels, *here})
+        others = [name for name in names if self.kernels.get(name) != here.get(name)]
+        if others:
+            raise SavedInferenceError(
+                explain(
+                    f"{self.folder}, saved with "
+                    + ", ".join(
+                        f"{self.kernels.get(name)} for {name} (here {here.get(name)})" for name in others
+                    ),
+                    "one saved with the kernels that are chosen here",
+                    "Choose the saved ones by name (`enginebay explain` tells why they were not), or save it anew.",
+                )
+            )
 
 
 def save(inference: vInference, programs: Programs, folder: Path) -> None:
@@ -120,6 +138,7 @@ def save(inference: vInference, programs: Programs, folder: Path) -> None:
         "generation_config": inference.generation_config.to_dict(),
         "precompiled": [config.to_dict() for config in inference.precompiled.values()],
         "fingerprint": fingerprint(programs),
+        "kernels": dict(programs.engine.parts.kernels),
         "environment": environment(),
         "functions": shapes,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
@@ -153,6 +172,7 @@ def load(folder: Path) -> Saved:
             None if spec is None else spec_from_plain(spec),
             manifest["inference_name"],
             manifest["fingerprint"],
+            dict(manifest["kernels"]),
             manifest["environment"],
             tuple(vInferencePreCompileConfig.from_dict(fields) for fields in manifest["precompiled"]),
             {
@@ -167,7 +187,7 @@ def load(folder: Path) -> Saved:
 
 
 def fingerprint(programs: Programs) -> str:
-    """What functions depend on besides their shape: the model's configuration and weights' shapes, dtype, layout, parts."""
+    """What functions depend on besides shape and kernels: the model's configuration and weights, dtype, layout, parts."""
     parts = programs.engine.parts
     model = parts.model
     facts = {
@@ -177,7 +197,6 @@ def fingerprint(programs: Programs) -> str:
         "layout": parts.layout,
         "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.geometry.page_size,
         "sampler": parts.config.sampler.model_dump(mode="json"),
-        "kernels": {op: choice.model_dump() for op, choice in parts.config.kernels.items()},
         "mesh": parts.config.mesh,
         "rules": [[p, str(s)] for p, s in programs.placement.rules],
         "platform": parts.config.platform,
@@ -208,7 +227,10 @@ def _processor() -> str:
 
 
 def _export(programs: Programs, shape: InferenceShape, kind: Kind) -> bytes:
-    exported = export.export(programs.jitted(shape, kind))(*programs.describe(shape, kind))
+    known = [export.DisabledSafetyCheck.custom_call(name) for name in programs.engine.parts.custom_calls]
+    exported = export.export(programs.jitted(shape, kind), disabled_checks=known)(
+        *programs.describe(shape, kind)
+    )
     return bytes(exported.serialize())
 
 

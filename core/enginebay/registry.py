@@ -272,7 +272,7 @@ def _collector(kind: str, into: list[Declaration]) -> hooks.Register:
 def _check(declaration: Declaration) -> None:
     """PluginError for what the host could not work with later: it would fail far from the plugin."""
     name, op, target = declaration.name, declaration.op, declaration.target
-    lists = (declaration.platforms, declaration.requires)
+    lists = (declaration.platforms, declaration.requires, declaration.capabilities.get("custom_calls", ()))
     tests = (
         (isinstance(name, str) and name not in ("", AUTO) and "/" not in name, "a name without /, not auto"),
         (isinstance(target, str) and ":" in target, f'"module:attribute" for a target, not {target!r}'),
@@ -282,7 +282,7 @@ def _check(declaration: Declaration) -> None:
         ),
         (
             all(not isinstance(value, str) for value in lists),
-            "tuples for platforms and requires, not one text",
+            "tuples for platforms, requires and custom_calls, not one text",
         ),
         (isinstance(declaration.capabilities.get("priority", 0), int), "a whole number for the priority"),
     )

@@ -122,8 +122,15 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         (register("register(None, 'a:b')"), "a name without /"),
         (register("register('a/b', 'a:b')"), "a name without /"),
         (register("register('auto', 'a:b')"), "not auto"),
-        (register("register('x', 'a:b', requires='torch')"), "tuples for platforms and requires"),
-        (register("register('x', 'a:b', platforms='cpu')"), "tuples for platforms and requires"),
+        (register("register('x', 'a:b', requires='torch')"), "tuples for platforms, requires"),
+        (
+            register("register('x', 'a:b', platforms='cpu')"),
+            "tuples for platforms, requires and custom_calls",
+        ),
+        (
+            register("register('x', 'a:b', capabilities={'custom_calls': 'f'})"),
+            "tuples for platforms, requires",
+        ),
         (
             register("register('x', 'a:b', capabilities={'priority': 'high'})"),
             "whole number for the priority",

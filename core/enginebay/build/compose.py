@@ -138,6 +138,8 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         dtype=config.dtype,
         compact_decode=plan.kernels.compact_decode,
         ragged_decode=plan.kernels.ragged_decode,
+        kernels=plan.kernels.names,
+        custom_calls=plan.kernels.custom_calls,
     )
 
 

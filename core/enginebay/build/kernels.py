@@ -36,6 +36,8 @@ class ChosenKernels:
     layout: str
     layout_type: type[KVLayout]
     reasons: tuple[Reason, ...]
+    custom_calls: tuple[str, ...] = ()
+    """What they call outside XLA, as they declare it: functions that they make known to it when they are loaded."""
 
     @property
     def compact_decode(self) -> bool:
@@ -73,7 +75,8 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, is_sharded: bool) 
         cause = error.__cause__ if isinstance(error.__cause__, UnsupportedError) else error
         return Candidate(entry.name, 0, unavailable=str(cause))
     priority = getattr(impl, "priority", declared.capabilities.get("priority", 0))
-    return Candidate(entry.name, int(priority), impl)
+    calls = tuple(declared.capabilities.get("custom_calls", ()))
+    return Candidate(entry.name, int(priority), impl, custom_calls=calls)
 
 
 def choose_kernels(
@@ -94,6 +97,7 @@ def choose_kernels(
     layout, reason = _choose_layout(registry, config, env, specs, default_layout)
     attention: dict[str, AttentionImpl] = {}
     reasons = [reason]
+    calls: set[str] = set()
     wanted = config.kernels.get("attention", KernelChoice())
     for phase in PHASES:
         found, why = choose(
@@ -105,6 +109,7 @@ def choose_kernels(
             ),
         )
         attention[phase] = found.impl
+        calls.update(found.custom_calls)
         reasons.append(why)
     plain: dict[str, Any] = {}
     for op in PLAIN_OPS:
@@ -118,9 +123,12 @@ def choose_kernels(
         able = candidates(registry, op, env, is_sharded=shards > 1)
         found, why = choose(f"kernels.{op}", choice.decode, able, lambda _: None)
         plain[op] = found.impl
+        calls.update(found.custom_calls)
         reasons.append(why)
     names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}
-    return ChosenKernels(attention, plain, names, layout.name, type(layout), tuple(reasons))
+    return ChosenKernels(
+        attention, plain, names, layout.name, type(layout), tuple(reasons), tuple(sorted(calls))
+    )
 
 
 def _sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:

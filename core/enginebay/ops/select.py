@@ -18,6 +18,7 @@ class Candidate:
     priority: int
     impl: Any = None
     unavailable: str | None = None
+    custom_calls: tuple[str, ...] = ()
 
 
 def choose(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 
@@ -34,6 +34,10 @@ class EngineParts:
     dtype: str
     compact_decode: bool = False
     ragged_decode: bool = False
+    kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of the chosen kernels by op, attention's by phase ("attention.decode"), and of the layout."""
+    custom_calls: tuple[str, ...] = ()
+    """The functions outside XLA that they call."""
 
 
 def weight_bytes(parts: EngineParts) -> int:

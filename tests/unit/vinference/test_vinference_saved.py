@@ -121,6 +121,18 @@ def test_another_models_is_refused(copy: Path, tmp_path: Path) -> None:
         vInference.load_inference(copy, {**MODEL, "model": str(tiny)}, None)
 
 
+@pytest.mark.parametrize("op", ["linear", "attention.decode"])
+def test_other_kernels_than_it_was_saved_with_are_refused(
+    inference: vInference, saved: Path, op: str
+) -> None:
+    theirs = inference._programs.engine.parts.kernels[op]
+    choice: Any = "xla" if op == "linear" else {"decode": "xla"}
+    if theirs == "xla":
+        pytest.skip("no C++ compiler: only xla can be chosen here")
+    with pytest.raises(ValueError, match=f"saved with {theirs} for {op} [(]here xla[)]"):
+        vInference.load_inference(saved, {**MODEL, "kernels": {op.partition(".")[0]: choice}}, None)
+
+
 @pytest.mark.slow
 def test_what_the_functions_depend_on_is_restored_or_refused(tmp_path: Path) -> None:
     nhd = {**MODEL, "layout": "nhd"}
