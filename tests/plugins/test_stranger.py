@@ -60,7 +60,8 @@ def test_auto_keeps_to_the_built_in_parts(site: Path) -> None:
     assert done.returncode == 0, done.stderr
     choices = {c["setting"]: c for c in json.loads(done.stdout)["choices"]}
     assert choices["scheduler"]["chosen"] == "fcfs"
-    assert choices["kernels.attention.decode"]["chosen"] == "xla"
+    assert choices["kernels.attention.prefill"]["chosen"] == "xla"
+    assert choices["kernels.attention.decode"]["chosen"] in ("native", "xla"), "native where a compiler is"
     refused = {r["name"]: r["reason"] for r in choices["kernels.attention.decode"]["refused"]}
     assert "lower priority" in refused["chunked_scan"]
 
