@@ -371,10 +371,13 @@ def test_parameters_choose_the_tokens_that_llm_gives(
         assert rows != reference(llm, GREEDY, *TEXTS), "the penalty makes a difference"
 
 
-def test_every_parameter_of_requests_reaches_the_steps_or_the_text() -> None:
+def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused(inference: vInference) -> None:
     from enginebay_vinference.programs import SAMPLING
 
     by_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
     by_row = {"max_tokens", "stop_token_ids"}  # as max_length and stop_ids
     columns = set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"}
-    assert columns | by_text | by_row == set(FrozenSampling.__dataclass_fields__)
+    refused = {"num_logprobs"}
+    assert columns | by_text | by_row | refused == set(FrozenSampling.__dataclass_fields__)
+    with pytest.raises(ValueError, match="logprobs = 0"):
+        last(inference.generate([[5, 6]], sampling_params=SamplingParams(logprobs=0)))
