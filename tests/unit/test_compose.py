@@ -76,7 +76,7 @@ def test_attention_that_cannot_be_sharded_is_refused_on_a_mesh() -> None:
     assert choice(alone.reasons, "kernels.attention.decode").chosen == "unsharded"
     mesh = make_config(base, {"mesh": {"tensor": 2}})
     decode = choice(make_plan(mesh, registry).reasons, "kernels.attention.decode")
-    assert decode.chosen == "xla"
+    assert decode.chosen in ("native", "xla"), "native where a compiler is"
     assert ("unsharded", UNSHARDED) in decode.refused
     with pytest.raises(UnsupportedError, match=UNSHARDED):
         make_plan(make_config(mesh.model_dump(), {"kernels": {"attention": "unsharded"}}), registry)
