@@ -256,7 +256,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def insert(
         self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slot: int
     ) -> ActiveSequenceBatch:
-        """Put a prefix of one prompt into a free slot, in place; it shares the prefix's pages until it writes to them.
+        """Put a prefix of one prompt into a free slot, in place; it shares the prefix's full pages and copies the last.
 
         The prefix can be inserted again, as another completion with random keys of its own. InputError (a ValueError)
         for a slot that is occupied, or that there is not; then nothing is changed.

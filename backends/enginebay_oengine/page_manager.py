@@ -108,9 +108,10 @@ class HBMPageManager:
             return lease
 
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
-        """A lease of the same pages as another one's first num_tokens tokens, which must be committed.
+        """A lease of another one's first num_tokens tokens, which must be committed.
 
-        None when there are as many leases as there may be.
+        It shares their full pages, and has a copy of the page that it goes on in. None when there is no page for the copy, or there
+        are as many leases as there may be.
         """
         with self.lock:
             self._collect()

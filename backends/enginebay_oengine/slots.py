@@ -174,7 +174,11 @@ class Slots:
                 for given in leases:
                     self.manager.release(given)
                 raise OutOfPagesError(
-                    explain("too many sequences that share pages", "four for each page", "Free some slots.")
+                    explain(
+                        "no page for a copy of the prefix's last one, or too many sequences that share pages",
+                        "a page for each slot, and four sequences for each page",
+                        "Free some slots.",
+                    )
                 )
             leases.append(lease)
         return leases
