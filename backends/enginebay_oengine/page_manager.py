@@ -110,8 +110,8 @@ class HBMPageManager:
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
         """A lease of another one's first num_tokens tokens, which must be committed.
 
-        It shares their full pages, and has a copy of the page that it goes on in. None when there is no page for the copy, or there
-        are as many leases as there may be.
+        It shares their full pages, and has a copy of the page that it goes on in. None when there is no page for the copy,
+        or there are as many leases as there may be.
         """
         with self.lock:
             self._collect()
