@@ -16,6 +16,8 @@ from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.programs import Pair, Programs
 from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL, TEXTS, encode, last, new_tokens, padded
 
+pytestmark = pytest.mark.xdist_group("vinference")
+
 PreCompile = vInferencePreCompileConfig
 
 
@@ -130,13 +132,14 @@ def test_what_is_no_configuration_is_refused(inference: vInference) -> None:
 
 
 def test_no_prefill_length_means_the_longest() -> None:
-    made = vInference(MODEL, None, CONFIG.replace(num_return_sequences={PreCompile(1).get_default_hash(): 2}))
+    counts = {PreCompile(1).get_default_hash(): 4}
+    made = vInference({**MODEL, "max_model_len": 68}, None, CONFIG.replace(num_return_sequences=counts))
     assert made.precompile(PreCompile(1))
     (config,) = made.precompiled.values()
-    assert config.prefill_length == made.model_prefill_length == 140
-    assert len(new_tokens(last(made.generate(np.full((1, 3), 9))))) == 2
-    with pytest.raises(ValueError, match="at most 140"):
-        made.precompile(PreCompile(1, 141))
+    assert config.prefill_length == made.model_prefill_length == 68 - 20
+    assert len(new_tokens(last(made.generate(np.full((1, 3), 9))))) == 4
+    with pytest.raises(ValueError, match="at most 48"):
+        made.precompile(PreCompile(1, 49))
 
 
 def test_generating_compiles_nothing_after_precompiling(
@@ -156,7 +159,7 @@ def test_threads_that_ask_for_the_same_wait_for_one_compilation() -> None:
     made = vInference(MODEL, None, CONFIG)
     results = []
     threads = [
-        threading.Thread(target=lambda: results.append(made.precompile(PreCompile(2, 16)))) for _ in range(4)
+        threading.Thread(target=lambda: results.append(made.precompile(PreCompile(1, 16)))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -17,6 +17,8 @@ from enginebay_vinference import vInference, vInferenceConfig, vInferencePreComp
 from enginebay_vinference.subject import longest_sequence
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain, encode, last, new_tokens
 
+pytestmark = pytest.mark.xdist_group("vinference")
+
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
 HOT = SamplingParams(max_tokens=20, temperature=0.9, top_k=50, min_p=0.02, seed=11, ignore_eos=True)
 PreCompile = vInferencePreCompileConfig
@@ -219,15 +221,12 @@ def test_a_sampled_row_alone_with_its_key_gives_the_same_tokens(inference: vInfe
         assert new_tokens(last(alone))[0] == rows[row]
 
 
-def test_prompts_longer_than_a_pass_give_the_same_tokens(llm: LLM) -> None:
-    made = vInference(MODEL, None, CONFIG)
-    made.precompile(PreCompile(2, 100))
-    texts = [" ".join(TEXTS * 2), TEXTS[1]]
-    ids, mask = encode(made, *texts)
-    assert ids.shape[1] > MODEL["max_num_batched_tokens"]
-    assert new_tokens(last(made.generate(ids, mask, sampling_params=GREEDY))) == reference(
-        llm, GREEDY, *texts
-    )
+def test_prompts_longer_than_a_pass_give_the_same_tokens(inference: vInference, llm: LLM) -> None:
+    texts = [" ".join(TEXTS[2:] * 2), *TEXTS[:3]]
+    ids, mask = encode(inference, *texts)
+    assert MODEL["max_num_batched_tokens"] < ids.shape[1] <= 48
+    rows = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY)))
+    assert rows == reference(llm, GREEDY, *texts)
 
 
 def test_generate_yields_chunks_and_returns_the_last_state(inference: vInference) -> None:
@@ -274,16 +273,16 @@ def test_any_end_of_sequence_id_ends_a_row(inference: vInference, place: int) ->
 
 @pytest.mark.parametrize("by_hash", [False, True])
 def test_each_row_is_completed_several_times(inference: vInference, by_hash: bool) -> None:  # holds V22
-    bucket = PreCompile(2, 16)
-    counts: Any = {bucket.get_default_hash(): 3} if by_hash else 3
+    bucket = PreCompile(2, 48)  # four rows in all, which others compile too
+    counts: Any = {bucket.get_default_hash(): 2} if by_hash else 2
     made = vInference(MODEL, None, CONFIG.replace(num_return_sequences=counts), seed=1)
     made.precompile(bucket)
     ids, mask = encode(made, *TEXTS[:2])
     greedy = new_tokens(last(made.generate(ids, mask, sampling_params=GREEDY)))
-    assert len(greedy) == 6
-    assert greedy[0] == greedy[1] == greedy[2] != greedy[3] == greedy[5]
+    assert len(greedy) == 4
+    assert greedy[0] == greedy[1] != greedy[2] == greedy[3]
     hot = new_tokens(last(made.generate(ids, mask, sampling_params=HOT)))
-    assert len({tuple(row) for row in hot}) == 6
+    assert len({tuple(row) for row in hot}) == 4
 
 
 def test_other_weights_change_the_output_and_compile_nothing(inference: vInference) -> None:
@@ -371,7 +370,9 @@ def test_parameters_choose_the_tokens_that_llm_gives(
         assert rows != reference(llm, GREEDY, *TEXTS), "the penalty makes a difference"
 
 
-def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused(inference: vInference) -> None:
+def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused(
+    inference: vInference,
+) -> None:
     from enginebay_vinference.programs import SAMPLING
 
     by_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}

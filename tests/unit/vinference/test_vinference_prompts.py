@@ -12,6 +12,8 @@ from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay_vinference import PromptOutput, SampleState, vInference, vInferencePreCompileConfig
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain
 
+pytestmark = pytest.mark.xdist_group("vinference")
+
 GREEDY = SamplingParams(max_tokens=20)
 CHAT = [{"role": "user", "content": "Hello!"}]
 BYTES = "Zażółć 🦊 日本"
@@ -331,6 +333,6 @@ def test_the_event_loop_is_free_while_threads_generate(inference: vInference) ->
 
 
 def test_a_dict_without_a_length_has_the_configurations(inference: vInference) -> None:
-    made = vInference(MODEL, None, CONFIG.replace(max_new_tokens=70))
-    made.precompile(vInferencePreCompileConfig(1, 16))
-    assert made.process_prompt(TEXTS[0], {"ignore_eos": True}).generated_tokens == 70
+    made = vInference(MODEL, None, CONFIG.replace(max_new_tokens=70))  # more than the default of requests
+    assert made._requests.params({"ignore_eos": True}).max_tokens == 70
+    assert inference.process_prompt(TEXTS[0], {"ignore_eos": True}).generated_tokens == CONFIG.max_new_tokens

@@ -29,8 +29,18 @@ from enginebay_vinference import (
 from enginebay_vinference.partition import leaf_path
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, new_tokens
 
+pytestmark = pytest.mark.xdist_group("vinference")
+
 HOT = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=11, ignore_eos=True)
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def split() -> vInference:
+    """Over two devices, compiled for a batch."""
+    made = vInference({**MODEL, "mesh": {"tensor": 2}}, None, CONFIG)
+    assert made.precompile(vInferencePreCompileConfig(4, 48))
+    return made
 
 
 def make_state(**changes: Any) -> SampleState:
@@ -297,11 +307,10 @@ def test_a_state_of_another_shape_is_refused(inference: vInference) -> None:
     assert not state.is_spent
 
 
-def test_a_state_that_was_stored_goes_on_on_a_mesh(inference: vInference) -> None:
+def test_a_state_that_was_stored_goes_on_on_a_mesh(inference: vInference, split: vInference) -> None:
     ids, mask = encode(inference, *TEXTS)
     states = inference.generate(ids, mask, sampling_params=GREEDY)
     text = next(states).to_json()
-    split = vInference({**MODEL, "mesh": {"tensor": 2}}, None, CONFIG)
     assert new_tokens(last(split.resume(SampleState.from_json(text)))) == new_tokens(last(states))
 
 
@@ -312,13 +321,10 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused(inference: vInference)
         split.precompile(vInferencePreCompileConfig(1, 16))
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 2}])
-def test_states_are_laid_out_by_the_rules_on_a_mesh(inference: vInference, mesh: dict[str, int]) -> None:
+def test_states_are_laid_out_by_the_rules_on_a_mesh(inference: vInference, split: vInference) -> None:
     ids, mask = encode(inference, *TEXTS)
     whole = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY)))
-    split = vInference({**MODEL, "mesh": mesh}, None, CONFIG)
-    with pytest.warns(UserWarning, match="nothing is precompiled"):
-        states = split.generate(ids, mask, sampling_params=GREEDY)
+    states = split.generate(ids, mask, sampling_params=GREEDY)
     state = next(states)
     for view in state.model_kwargs["past_key_values"]["views"]:
         for array in view.values():
