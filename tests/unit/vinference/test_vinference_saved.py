@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec
 from enginebay_vinference import vInference, vInferencePreCompileConfig
 from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL, TEXTS, encode, last, new_tokens
 
+pytestmark = pytest.mark.xdist_group("vinference")
+
 # holds V40
 
 SAVE = """
@@ -35,8 +37,6 @@ jax.monitoring.register_event_listener(lambda name, **_: misses.append(name) if 
 logging.basicConfig(level=logging.WARNING)
 from enginebay_vinference import vInference
 from tests.unit.vinference.small import MODEL, TEXTS, encode, last, new_tokens
-
-pytestmark = pytest.mark.xdist_group("vinference")
 inference = vInference.load_inference(sys.argv[1], MODEL, None)
 rows = [new_tokens(last(inference.generate(*encode(inference, *texts)))) for texts in (TEXTS[:1], TEXTS)]
 print(json.dumps([rows, len(misses), inference.inference_name, sorted(inference.precompiled)]))
