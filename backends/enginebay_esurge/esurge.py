@@ -203,7 +203,7 @@ class eSurge:  # noqa: N801  # the name its users know
     ) -> list[RequestOutput]:
         """Complete prompts (texts, or lists of token ids); one output each, in the order of the prompts.
 
-        sampling_params None is SamplingParams(max_tokens=128). With n > 1 each completion computes the prompt by itself.
+        sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed once.
         `use_tqdm` shows a progress bar for several prompts on a terminal. Before anything is queued: NotRunningError (a
         RuntimeError) when nothing runs, RequestError (a ValueError) for wrong prompts, parameters or ids. A completion
         that fails raises its error and ends the others; one that is aborted has finish_reason "abort".

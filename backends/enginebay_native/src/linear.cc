@@ -133,6 +133,10 @@ void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t
 
 template <typename T>
 ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs) {
+  if (in == 0) {
+    std::fill_n(out, rows * outputs, 0.0f);
+    return ffi::Error::Success();
+  }
   int64_t unit = rows == 1 ? kLoneColumns : kColumns;
   int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * kTasksPerThread);
   int64_t width = std::max<int64_t>(1, kBlockBytes / (in * int64_t(sizeof(T))) / unit) * unit;
