@@ -26,7 +26,7 @@ FLAGS = (
     "-std=c++17",
     "-O3",
     "-march=native",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",
     "-fno-math-errno",
     "-DNDEBUG",
     "-w",

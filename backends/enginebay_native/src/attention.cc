@@ -23,11 +23,11 @@ inline Floats exp_of(Floats x) {
   Floats whole = scaled - splat(12582912.0f);
   Floats r = x - whole * splat(0.693359375f) + whole * splat(2.12194440e-4f);
   Floats p = splat(1.9875691500e-4f);
-  p = p * r + splat(1.3981999507e-3f);
-  p = p * r + splat(8.3334519073e-3f);
-  p = p * r + splat(4.1665795894e-2f);
-  p = p * r + splat(1.6666665459e-1f);
-  p = p * r + splat(5.0000001201e-1f);
+  p = add_product(splat(1.3981999507e-3f), p, r);
+  p = add_product(splat(8.3334519073e-3f), p, r);
+  p = add_product(splat(4.1665795894e-2f), p, r);
+  p = add_product(splat(1.6666665459e-1f), p, r);
+  p = add_product(splat(5.0000001201e-1f), p, r);
   p = p * r * r + r + splat(1.0f);
   Ints bits;
   std::memcpy(&bits, &p, sizeof(bits));
@@ -102,7 +102,7 @@ inline void back(float* out, int64_t dim, const bf16*) {
 inline Floats dot(const float* query, const float* key, int64_t dim) {
   Floats sum = {};
   int64_t d = 0;
-  for (; d + kLanes <= dim; d += kLanes) sum += load(query + d) * load(key + d);
+  for (; d + kLanes <= dim; d += kLanes) sum = add_product(sum, load(query + d), load(key + d));
   for (int lane = 0; d < dim; ++d, ++lane) sum[lane] += query[d] * key[d];
   return sum;
 }
@@ -112,8 +112,8 @@ inline Floats dot(const float* query, const bf16* key, int64_t dim) {
   int64_t d = 0;
   for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
     Pair values = load_pair(key + d);
-    sum += load(query + d) * values.even;
-    sum += load(query + d + kLanes) * values.odd;
+    sum = add_product(sum, load(query + d), values.even);
+    sum = add_product(sum, load(query + d + kLanes), values.odd);
   }
   for (int lane = 0; d < dim; ++d, lane = (lane + 1) % kLanes) sum[lane] += query[d] * to_float(key[d]);
   return sum;
@@ -164,7 +164,7 @@ inline void add_values(const float* weights, const float* values, float* out, in
   for (int v = 0; v < V; ++v) sums[v] = load(out + v * kLanes);
   for (int64_t i = 0; i < count; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) sums[v] += splat(weights[i]) * load(values + i * dim + v * kLanes);
+    for (int v = 0; v < V; ++v) sums[v] = add_product(sums[v], splat(weights[i]), load(values + i * dim + v * kLanes));
   for (int v = 0; v < V; ++v) store(out + v * kLanes, sums[v]);
 }
 
@@ -177,8 +177,8 @@ inline void add_values(const float* weights, const bf16* values, float* out, int
 #pragma GCC unroll 8
     for (int v = 0; v < V; v += 2) {
       Pair pair = load_pair(values + i * dim + v * kLanes);
-      sums[v] += splat(weights[i]) * pair.even;
-      sums[v + 1] += splat(weights[i]) * pair.odd;
+      sums[v] = add_product(sums[v], splat(weights[i]), pair.even);
+      sums[v + 1] = add_product(sums[v + 1], splat(weights[i]), pair.odd);
     }
   for (int v = 0; v < V; ++v) store(out + v * kLanes, sums[v]);
 }

@@ -39,7 +39,7 @@ void multiply(const float* x, const float* w, float* out, int64_t in, int64_t st
       Floats weights = load(w + c * in + k);
       if (kFetch) __builtin_prefetch(w + c * in + k + ahead);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) tile.sums[r][c] += rows[r] * weights;
+      for (int r = 0; r < R; ++r) tile.sums[r][c] = add_product(tile.sums[r][c], rows[r], weights);
     }
   }
   for (int64_t lane = 0; k < in; ++k, ++lane)
@@ -74,8 +74,8 @@ void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stri
       Pair weights = load_pair(w + c * in + k);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        tile.sums[r][c] += rows[r].even * weights.even;
-        tile.sums[r][c] += rows[r].odd * weights.odd;
+        tile.sums[r][c] = add_product(tile.sums[r][c], rows[r].even, weights.even);
+        tile.sums[r][c] = add_product(tile.sums[r][c], rows[r].odd, weights.odd);
       }
     }
 #endif

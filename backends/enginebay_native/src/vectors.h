@@ -10,8 +10,10 @@
 
 #include "xla/ffi/api/ffi.h"
 
-#ifdef __AVX512F__
+#ifdef __AVX__
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace enginebay {
@@ -39,6 +41,20 @@ inline Floats load(const float* p) {
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof(v)); }
 
 inline Floats splat(float x) { return Floats{} + x; }
+
+// sum + a * b, fused wherever the processor can. By name: left to the compiler, it may be fused in one loop and not in another,
+// and a row's bits would depend on the number of rows.
+inline Floats add_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__AVX__) && defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+  return sum + a * b;
+#endif
+}
 
 inline float to_float(bf16 x) {
   uint32_t bits = uint32_t(x) << 16;
