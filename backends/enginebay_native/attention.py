@@ -10,8 +10,8 @@ import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import InternalError, UnsupportedError, explain
-from enginebay.ops.caps import Caps
-from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_native.calls import register
 
 TARGET = register("attention")
@@ -38,7 +38,7 @@ class NativeAttention:
     priority: int = 10
     caps: Caps = CAPS
 
-    def default_config(self, spec: AttnSpec, layout: KVLayout) -> None:
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
         """There is nothing to tune."""
         return
 

@@ -8,8 +8,8 @@ import jax
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError, explain
-from enginebay.ops.caps import Caps
-from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_xla.attention_blocks import attend_blocks
 from enginebay_xla.attention_decode import attend_one_token_rows, fits_whole
 from enginebay_xla.kv_write import kv_write
@@ -37,7 +37,7 @@ class XlaAttention:
     priority: int = 0
     caps: Caps = CAPS
 
-    def default_config(self, spec: AttnSpec, layout: KVLayout) -> None:
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
         """There is nothing to tune."""
         return
 

@@ -9,6 +9,7 @@ from enginebay.cache import HndLayout, KVLayout
 from enginebay.config import PHASES
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import Ops
+from enginebay.ops.caps import Env
 from enginebay.ops.spec import Bucket
 from enginebay.runner.sharding import Placement
 from enginebay_xla.attention import xla_attention
@@ -28,4 +29,4 @@ def plain_ops(info: ModelInfo, placement: Placement) -> Callable[[Bucket, dict[s
         "kv_write": kv_write,
     }
     attention = dict.fromkeys(PHASES, xla_attention)
-    return OpsBinder(ChosenKernels(attention, plain, {}, "hnd", HndLayout, ()), info, placement)
+    return OpsBinder(ChosenKernels(attention, plain, {}, "hnd", HndLayout, (), Env("cpu")), info, placement)

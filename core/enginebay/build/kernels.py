@@ -36,6 +36,7 @@ class ChosenKernels:
     layout: str
     layout_type: type[KVLayout]
     reasons: tuple[Reason, ...]
+    env: Env
     custom_calls: tuple[str, ...] = ()
     """What they call outside XLA, as they declare it: functions that they make known to it when they are loaded."""
 
@@ -127,7 +128,7 @@ def choose_kernels(
         reasons.append(why)
     names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}
     return ChosenKernels(
-        attention, plain, names, layout.name, type(layout), tuple(reasons), tuple(sorted(calls))
+        attention, plain, names, layout.name, type(layout), tuple(reasons), env, tuple(sorted(calls))
     )
 
 
@@ -208,7 +209,7 @@ class OpsBinder:
         def attention(
             q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch, *, spec: AttnSpec
         ) -> tuple[jax.Array, CacheArrays]:
-            return self._attention(impl, by_spec[spec], spec, (q, k, v, cache, batch))
+            return self._attention(impl, bucket, by_spec[spec], spec, (q, k, v, cache, batch))
 
         return Ops(
             attention,
@@ -220,12 +221,12 @@ class OpsBinder:
         )
 
     def _attention(
-        self, impl: AttentionImpl, layout: KVLayout, spec: AttnSpec, args: tuple[Any, ...]
+        self, impl: AttentionImpl, bucket: Bucket, layout: KVLayout, spec: AttnSpec, args: tuple[Any, ...]
     ) -> tuple[jax.Array, CacheArrays]:
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
-        config = impl.default_config(local_spec, local)
+        config = impl.default_config(self.chosen.env, local_spec, bucket, local)
 
         def run(
             q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch

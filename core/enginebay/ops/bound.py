@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import jax
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.caps import Caps
-from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
 
 
 class AttentionImpl(Protocol):
@@ -26,7 +26,7 @@ class AttentionImpl(Protocol):
     priority: int
     caps: Caps
 
-    def default_config(self, spec: AttnSpec, layout: KVLayout) -> Any:
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Any:
         """The frozen configuration (block sizes and such) to use when nothing better was tuned; None when it has none."""
 
     def __call__(

@@ -37,6 +37,8 @@ F32_BOUND = 1e-6
 """Error of f32 attention per unit of (1 + largest score) * largest value: eight roundings. A score's rounding error
 grows with the score, and softmax turns it into a relative error of the weight."""
 
+CPU = Env("cpu")
+
 NARROW_FACTOR = 2.0
 """An implementation may err this often as much as f64 arithmetic that rounds weights and outputs to the dtype."""
 
@@ -51,10 +53,12 @@ def why_not(impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout
     return impl.caps.why_not(env, case.spec, case.bucket, case.layout(layout_type))
 
 
-def check_attention(impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout]) -> None:
+def check_attention(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
+) -> None:
     """Raise AssertionError when output, log-sum-exp or cache of a case are not what the contract says."""
     problem = make_problem(case, layout_type)
-    check_result(problem, *run_attention(impl, problem))
+    check_result(problem, *run_attention(impl, problem, env))
 
 
 def check_result(
@@ -68,7 +72,9 @@ def check_result(
     _check_cache(problem, cache)
 
 
-def check_rows_are_independent(impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout]) -> None:
+def check_rows_are_independent(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
+) -> None:
     """Raise AssertionError when the first row's output depends on what its neighbours hold."""
     problem, other = (make_problem(case, layout_type, seed=seed) for seed in (0, 1))
     mine = problem.token_rows == 0
@@ -82,7 +88,7 @@ def check_rows_are_independent(impl: AttentionImpl, case: AttentionCase, layout_
         v=jnp.where(mine[:, None, None], problem.v, other.v),
         sinks=problem.sinks,
     )
-    first, second = run_attention(impl, problem)[0][mine], run_attention(impl, mixed)[0][mine]
+    first, second = (run_attention(impl, each, env)[0][mine] for each in (problem, mixed))
     assert first.tobytes() == second.tobytes(), f"{case.name}: the first row changes with its neighbours"
 
 
@@ -93,7 +99,7 @@ def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) 
 
 
 def run_attention(
-    impl: AttentionImpl, problem: AttentionProblem
+    impl: AttentionImpl, problem: AttentionProblem, env: Env = CPU
 ) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None]:
     """One jitted call that donates the cache: (out, cache, log-sum-exp)."""
     spec, layout = problem.case.spec, problem.layout
@@ -104,7 +110,7 @@ def run_attention(
         k = v = None
     elif "fused_write" not in impl.caps.features:
         cache, k, v = layout.write(cache, problem.batch.slots, problem.k, problem.v), None, None
-    config = impl.default_config(spec, layout)
+    config = impl.default_config(env, spec, problem.case.bucket, layout)
     step = jax.jit(functools.partial(impl, spec=spec, layout=layout, config=config), donate_argnums=3)
     out, after, lse = step(problem.q, k, v, cache, problem.batch, sinks=problem.sinks)
     return np.asarray(out), dict(after), None if lse is None else np.asarray(lse)

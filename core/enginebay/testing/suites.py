@@ -209,7 +209,7 @@ def _attention(registry: Registry, kernel: Any, env: Any) -> Iterable[Check]:
         reason = kernels.why_not(kernel, case, layout, env)
         if reason is not None:
             raise unittest.SkipTest(reason)
-        check(kernel, case, layout)
+        check(kernel, case, layout, env)
 
     for case in kernels.attention_cases():
         everywhere = case.name.endswith(("_paged_float32", "_paged_bfloat16"))

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.caps import Caps
-from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 
 LOWEST = -1e30
 """Stands for "nothing seen yet"; finite, so that differences of maxima are never NaN."""
@@ -44,7 +44,7 @@ class ChunkedScan:
     priority: int = -10
     caps: Caps = CAPS
 
-    def default_config(self, spec: AttnSpec, layout: KVLayout) -> ChunkConfig:
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> ChunkConfig:
         """Chunks no longer than a page."""
         return ChunkConfig(key_chunk=min(64, layout.page_size))
 
@@ -58,12 +58,12 @@ class ChunkedScan:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: ChunkConfig | None = None,
+        config: ChunkConfig,
         scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """q [T, Hq, D] -> (out [T, Hq, D], the cache as it came, log-sum-exp f32 [T, Hq] or None)."""
-        size = (config or self.default_config(spec, layout)).key_chunk
+        size = config.key_chunk
         tokens, kv_heads, group = q.shape[0], spec.num_kv_heads, spec.group
         row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
         kv_lens = jnp.where(batch.seq_ids < batch.bucket.seqs, batch.kv_lens[row], 0)[:, None]
