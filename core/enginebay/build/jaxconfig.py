@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -50,6 +53,17 @@ def configure_compile_cache(choice: str) -> Path | None:
         compilation_cache.reset_cache()  # JAX settles whether and where it keeps programs when it first compiles
     _keep_everything()
     return folder
+
+
+@contextlib.contextmanager
+def keeping_nothing() -> Iterator[None]:
+    """Within the block, what is compiled is not put into the cache: programs for devices that are not there."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
 def _find_folder(choice: str) -> tuple[Path, str | None]:
