@@ -13,6 +13,15 @@ from enginebay.platform import Hardware, Platform
 
 GIB = 1 << 30
 
+TPU_ARCHS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU7x": "7x",
+}
+"""What people and kernels call the kinds of TPU that JAX knows."""
+
 
 def _devices(backend: str) -> list[jax.Device]:
     """Local devices of a JAX backend, none when it is not there."""
@@ -104,7 +113,7 @@ class TpuPlatform(JaxPlatform):
 
     def env(self) -> Env:
         kind = self.devices()[0].device_kind
-        return Env("tpu", kind.lower().replace("tpu ", ""), kind)
+        return Env("tpu", TPU_ARCHS.get(kind, kind), kind)
 
     def hardware(self) -> Hardware:
         memory = _device_memory(self.devices()[0], 16 * GIB)
