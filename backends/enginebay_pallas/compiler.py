@@ -1,0 +1,150 @@
+"""Compiles programs for TPUs that are not there, with the compiler that libtpu brings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from enginebay.build.jaxconfig import keeping_nothing
+from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.ops.levels import CompileReport
+
+TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
+    "v5e": {4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4"},
+    "v6e": {4: "v6e:2x2", 8: "v6e:2x4", 16: "v6e:4x4"},
+    "7x": {8: "tpu7x:2x2x1", 16: "tpu7x:2x2x2"},
+    "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2"},
+    "v4": {8: "v4:2x2x1", 16: "v4:2x2x2"},
+}
+"""By target, the devices of a slice and the name that libtpu has for it. A 7x chip is two devices."""
+
+WITHOUT_A_TPU = {
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""What libtpu wants to read when it is first loaded on a machine without a TPU: who we are, because no metadata server
+will tell, and that other processes of this machine may load it too."""
+
+USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+"""In the compiled text, what a custom call takes of VMEM (memory space 1)."""
+
+
+@contextlib.contextmanager
+def environment_without_a_tpu() -> Iterator[None]:
+    """The variables above where they are not set, for the time of the block; nothing on a machine that has a TPU."""
+    alone = os.environ.get("TPU_SKIP_MDS_QUERY") == "1"  # JAX sets it on import where it finds no TPU
+    missing = {name: value for name, value in WITHOUT_A_TPU.items() if alone and name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuCompiler:
+    """A KernelCompiler by way of JAX's ahead-of-time topologies."""
+
+    targets: Sequence[str] = tuple(TOPOLOGIES)
+    platform: str = "tpu"
+
+    def why_not(self, target: str) -> str | None:
+        """Why it cannot compile for a target on this machine, or None."""
+        _known(target)
+        if importlib.util.find_spec("libtpu") is None:
+            return "libtpu is not installed; install enginebay[tpu]"
+        try:
+            self.devices(target, 1)
+        except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+            return f"libtpu describes no {target}: {str(error).splitlines()[0]}"
+        return None
+
+    def devices(self, target: str, num_devices: int) -> Sequence[Any]:
+        """The first `num_devices` of the smallest slice that has them."""
+        slices = _known(target)
+        size = next((n for n in sorted(slices) if n >= num_devices), None)
+        if size is None:
+            allowed = f"at most {max(slices)}"
+            raise UnsupportedError(
+                explain(f"{num_devices} devices of {target}", allowed, "Compile for fewer.")
+            )
+        with environment_without_a_tpu():
+            jax.local_devices(backend="cpu")  # bringing JAX up loads libtpu too
+            slice_ = topologies.get_topology_desc(platform="tpu", topology_name=slices[size])
+        return list(slice_.devices[:num_devices])
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        *,
+        target: str,
+        donated: Sequence[int] = (),
+        num_devices: int = 1,
+    ) -> CompileReport:
+        """Compile to machine code. Arguments without a sharding are whole on every device. See KernelCompiler.
+
+        Figures: argument_bytes, output_bytes, temp_bytes, alias_bytes and code_bytes of a device, and vmem_bytes, of
+        the Pallas kernel in it that takes most.
+        """
+        mesh = _mesh(arguments, self.devices(target, num_devices))
+        whole = NamedSharding(mesh, PartitionSpec())
+        placed = jax.tree.map(lambda leaf: _placed(leaf, whole), tuple(arguments))
+        start_s = time.perf_counter()
+        with (
+            keeping_nothing(),
+            warnings.catch_warnings(),
+            jax.set_mesh(mesh),
+        ):  # kernels may ask for the kind of device
+            warnings.filterwarnings(
+                "ignore", "Error reading persistent compilation cache"
+            )  # kept by somebody else
+            compiled = jax.jit(function, donate_argnums=tuple(donated)).lower(*placed).compile()
+        seconds = time.perf_counter() - start_s
+        memory: Any = compiled.memory_analysis()
+        figures = {
+            "argument_bytes": memory.argument_size_in_bytes,
+            "output_bytes": memory.output_size_in_bytes,
+            "temp_bytes": memory.temp_size_in_bytes,
+            "alias_bytes": memory.alias_size_in_bytes,
+            "code_bytes": memory.generated_code_size_in_bytes,
+            "vmem_bytes": max(map(int, USED_VMEM.findall(compiled.as_text() or "")), default=0),
+        }
+        return CompileReport(target, seconds, {name: int(number) for name, number in figures.items()})
+
+
+def _known(target: str) -> Mapping[int, str]:
+    if target not in TOPOLOGIES:
+        raise unknown_name("TPU target", target, TOPOLOGIES)
+    return TOPOLOGIES[target]
+
+
+def _mesh(arguments: Sequence[Any], devices: Sequence[Any]) -> Mesh:
+    """The mesh of the first argument that has one, else all devices in a row."""
+    for leaf in jax.tree.leaves(tuple(arguments)):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return Mesh(np.array(devices), ("devices",), axis_types=(AxisType.Auto,))
+
+
+def _placed(leaf: Any, otherwise: NamedSharding) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or otherwise)
+
+
+compiler = TpuCompiler()
