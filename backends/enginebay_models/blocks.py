@@ -59,6 +59,12 @@ class RmsNorm(nnx.Module):
         """x [..., size] -> the same shape."""
         return ops.rms_norm(x, self.scale[...], eps=self.eps)
 
+    def of_sum(self, x: jax.Array, branch: jax.Array | None, ops: Ops) -> tuple[jax.Array, jax.Array]:
+        """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as 0."""
+        if branch is None:
+            return self(x, ops), x
+        return ops.add_rms_norm(x, branch, self.scale[...], eps=self.eps)
+
 
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions; `name` is the checkpoint's prefix, "model.layers.0.self_attn"."""
@@ -93,9 +99,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
-        q = ops.rope(q, batch.positions, spec=self.config.rope)
-        k = ops.rope(k, batch.positions, spec=self.config.rope)
-        mixed, cache = ops.attention(q, k, v, cache, batch, spec=spec)
+        mixed, cache = ops.attention(q, k, v, cache, batch, spec=spec, rope=self.config.rope)
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
         return ops.linear(mixed, self.out[...], _value(self.out_bias)), cache
 
@@ -131,7 +135,10 @@ class Mlp(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, each behind a norm and added to the residual stream.
+
+    The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes it on the way.
+    """
 
     def __init__(self, attention: Attention, mlp: Mlp, attention_norm: RmsNorm, mlp_norm: RmsNorm) -> None:
         self.attention = attention
@@ -140,12 +147,13 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = mlp_norm
 
     def __call__(
-        self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
-    ) -> tuple[jax.Array, CacheArrays]:
-        """x [T, hidden] -> (x [T, hidden], the layer's cache)."""
-        mixed, cache = self.attention(self.attention_norm(x, ops), cache, batch, ops)
-        x = x + mixed
-        return x + self.mlp(self.mlp_norm(x, ops), ops), cache
+        self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
+    ) -> tuple[jax.Array, jax.Array, CacheArrays]:
+        """x, branch [T, hidden] -> (x, branch, the layer's cache). The first layer's branch is None."""
+        normed, x = self.attention_norm.of_sum(x, branch, ops)
+        mixed, cache = self.attention(normed, cache, batch, ops)
+        normed, x = self.mlp_norm.of_sum(x, mixed, ops)
+        return x, self.mlp(normed, ops), cache
 
 
 class Decoder(nnx.Module):
@@ -167,12 +175,14 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and layer)."""
         x = ops.embedding(self.embed[...], token_ids)
+        branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
         for layer in self.layers:
             group = layer.attention.config.cache_group
-            x, arrays = layer(x, cache[group][len(done[group])], batches[group], ops)
+            x, branch, arrays = layer(x, branch, cache[group][len(done[group])], batches[group], ops)
             done[group].append(arrays)
-        return self.norm(x, ops), {group: tuple(layers) for group, layers in done.items()}
+        hidden, _ = self.norm.of_sum(x, branch, ops)
+        return hidden, {group: tuple(layers) for group, layers in done.items()}
 
     def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
         """hidden [S, hidden] -> f32 [S, vocab]."""

@@ -1,4 +1,4 @@
-"""The op rms_norm in plain JAX."""
+"""The ops rms_norm and add_rms_norm in plain JAX."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     normed = (wide * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
     return (normed * weight).astype(x.dtype)
+
+
+def add_rms_norm(
+    x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
+) -> tuple[jax.Array, jax.Array]:
+    """(rms_norm(x + residual), x + residual), the sum rounded to x's dtype."""
+    total = x + residual
+    return rms_norm(total, weight, eps=eps), total

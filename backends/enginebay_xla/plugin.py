@@ -24,7 +24,9 @@ def register_kernels(register: Register) -> None:
         "embedding": "enginebay_xla.linear:embedding",
         "linear": "enginebay_xla.linear:linear",
         "rms_norm": "enginebay_xla.norm:rms_norm",
+        "add_rms_norm": "enginebay_xla.norm:add_rms_norm",
         "rope": "enginebay_xla.rope:rope",
+        "rope_kv_write": "enginebay_xla.rope_kv_write:rope_kv_write",
     }
     for op, target in targets.items():
         register("xla", target, op=op, platforms=EVERYWHERE, summary="plain JAX, on any platform")

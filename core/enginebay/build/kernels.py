@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from enginebay.build.fused import FUSED_OPS, Part, add_rms_norm_of, choose_fused
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.config import AUTO, PHASES, EngineConfig, KernelChoice, Reason
 from enginebay.errors import ConfigError, PluginError, UnsupportedError, explain, unknown_name
@@ -17,7 +18,7 @@ from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose, common_layout
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, RopeSpec
 from enginebay.registry import Entry, Registry
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Layouts
@@ -28,7 +29,10 @@ PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write")
 
 @dataclasses.dataclass(frozen=True)
 class ChosenKernels:
-    """Attention per phase, the plain ops, and the layout that the attention implementations share."""
+    """Attention per phase, the plain ops, and the layout that the attention implementations share.
+
+    `plain` has a fused op only where one implementation computes it, not its parts.
+    """
 
     attention: Mapping[str, AttentionImpl]
     plain: Mapping[str, Any]
@@ -51,16 +55,21 @@ class ChosenKernels:
         return self.attention["decode"].caps.ragged_decode
 
 
-def candidates(registry: Registry, op: str, env: Env, *, is_sharded: bool = False) -> list[Candidate]:
+def candidates(
+    registry: Registry, op: str, env: Env, *, is_sharded: bool = False, layout: str | None = None
+) -> list[Candidate]:
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
-    With `is_sharded` those that declare the capability sharded = False cannot serve.
+    With `is_sharded` those that declare the capability sharded = False cannot serve, nor can those whose capability
+    `layouts` lacks `layout`.
     """
     kernels = (e for e in registry.entries if e.kind == "kernel" and e.op == op)
-    return [_candidate(registry, e, env, is_sharded=is_sharded) for e in kernels]
+    return [_candidate(registry, e, env, is_sharded=is_sharded, layout=layout) for e in kernels]
 
 
-def _candidate(registry: Registry, entry: Entry, env: Env, *, is_sharded: bool) -> Candidate:
+def _candidate(
+    registry: Registry, entry: Entry, env: Env, *, is_sharded: bool, layout: str | None
+) -> Candidate:
     declared = entry.declaration
     if entry.state != "ready" or declared is None:
         return Candidate(entry.name, 0, unavailable=entry.reason)
@@ -69,6 +78,11 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, is_sharded: bool) 
         return Candidate(entry.name, 0, unavailable=reason)
     if is_sharded and declared.capabilities.get("sharded") is False:
         return Candidate(entry.name, 0, unavailable="does not support weights split over devices")
+    layouts = declared.capabilities.get("layouts")
+    if layout is not None and layouts is not None and layout not in layouts:
+        return Candidate(
+            entry.name, 0, unavailable=f"does not support layout {layout} (has {', '.join(layouts)})"
+        )
     try:
         impl = registry.load(entry)
     except PluginError as error:
@@ -112,24 +126,43 @@ def choose_kernels(
         attention[phase] = found.impl
         calls.update(found.custom_calls)
         reasons.append(why)
-    plain: dict[str, Any] = {}
-    for op in PLAIN_OPS:
-        choice = config.kernels.get(op, KernelChoice())
-        if len(set(choice.model_dump().values())) > 1:
-            raise ConfigError(
-                explain(
-                    f"kernels.{op} differs by phase", "one name: this op has no phases", "Give a single name."
-                )
-            )
-        able = candidates(registry, op, env, is_sharded=shards > 1)
-        found, why = choose(f"kernels.{op}", choice.decode, able, lambda _: None)
-        plain[op] = found.impl
-        calls.update(found.custom_calls)
-        reasons.append(why)
+    plain, why_plain = _choose_plain(registry, config, env, layout.name, is_sharded=shards > 1)
+    reasons += why_plain
+    calls.update(call for found in plain.values() for call in found.custom_calls)
     names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}
+    impls = {op: found.impl for op, found in plain.items()}
     return ChosenKernels(
-        attention, plain, names, layout.name, type(layout), tuple(reasons), env, tuple(sorted(calls))
+        attention, impls, names, layout.name, type(layout), tuple(reasons), env, tuple(sorted(calls))
     )
+
+
+def _choose_plain(
+    registry: Registry, config: EngineConfig, env: Env, layout: str, *, is_sharded: bool
+) -> tuple[dict[str, Candidate], list[Reason]]:
+    """Every op without phases; of the fused ones those that one implementation computes."""
+    plain: dict[str, Candidate] = {}
+    reasons = []
+    for op in PLAIN_OPS:
+        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)
+        plain[op], why = choose(f"kernels.{op}", _wanted(config, op), able, lambda _: None)
+        reasons.append(why)
+    for op, made_of in FUSED_OPS.items():
+        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)
+        parts = [Part(part, plain[part], is_named=_wanted(config, part) != AUTO) for part in made_of]
+        found, why = choose_fused(f"kernels.{op}", _wanted(config, op), able, parts)
+        reasons.append(why)
+        if found is not None:
+            plain[op] = found
+    return plain, reasons
+
+
+def _wanted(config: EngineConfig, op: str) -> str:
+    """The name that is configured for an op without phases."""
+    choice = config.kernels.get(op, KernelChoice())
+    if len(set(choice.model_dump().values())) > 1:
+        given = f"kernels.{op} differs by phase"
+        raise ConfigError(explain(given, "one name: this op has no phases", "Give a single name."))
+    return choice.decode
 
 
 def _sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
@@ -207,43 +240,63 @@ class OpsBinder:
         plain = self.chosen.plain
 
         def attention(
-            q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch, *, spec: AttnSpec
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: CacheArrays,
+            batch: AttnBatch,
+            *,
+            spec: AttnSpec,
+            rope: RopeSpec | None = None,
         ) -> tuple[jax.Array, CacheArrays]:
-            return self._attention(impl, bucket, by_spec[spec], spec, (q, k, v, cache, batch))
+            fuses = "rope_kv_write" in plain and not _writes(impl) and k is not None
+            if rope is not None and not fuses:
+                q = plain["rope"](q, batch.positions, spec=rope)
+                k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
+            args = (q, k, v, cache, batch)
+            return self._attention(impl, bucket, by_spec[spec], spec, rope if fuses else None, args)
 
         return Ops(
             attention,
             plain["embedding"],
             plain["linear"],
             plain["rms_norm"],
+            add_rms_norm_of(plain),
             plain["rope"],
             self.chosen.names,
         )
 
     def _attention(
-        self, impl: AttentionImpl, bucket: Bucket, layout: KVLayout, spec: AttnSpec, args: tuple[Any, ...]
+        self,
+        impl: AttentionImpl,
+        bucket: Bucket,
+        layout: KVLayout,
+        spec: AttnSpec,
+        rope: RopeSpec | None,
+        args: tuple[Any, ...],
     ) -> tuple[jax.Array, CacheArrays]:
+        """Write and attend, per shard. With `rope` the op rope_kv_write rotates q and k, which come as they are."""
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
         config = impl.default_config(self.chosen.env, local_spec, bucket, local)
+        plain = self.chosen.plain
 
         def run(
-            q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: CacheArrays,
+            batch: AttnBatch,
         ) -> tuple[jax.Array, CacheArrays]:
-            fused = "fused_write" in impl.caps.features
-            if not fused:
-                cache = self.chosen.plain["kv_write"](cache, batch.slots, k, v, layout=local)
-            out, cache, _ = impl(
-                q,
-                k if fused else None,
-                v if fused else None,
-                cache,
-                batch,
-                spec=local_spec,
-                layout=local,
-                config=config,
-            )
+            if not _writes(impl) and k is not None:
+                if rope is None:
+                    cache = plain["kv_write"](cache, batch.slots, k, v, layout=local)
+                else:
+                    where = (batch.positions, batch.slots)
+                    q, cache = plain["rope_kv_write"](q, k, v, cache, *where, spec=rope, layout=local)
+                k = v = None
+            out, cache, _ = impl(q, k, v, cache, batch, spec=local_spec, layout=local, config=config)
             return out, cache
 
         if shards == 1:
@@ -260,3 +313,8 @@ class OpsBinder:
             check_vma=False,
         )
         return sharded(*args)
+
+
+def _writes(impl: AttentionImpl) -> bool:
+    """Whether an attention implementation writes the cache itself."""
+    return "fused_write" in impl.caps.features

@@ -47,17 +47,22 @@ class AttentionImpl(Protocol):
 
 
 class AttentionOp(Protocol):
-    """Attention as a model calls it: implementation, layout, sharding and phase are already chosen."""
+    """Attention as a model calls it: implementation, layout, sharding and phase are already chosen.
+
+    With `rope` q and k come as they are and are rotated to batch.positions first, in one with the write of the cache
+    where a kernel does both. k and v are None in a layer that reads another's cache (spec.kv_shared).
+    """
 
     def __call__(
         self,
         q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
         cache: CacheArrays,
         batch: AttnBatch,
         *,
         spec: AttnSpec,
+        rope: RopeSpec | None = None,
     ) -> tuple[jax.Array, CacheArrays]: ...
 
 
@@ -84,22 +89,67 @@ class RmsNormOp(Protocol):
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array: ...
 
 
+class AddRmsNormOp(Protocol):
+    """x, residual [..., features], weight [features] -> (rms_norm(x + residual), x + residual), x's dtype kept.
+
+    Optional: without one, a sum and the op rms_norm. The sum is rounded to x's dtype before the norm sees it.
+    """
+
+    def __call__(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
+    ) -> tuple[jax.Array, jax.Array]: ...
+
+
 class RopeOp(Protocol):
     """x [T, heads, head_dim], positions int32 [T] -> x with its first rotary_dim features rotated."""
 
     def __call__(self, x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array: ...
 
 
+class KvWriteOp(Protocol):
+    """k, v [T, kv_heads, head_dim] put at slots int32 [T] of the cache; negative slots are dropped. In place when donated.
+
+    The capability `layouts` names the cache layouts that it knows; without it, all of them.
+    """
+
+    def __call__(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
+    ) -> CacheArrays: ...
+
+
+class RopeKvWriteOp(Protocol):
+    """q [T, q_heads, head_dim] and k, v [T, kv_heads, head_dim] -> (q rotated, the cache with k rotated and v in it).
+
+    Optional: without one, the ops rope and kv_write. positions and slots are int32 [T]; what slots mean, and the
+    capability `layouts`, are as in KvWriteOp. Used before attention that does not write the cache itself.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: CacheArrays,
+        positions: jax.Array,
+        slots: jax.Array,
+        *,
+        spec: RopeSpec,
+        layout: KVLayout,
+    ) -> tuple[jax.Array, CacheArrays]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Ops:
     """The chosen implementation of each op that a model may call.
 
-    `chosen` maps op (and "attention.decode" and so on per phase) to the implementation's name, for reports.
+    `chosen` maps op (and "attention.decode" and so on per phase) to the implementation's name, for reports; "composed"
+    stands for a fused op that others compute.
     """
 
     attention: AttentionOp
     embedding: EmbeddingOp
     linear: LinearOp
     rms_norm: RmsNormOp
+    add_rms_norm: AddRmsNormOp
     rope: RopeOp
     chosen: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Conformance suite for implementations of ops: any attention, rms_norm, rope, linear, embedding or kv_write."""
+"""Conformance suite for implementations of ops: any attention, rms_norm, rope, linear or embedding."""
 
 from __future__ import annotations
 

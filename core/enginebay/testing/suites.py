@@ -192,7 +192,9 @@ def _kernel(registry: Registry, entry: Entry) -> list[Check]:
         return [("runs_here", functools.partial(_skip, str(error.__cause__)))]
     if entry.op == "attention":
         return list(_attention(registry, kernel, env))
-    return list(_plain_op(registry, entry.op, kernel))
+    names = entry.declaration.capabilities.get("layouts") or registry.names("layout")
+    layouts = [registry.load(registry.find("layout", name)) for name in names]
+    return list(_plain_op(entry.op, kernel, layouts))
 
 
 def _attention(registry: Registry, kernel: Any, env: Any) -> Iterable[Check]:
@@ -223,18 +225,18 @@ def _attention(registry: Registry, kernel: Any, env: Any) -> Iterable[Check]:
             yield f"rows_are_independent[{case.mode}]", independent
 
 
-def _plain_op(registry: Registry, op: str, kernel: Any) -> Iterable[Check]:
-    from enginebay.testing import kernels
+def _plain_op(op: str, kernel: Any, layouts: Iterable[type[KVLayout]]) -> Iterable[Check]:
+    """Those that know the cache are checked in each of `layouts`."""
+    from enginebay.testing import fused, kernels
 
     if op == "rope":
         for name, spec in kernels.ROPE_SPECS.items():
             yield f"rope[{name}]", functools.partial(kernels.check_rope, kernel, spec, "float32")
     elif op == "kv_write":
-        for name in registry.names("layout"):
-            yield (
-                f"kv_write[{name}]",
-                functools.partial(_kv_write, kernel, registry.load(registry.find("layout", name))),
-            )
+        for kind in layouts:
+            yield f"kv_write[{kind.__name__}]", functools.partial(_kv_write, kernel, kind)
+    elif op == "rope_kv_write":
+        yield from fused.rope_kv_write_checks(kernel, layouts, DTYPES)
     for dtype in DTYPES:
         if op == "rope":
             yield (
@@ -243,6 +245,8 @@ def _plain_op(registry: Registry, op: str, kernel: Any) -> Iterable[Check]:
             )
         elif op == "rms_norm":
             yield f"rms_norm[{dtype}]", functools.partial(kernels.check_rms_norm, kernel, dtype)
+        elif op == "add_rms_norm":
+            yield f"add_rms_norm[{dtype}]", functools.partial(fused.check_add_rms_norm, kernel, dtype)
         elif op == "embedding":
             yield f"embedding[{dtype}]", functools.partial(kernels.check_embedding, kernel, dtype)
         elif op == "linear":

@@ -1,0 +1,26 @@
+"""The op rope_kv_write in plain JAX: rope of queries and keys, then kv_write."""
+
+from __future__ import annotations
+
+import jax
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.spec import RopeSpec
+from enginebay_xla.kv_write import kv_write
+from enginebay_xla.rope import rope
+
+
+def rope_kv_write(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: CacheArrays,
+    positions: jax.Array,
+    slots: jax.Array,
+    *,
+    spec: RopeSpec,
+    layout: KVLayout,
+) -> tuple[jax.Array, CacheArrays]:
+    """(q rotated, the cache with k rotated and v at slots). See RopeKvWriteOp."""
+    cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout)
+    return rope(q, positions, spec=spec), cache

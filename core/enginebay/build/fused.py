@@ -1,0 +1,72 @@
+"""Fused ops: one kernel in place of several ops, where there is one and nothing speaks for its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from enginebay.config import AUTO, Reason
+from enginebay.ops.bound import AddRmsNormOp, RmsNormOp
+from enginebay.ops.select import Candidate, choose
+
+FUSED_OPS: Mapping[str, tuple[str, ...]] = {
+    "add_rms_norm": ("rms_norm",),
+    "rope_kv_write": ("rope", "kv_write"),
+}
+"""The ops that may be fused, and the ops that they are made of."""
+
+COMPOSED = "composed"
+"""How the record names a fused op that is computed by its parts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An op that a fused one is made of: its implementation, and whether it was chosen by name."""
+
+    op: str
+    chosen: Candidate
+    is_named: bool
+
+
+def choose_fused(
+    setting: str, wanted: str, candidates: Sequence[Candidate], parts: Sequence[Part]
+) -> tuple[Candidate | None, Reason]:
+    """The fused implementation to use for `setting`, or None where its parts compute it.
+
+    By name as `choose`. "auto" takes the best candidate that can, if its priority is at least that of every part and no
+    part was chosen by name: who names the implementation of an op gets it wherever the op is computed.
+    """
+    named = [part.op for part in parts if part.is_named]
+    if wanted == AUTO and named:
+        return None, Reason(setting, COMPOSED, f"{', '.join(named)} chosen by name")
+    if wanted == AUTO and all(candidate.unavailable for candidate in candidates):
+        refused = tuple((c.name, c.unavailable or "") for c in candidates)
+        return None, Reason(setting, COMPOSED, "no implementation can serve", refused)
+    found, reason = choose(setting, wanted, candidates, lambda _: None)
+    better = [part for part in parts if part.chosen.priority > found.priority]
+    if wanted == AUTO and better:
+        names = ", ".join(f"{part.chosen.name} of {part.op}" for part in better)
+        why = f"{names} has a higher priority than any fused one"
+        return None, Reason(setting, COMPOSED, why, ((found.name, "lower priority"), *reason.refused))
+    return found, reason
+
+
+def composed_add_rms_norm(rms_norm: RmsNormOp) -> AddRmsNormOp:
+    """The op add_rms_norm by a sum and the given norm."""
+
+    def add_rms_norm(
+        x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
+    ) -> tuple[jax.Array, jax.Array]:
+        total = x + residual
+        return rms_norm(total, weight, eps=eps), total
+
+    return add_rms_norm
+
+
+def add_rms_norm_of(plain: Mapping[str, Any]) -> AddRmsNormOp:
+    """The chosen add_rms_norm of `plain`, or the one that its rms_norm makes."""
+    fused: AddRmsNormOp | None = plain.get("add_rms_norm")
+    return fused or composed_add_rms_norm(plain["rms_norm"])
