@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from enginebay.cache import BUILTIN_LAYOUTS, HndLayout
+from enginebay.ops.rotary import rope_frequencies
 from enginebay.testing import kernels, oracle
 from enginebay.testing.layouts import check_layout
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import rms_norm
-from enginebay_xla.rope import rope, rope_frequencies
+from enginebay_xla.rope import rope
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -1,0 +1,74 @@
+"""The frequencies of rotary positions, by the rules of Hugging Face's modeling_rope_utils: what every kernel rotates by."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from enginebay.errors import UnsupportedError, explain
+from enginebay.ops.spec import RopeSpec
+
+
+@functools.lru_cache(maxsize=64)
+def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
+    """(inverse frequencies f32 [rotary_dim / 2], factor on cos and sin), computed in f64 and rounded once."""
+    plain = 1.0 / spec.theta ** (np.arange(0, spec.rotary_dim, 2, dtype=np.float64) / spec.rotary_dim)
+    match spec.scaling:
+        case "default":
+            inv_freq, factor = plain, 1.0
+        case "linear":
+            inv_freq, factor = plain / spec.factor, 1.0
+        case "llama3":
+            inv_freq, factor = _llama3(plain, spec), 1.0
+        case "yarn":
+            inv_freq, factor = _yarn(plain, spec), _yarn_attention_factor(spec)
+        case unknown:
+            given = f"rope scaling {unknown!r}"
+            raise UnsupportedError(
+                explain(given, "default, linear, llama3, yarn", "Choose another kernel for rope.")
+            )
+    inv_freq = inv_freq.astype(np.float32)
+    inv_freq.setflags(write=False)
+    return inv_freq, np.float32(factor)
+
+
+def _llama3(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
+    """Slow waves are stretched by the factor, fast ones kept, those between interpolated (Llama 3.1's rule)."""
+    context = spec.original_max_position_embeddings
+    wavelength = 2 * math.pi / plain
+    longest, shortest = context / spec.low_freq_factor, context / spec.high_freq_factor
+    smooth = (context / wavelength - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    between = (1 - smooth) * plain / spec.factor + smooth * plain
+    return np.where(
+        wavelength > longest, plain / spec.factor, np.where(wavelength < shortest, plain, between)
+    )
+
+
+def _yarn(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
+    """Yet another RoPE extension (arXiv 2309.00071): a ramp from kept to stretched frequencies."""
+
+    def dimension_turning(num_rotations: float) -> float:
+        turns = spec.original_max_position_embeddings / (num_rotations * 2 * math.pi)
+        return spec.rotary_dim * math.log(turns) / (2 * math.log(spec.theta))
+
+    low, high = dimension_turning(spec.beta_fast), dimension_turning(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    stretched = np.clip((np.arange(spec.rotary_dim // 2) - low) / (high - low), 0, 1)
+    return plain / spec.factor * stretched + plain * (1 - stretched)
+
+
+def _yarn_attention_factor(spec: RopeSpec) -> float:
+    def growth(mscale: float) -> float:
+        return 1.0 if spec.factor <= 1 else 0.1 * mscale * math.log(spec.factor) + 1.0
+
+    if spec.attention_factor is not None:
+        return spec.attention_factor
+    if spec.mscale and spec.mscale_all_dim:
+        return growth(spec.mscale) / growth(spec.mscale_all_dim)
+    return growth(1.0)
