@@ -27,6 +27,7 @@ def register_kernels(register: Register) -> None:
         "add_rms_norm": "enginebay_xla.norm:add_rms_norm",
         "rope": "enginebay_xla.rope:rope",
         "rope_kv_write": "enginebay_xla.rope_kv_write:rope_kv_write",
+        "sample": "enginebay_xla.sample:sample",
     }
     for op, target in targets.items():
         register("xla", target, op=op, platforms=EVERYWHERE, summary="plain JAX, on any platform")

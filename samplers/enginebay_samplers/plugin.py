@@ -18,5 +18,5 @@ def register_samplers(register: Register) -> None:
         "standard",
         "enginebay_samplers.standard:sample",
         summary="penalties, temperature, top_k, top_p, min_p, seeds; greedy at temperature 0",
-        capabilities={"priority": 10},
+        capabilities={"priority": 10, "draws": True},
     )

@@ -12,18 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from enginebay.ops.sampling import gumbel_noise
 from enginebay.sampler import SamplingState
 from enginebay.testing.samplers import sampler_checks
 from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
+from enginebay_xla import sample as draw
+
+sample = functools.partial(standard.sample, draw=draw.sample)
 
 
 def wrong_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return standard.sample(logits * 1.1, state)
+    return sample(logits * 1.1, state)
 
 
 def row_dependent(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return standard.sample(logits, dataclasses.replace(state, positions=jnp.arange(logits.shape[0])))
+    return sample(logits, dataclasses.replace(state, positions=jnp.arange(logits.shape[0])))
 
 
 def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
@@ -32,7 +36,7 @@ def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
     none = jnp.zeros_like(state.temperature)
-    return standard.sample(
+    return sample(
         logits,
         dataclasses.replace(
             state, presence_penalty=none, frequency_penalty=none, repetition_penalty=none + 1.0
@@ -41,15 +45,13 @@ def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 
 def prompt_is_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return standard.sample(
-        logits, dataclasses.replace(state, prompt_lengths=jnp.zeros_like(state.prompt_lengths))
-    )
+    return sample(logits, dataclasses.replace(state, prompt_lengths=jnp.zeros_like(state.prompt_lengths)))
 
 
 def prompt_is_never_repeated(logits: jax.Array, state: SamplingState) -> jax.Array:
     vocab, position = logits.shape[1], jnp.arange(state.token_ids.shape[1])
     token_ids = jnp.where(position < state.prompt_lengths[:, None], vocab, state.token_ids)
-    return standard.sample(logits, dataclasses.replace(state, token_ids=token_ids))
+    return sample(logits, dataclasses.replace(state, token_ids=token_ids))
 
 
 def stale_tokens_are_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
@@ -63,9 +65,7 @@ def penalties_come_after_temperature(logits: jax.Array, state: SamplingState) ->
 
 
 def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return standard.sample(
-        jnp.where(logits > 0.0, logits, logits / state.repetition_penalty[:, None] ** 2), state
-    )
+    return sample(jnp.where(logits > 0.0, logits, logits / state.repetition_penalty[:, None] ** 2), state)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,7 @@ def test_suite_finds_a_wrong_sampler(
 
 def test_noise_is_gumbel_distributed_to_the_far_tail() -> None:
     seeds = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (6, 2), dtype=np.uint32))
-    noise = np.sort(
-        np.asarray(standard.token_noise(seeds, jnp.arange(100_000)[None])).ravel().astype(np.float64)
-    )
+    noise = np.sort(np.asarray(gumbel_noise(seeds, jnp.arange(100_000)[None])).ravel().astype(np.float64))
     assert np.isfinite(noise).all()
     steps = np.arange(1, noise.size + 1) / noise.size
     assert np.abs(np.exp(-np.exp(-noise)) - steps).max() < 1.7 / np.sqrt(noise.size)
@@ -123,9 +121,9 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
     )
     # Rounded, as logits of a bf16 model are: many equal ones.
     logits = jnp.asarray(np.round(chance.normal(size=(rows, 320)) * 16) / 8, jnp.float32)
-    wanted = np.asarray(jax.jit(standard.sample)(logits, state))
-    monkeypatch.setattr(standard, "NUM_CANDIDATES", num_candidates)
-    got = np.asarray(jax.jit(functools.partial(standard.sample))(logits, state))
+    wanted = np.asarray(jax.jit(sample)(logits, state))
+    monkeypatch.setattr(draw, "NUM_CANDIDATES", num_candidates)
+    got = np.asarray(jax.jit(functools.partial(sample))(logits, state))
     # Sums in another order may move a top_p border: by less than one row in a hundred.
     assert (got != wanted).sum() <= 2
 
@@ -148,10 +146,7 @@ def greedy_state(rows: int) -> SamplingState:
 
 
 def test_greedy_rows_pay_for_two_reductions_only() -> None:
-    always = {
-        eqn.primitive.name
-        for eqn in jax.make_jaxpr(standard.sample)(jnp.zeros((2, 64)), greedy_state(2)).eqns
-    }
+    always = {eqn.primitive.name for eqn in jax.make_jaxpr(sample)(jnp.zeros((2, 64)), greedy_state(2)).eqns}
     assert {"cond", "reduce_max", "reduce_min"} <= always
     assert not always & {"top_k", "sort", "exp", "log", "cumsum", "argmax", "threefry2x32"}
     assert not any("scatter" in name for name in always)

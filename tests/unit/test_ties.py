@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay.testing.ties import assert_same_tokens, first_impossible_token, possible_tokens
-from enginebay_samplers.standard import sample
+from enginebay_samplers import standard
+from enginebay_xla.sample import sample as draw
 
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=2**40 + 3)
@@ -19,7 +21,7 @@ VOCAB = 32
 class Fixed:
     """A model with the same logits after every prefix."""
 
-    sampler = staticmethod(sample)
+    sampler = functools.partial(standard.sample, draw=draw)
 
     def __init__(self, row: np.ndarray) -> None:
         self.row = row.astype(np.float32)

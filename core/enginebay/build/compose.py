@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from enginebay.config import AUTO, EngineConfig, Reason
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily
+from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.runner.parts import EngineParts
@@ -130,7 +132,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         model=plan.model,
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
-        sampler=make_sampler(registry, config),
+        sampler=make_sampler(registry, config, plan.kernels.plain["sample"]),
         platform=plan.platform,
         placement=plan.placement,
         layout_type=plan.kernels.layout_type,
@@ -143,13 +145,16 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     )
 
 
-def make_sampler(registry: Registry, config: EngineConfig) -> Sampler:
-    """The sampler itself, or what a sampler with options makes of them."""
+def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sampler:
+    """The sampler itself, or what a sampler with options makes of them; one that declares `draws` is given `draw`."""
     entry = registry.find("sampler", config.sampler.name)
     options = registry.options(entry, config.sampler.options)
     target = registry.load(entry)
-    sampler: Sampler = target(options) if options is not None else target
-    return sampler
+    sampler = target(options) if options is not None else target
+    if entry.declaration is not None and entry.declaration.capabilities.get("draws"):
+        sampler = functools.partial(sampler, draw=draw)
+    made: Sampler = sampler
+    return made
 
 
 def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:

@@ -23,7 +23,7 @@ from enginebay.registry import Entry, Registry
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Layouts
 
-PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write")
+PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write", "sample")
 """Ops without phases and layouts."""
 
 
@@ -136,6 +136,20 @@ def choose_kernels(
     )
 
 
+def choose_plain(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    op: str,
+    *,
+    is_sharded: bool = False,
+    layout: str | None = None,
+) -> tuple[Candidate, Reason]:
+    """Settle one of PLAIN_OPS."""
+    able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)
+    return choose(f"kernels.{op}", _wanted(config, op), able, lambda _: None)
+
+
 def _choose_plain(
     registry: Registry, config: EngineConfig, env: Env, layout: str, *, is_sharded: bool
 ) -> tuple[dict[str, Candidate], list[Reason]]:
@@ -143,8 +157,7 @@ def _choose_plain(
     plain: dict[str, Candidate] = {}
     reasons = []
     for op in PLAIN_OPS:
-        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)
-        plain[op], why = choose(f"kernels.{op}", _wanted(config, op), able, lambda _: None)
+        plain[op], why = choose_plain(registry, config, env, op, is_sharded=is_sharded, layout=layout)
         reasons.append(why)
     for op, made_of in FUSED_OPS.items():
         able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)

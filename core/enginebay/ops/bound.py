@@ -138,6 +138,25 @@ class RopeKvWriteOp(Protocol):
     ) -> tuple[jax.Array, CacheArrays]: ...
 
 
+class SampleOp(Protocol):
+    """A draw from what top_k, top_p and min_p leave of each row; samplers call it, see the capability `draws`.
+
+    z f32 [S, vocab]: logits less the row's largest, over its temperature; so at most 0, and the largest is 0; -inf is
+    never drawn. seeds uint32 [S, 2]. top_k int32 [S] in 1..vocab, which keeps all. top_p f32 [S]: 1 keeps all. min_p
+    f32 [S]: 0 keeps all. Returns int32 [S]: the kept token of the largest z + sampling.gumbel_noise(seeds, id), the
+    lowest id of equals.
+
+    Kept are, in this order: tokens of at least the top_k-th largest z, all of its equals too; of their mass (sums of
+    exp(z)) in descending order, equals by id, the tokens before which less than the share top_p lies; of these, those
+    of exp(z) >= min_p. The first best is always kept, and a row of top_k 1 gets it, whatever the noise. A border of
+    mass may be missed by 1e-6 of it. Rows are independent.
+    """
+
+    def __call__(
+        self, z: jax.Array, seeds: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
+    ) -> jax.Array: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Ops:
     """The chosen implementation of each op that a model may call.

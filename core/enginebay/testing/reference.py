@@ -32,7 +32,7 @@ class ReferenceModel:
                 plan.model, dtype=plan.config.dtype, place=plan.placement.weight
             )
         self.weights = weights
-        self.sampler = make_sampler(plan.registry, plan.config)
+        self.sampler = make_sampler(plan.registry, plan.config, plan.kernels.plain["sample"])
         self._compiled: dict[int, jax.stages.Wrapped] = {}
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from enginebay.cache import KVLayout
-from enginebay.config import EngineConfig
+from enginebay.config import Choice, EngineConfig
 from enginebay.errors import PluginError, UnsupportedError, explain, unknown_name
 from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.platform import Platform
@@ -122,11 +122,14 @@ def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
 
 
 def _sampler(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.build.compose import make_sampler
+    from enginebay.build.kernels import choose_plain
     from enginebay.testing.samplers import sampler_checks
 
     assert entry.declaration is not None, "parts that are not broken are declared"
-    options = registry.options(entry, {})
-    sampler = registry.load(entry) if options is None else registry.load(entry)(options)
+    config = EngineConfig(sampler=Choice(name=entry.name))
+    found, _ = choose_plain(registry, config, best_platform(registry).env(), "sample")
+    sampler = make_sampler(registry, config, found.impl)
     return sampler_checks(sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only")))
 
 
@@ -228,6 +231,7 @@ def _attention(registry: Registry, kernel: Any, env: Any) -> Iterable[Check]:
 def _plain_op(op: str, kernel: Any, layouts: Iterable[type[KVLayout]]) -> Iterable[Check]:
     """Those that know the cache are checked in each of `layouts`."""
     from enginebay.testing import fused, kernels
+    from enginebay.testing.sample_op import sample_checks
 
     if op == "rope":
         for name, spec in kernels.ROPE_SPECS.items():
@@ -237,6 +241,8 @@ def _plain_op(op: str, kernel: Any, layouts: Iterable[type[KVLayout]]) -> Iterab
             yield f"kv_write[{kind.__name__}]", functools.partial(_kv_write, kernel, kind)
     elif op == "rope_kv_write":
         yield from fused.rope_kv_write_checks(kernel, layouts, DTYPES)
+    elif op == "sample":
+        yield from sample_checks(kernel)
     for dtype in DTYPES:
         if op == "rope":
             yield (

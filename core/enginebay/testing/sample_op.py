@@ -1,0 +1,178 @@
+"""Conformance checks of the op sample: float64 NumPy finds the kept tokens and their scores, ids must agree with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.ops import sampling
+from enginebay.ops.bound import SampleOp
+from enginebay.testing.sampling_oracle import Params, kept_tokens
+
+Check = tuple[str, Callable[[], None]]
+
+VOCABS = (40, 700)
+"""Vocabularies: no multiples of a tile, and the large one is more than the best few that an implementation may order."""
+
+NUM_ROWS = 16
+
+NUM_TRIED = 128
+"""Seeds among which each row's is looked for."""
+
+SLACK = 1e-6
+"""Mass by which a border may be missed: sums in f32."""
+
+SCORE_BOUND = 1e-5
+"""Error of a score per unit of 1 + |score|: its sum's rounding and that of two logarithms, some of them a device's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleCase:
+    """Rows of one vocabulary: their z f32 [S, vocab], and a Params for each."""
+
+    name: str
+    z: np.ndarray
+    params: tuple[Params, ...]
+
+
+def sample_checks(op: SampleOp) -> list[Check]:
+    """Every check of an implementation of the op sample; rows of one vocabulary share a compiled program."""
+    call = jax.jit(op)
+    cases = [case for vocab in VOCABS for case in sample_cases(vocab)]
+    checks: list[Check] = [
+        (f"sample[{c.name}]", functools.partial(check_sample, call, c, seed)) for seed, c in enumerate(cases)
+    ]
+    return [*checks, ("sample[rows_are_independent]", functools.partial(_rows_are_independent, call))]
+
+
+def sample_cases(vocab: int) -> list[SampleCase]:
+    """The cases of one vocabulary, NUM_ROWS rows each."""
+    wide = vocab * 7 // 8
+    kinds = {
+        "everything": (Params(), Params(min_p=0.1)),
+        "top_k": (Params(top_k=5), Params(top_k=1), Params(top_k=wide), Params(top_k=vocab - 1)),
+        "top_p": (Params(top_p=0.8), Params(top_p=0.3), Params(top_p=0.999), Params(top_p=1e-9)),
+        "together": (
+            Params(top_k=20, top_p=0.7),
+            Params(top_k=wide, top_p=0.95),
+            Params(top_k=30, top_p=0.9, min_p=0.02),
+            Params(top_k=vocab - 2, min_p=1.0),
+        ),
+    }
+    rng = np.random.default_rng(vocab)
+    spread = np.tile([3.0, 1.0, 0.25, 8.0], NUM_ROWS // 4)[:, None]
+    cases = []
+    for name, params in kinds.items():
+        logits = rng.normal(size=(NUM_ROWS, vocab)) * spread
+        logits[1::5, ::2] = -np.inf
+        every = tuple(params[(row // 4) % len(params)] for row in range(NUM_ROWS))
+        cases.append(SampleCase(f"{name}-{vocab}", _shifted(logits), every))
+    # Few different values, as a model in bf16 gives: equals at every border.
+    equal = np.round(rng.normal(size=(NUM_ROWS, vocab)) * 2.0) / 2.0
+    mixed = tuple(p for params in kinds.values() for p in params)
+    cases.append(SampleCase(f"equals-{vocab}", _shifted(equal), (mixed * 2)[:NUM_ROWS]))
+    return cases
+
+
+def _shifted(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float32)
+    return logits - logits.max(axis=1, keepdims=True)
+
+
+def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
+    """Raise AssertionError unless each row's token is kept and its score is the best of the kept ones."""
+    seeds = telling_seeds(case, seed)
+    tokens = _run(op, case, seeds)
+    wanted = (len(case.params),)
+    assert (tokens.shape, str(tokens.dtype)) == (wanted, "int32"), f"{tokens.shape} {tokens.dtype}"
+    scores = case.z.astype(np.float64) + gumbel_noise(seeds, np.arange(case.z.shape[1]))
+    for row, (token, params) in enumerate(zip(tokens, case.params, strict=True)):
+        what = f"{case.name}, row {row} ({params}): token {token}"
+        assert 0 <= token < case.z.shape[1], f"{what} is not in the vocabulary"
+        if params.top_k == 1:
+            best = int(np.argmax(case.z[row]))
+            assert token == best, f"{what}, the first best is {best}"
+            continue
+        assert _kept(case.z[row], params, SLACK)[token], f"{what} is not kept"
+        rivals = np.where(_kept(case.z[row], params, -SLACK), scores[row], -np.inf)
+        rival = int(np.argmax(rivals))
+        behind = rivals[rival] - scores[row, token]
+        allowed = SCORE_BOUND * (1.0 + abs(rivals[rival]))
+        assert behind <= allowed, f"{what} scores {behind:.3g} less than {rival}, allowed {allowed:.3g}"
+
+
+def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+    """kept_tokens without slack for top_k: z [vocab] is given to the bit, so the k-th best is no matter of rounding."""
+    if 0 < params.top_k < z.size:
+        z = np.where(z >= np.sort(z)[-params.top_k], z, -np.inf)
+    return kept_tokens(z, dataclasses.replace(params, top_k=0), slack)
+
+
+def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
+    """Seeds uint32 [S, 2]: of NUM_TRIED for each row the one whose draw is nearest to a border of the kept tokens.
+
+    In one row the deepest kept token wins, in the next the shallowest dropped one would.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, 2**32, (len(case.params), 2), dtype=np.uint32)
+    for row, params in enumerate(case.params):
+        kept = _kept(case.z[row], params)
+        tried = rng.integers(0, 2**32, (NUM_TRIED, 2), dtype=np.uint32)
+        scores = case.z[row] + gumbel_noise(tried, np.arange(kept.size))
+        rank = np.empty(kept.size, int)
+        rank[np.argsort(-case.z[row], kind="stable")] = np.arange(kept.size)
+        deepest = rank[np.argmax(np.where(kept, scores, -np.inf), axis=1)]
+        anywhere = np.argmax(scores, axis=1)
+        shallowest = np.where(kept[anywhere], kept.size, rank[anywhere])
+        chosen[row] = tried[np.argmax(deepest) if row % 2 else np.argmin(shallowest)]
+    return chosen
+
+
+def _rows_are_independent(op: SampleOp) -> None:
+    """A row's token is the same beside any others, whatever these need."""
+    case = sample_cases(VOCABS[1])[3]
+    seeds = np.random.default_rng(0).integers(0, 2**32, (NUM_ROWS, 2), dtype=np.uint32)
+    together = _run(op, case, seeds)
+    for row in range(0, NUM_ROWS, 3):
+        alone = [row] * NUM_ROWS
+        easy = dataclasses.replace(case, z=case.z[alone], params=(case.params[row],) * NUM_ROWS)
+        got = _run(op, easy, seeds[alone])
+        assert (got == together[row]).all(), (
+            f"row {row}: token {together[row]} beside others, {got} beside itself"
+        )
+
+
+def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
+    vocab = case.z.shape[1]
+    return np.asarray(
+        op(
+            jnp.asarray(case.z),
+            jnp.asarray(seeds),
+            top_k=jnp.asarray([p.top_k or vocab for p in case.params], jnp.int32),
+            top_p=jnp.asarray([p.top_p for p in case.params], jnp.float32),
+            min_p=jnp.asarray([p.min_p for p in case.params], jnp.float32),
+        )
+    )
+
+
+def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """enginebay.ops.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64 [S, n].
+
+    The uniform numbers are f32's, as the contract has them; the logarithms are exact.
+    """
+    mixed = (ids.astype(np.uint64) * sampling.SPREAD + seeds[:, :1]).astype(np.uint32)
+    bits = _mix(_mix(mixed) ^ seeds[:, 1:])
+    uniform = (bits >> np.uint32(1)).astype(np.float32) * np.float32(2.0**-31) + np.float32(2.0**-32)
+    exact = np.minimum(uniform, np.float32(1.0 - 2.0**-24)).astype(np.float64)
+    return np.asarray(-np.log(-np.log1p(-exact)))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(sampling.FACTORS[0])
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(sampling.FACTORS[1])
+    return np.asarray(x ^ (x >> np.uint32(16)))
