@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from enginebay.errors import RequestError, explain
 from enginebay.llm.prepare import Prompt, Prompts, as_prompts
+from enginebay.llm.standing import Priorities, Tenants, standings
 from enginebay.model import Checkpoint
 from enginebay.text import Message
 from enginebay.types import SamplingParams
@@ -200,17 +201,22 @@ class eSurge:  # noqa: N801  # the name its users know
         sampling_params: SamplingParams | None = None,
         request_id: str | Sequence[str] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: Priorities = 0,
+        tenant: Tenants = None,
     ) -> list[RequestOutput]:
         """Complete prompts (texts, or lists of token ids); one output each, in the order of the prompts.
 
         sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed once.
-        `use_tqdm` shows a progress bar for several prompts on a terminal. Before anything is queued: NotRunningError (a
-        RuntimeError) when nothing runs, RequestError (a ValueError) for wrong prompts, parameters or ids. A completion
+        `use_tqdm` shows a progress bar for several prompts on a terminal. `priority` (larger is more urgent) and `tenant`,
+        for all or one per prompt, are for schedulers that look at them. Before anything is queued: NotRunningError (a
+        RuntimeError) when nothing runs, RequestError (a ValueError) for wrong prompts, values or ids. A completion
         that fails raises its error and ends the others; one that is aborted has finish_reason "abort".
         """
         self._service.check_running()
         listed = as_prompts(prompts)
-        jobs = self._jobs.make(listed, sampling_params, ids_for(len(listed), request_id), self)
+        ids, turns = ids_for(len(listed), request_id), standings(len(listed), priority, tenant)
+        jobs = self._jobs.make(listed, sampling_params, ids, turns, self)
         return self._serving.collect(jobs, is_shown=use_tqdm and not self._silent)
 
     def stream(
@@ -218,6 +224,9 @@ class eSurge:  # noqa: N801  # the name its users know
         prompts: Prompts,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> Updates:
         """Complete one prompt; an output with delta_text for each part, and the last one `finished`.
 
@@ -230,7 +239,8 @@ class eSurge:  # noqa: N801  # the name its users know
             raise RequestError(
                 explain(f"{len(listed)} prompts to stream", "one", "Use generate, or a stream for each.")
             )
-        [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), self)
+        turns = standings(1, priority, tenant)
+        [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
         return self._serving.updates(job)
 
     def chat(
@@ -241,6 +251,9 @@ class eSurge:  # noqa: N801  # the name its users know
         request_id: str | None = None,
         stream: bool = False,
         chat_template: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> Any:
         """Answer a conversation: a RequestOutput, or with `stream` an iterator of them.
 
@@ -260,8 +273,10 @@ class eSurge:  # noqa: N801  # the name its users know
             self._tokenizer.apply_chat_template(messages, tools=tools, chat_template=chat_template)
         ]
         if stream:
-            return self.stream(ids, sampling_params, request_id)
-        return self.generate(ids, sampling_params, request_id, use_tqdm=False)[0]
+            return self.stream(ids, sampling_params, request_id, priority=priority, tenant=tenant)
+        return self.generate(
+            ids, sampling_params, request_id, use_tqdm=False, priority=priority, tenant=tenant
+        )[0]
 
     def abort_request(self, request_id: str) -> None:
         """End a request, waiting or running, with all its completions; whoever waits for it gets what there is.

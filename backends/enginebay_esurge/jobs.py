@@ -11,6 +11,7 @@ from typing import Any
 
 from enginebay.errors import RequestError, explain
 from enginebay.llm.prepare import Preparer, Prompt
+from enginebay.llm.standing import Standing
 from enginebay.types import Request, SamplingParams
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 
@@ -50,6 +51,7 @@ class Jobs:
         prompts: Sequence[Prompt],
         params: SamplingParams | None,
         request_ids: Sequence[str],
+        standing: Sequence[Standing],
         engine: Any,
     ) -> list[Job]:
         """A checked job of each prompt, in order. RequestError (a ValueError) for the first that cannot be served."""
@@ -60,11 +62,13 @@ class Jobs:
                 explain(given, "SamplingParams, or None", "Make them with SamplingParams(...).")
             )
         return [
-            self._make_one(prompt, params, request_id, engine)
-            for prompt, request_id in zip(prompts, request_ids, strict=True)
+            self._make_one(prompt, params, request_id, own, engine)
+            for prompt, request_id, own in zip(prompts, request_ids, standing, strict=True)
         ]
 
-    def _make_one(self, prompt: Prompt, params: SamplingParams, request_id: str, engine: Any) -> Job:
+    def _make_one(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, standing: Standing, engine: Any
+    ) -> Job:
         tokenizer = self._preparer.tokenizer
         if isinstance(prompt, str):
             text, token_ids = prompt, tokenizer.encode(prompt)
@@ -84,7 +88,9 @@ class Jobs:
             changes["logprobs"] = 0  # of the chosen tokens alone
         fitting = own.model_copy(update=changes)
         with self._lock:
-            [prepared] = self._preparer.prepare_one(token_ids, fitting)
+            [prepared] = self._preparer.prepare_one(
+                token_ids, fitting, priority=standing.priority, tenant=standing.tenant or None
+            )
         requests = tuple(
             dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
             for r in prepared.requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay import LLM, SamplingParams
+from enginebay.loop.observer import Ending, Execution, Observer, Update
 
 SIZES: dict[str, Any] = {
     "dtype": "float32",
@@ -29,3 +30,19 @@ def assert_idle(llm: LLM) -> None:
     """Every row is free. Aborts that tests cause come before these calls in the engine's inbox."""
     llm.run_on_engine(llm.engine.ledger.check)
     assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0
+
+
+class Endings(Observer):
+    """Keeps the standing of every request that ended, in that order."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+
+    def updated(self, update: Update) -> None:
+        pass
+
+    def executed(self, execution: Execution) -> None:
+        pass
+
+    def ended(self, ending: Ending) -> None:
+        self.seen.append((ending.request.priority, ending.request.tenant))

@@ -36,6 +36,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of a text")
     parser.add_argument("--json", action="store_true", help="print one JSON object per completion")
+    group = parser.add_argument_group("turn, for schedulers that look at it")
+    group.add_argument("--priority", type=int, default=0, metavar="N", help="larger is more urgent")
+    group.add_argument("--tenant", metavar="NAME", help="on whose account the prompt runs")
     add_sampling_arguments(parser)
     add_engine_arguments(parser)
 
@@ -113,7 +116,8 @@ def run(name: str, args: argparse.Namespace) -> int:
     with progress() as report:
         llm = LLM(config=config, progress=report)
     with llm:
-        chunks = llm.stream(prompt, params)  # before anything is printed: the prompt may be refused
+        # Before anything is printed: the prompt may be refused.
+        chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
         if args.json:
             prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             print_whole(chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids)))

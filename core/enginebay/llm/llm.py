@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, explain
 from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
 from enginebay.llm.prepare import Abilities, Params, Prepared, Preparer, Prompt, Prompts
+from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop
 from enginebay.types import RequestOutput, SamplingParams, StreamChunk
 
@@ -112,14 +114,21 @@ class LLM:
     # Synchronous.
 
     def generate(
-        self, prompts: Prompts, params: Params = None, *, progress: Progress | None = None
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        priority: Priorities = 0,
+        tenant: Tenants = None,
+        progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: one text, a list of texts, or lists of token ids; params for all, or one per prompt.
 
-        Returns one RequestOutput per prompt, in order. Nothing is queued when any prompt or value is refused.
-        Interrupting ends the requests.
+        `priority` (larger is more urgent) and `tenant`, for all or one per prompt, are for schedulers that look at them; they
+        change no token. Returns one RequestOutput per prompt, in order. Nothing is queued when any prompt or value is
+        refused. Interrupting ends the requests.
         """
-        prepared = self._preparer.prepare(prompts, params)
+        prepared = self._preparer.prepare(prompts, params, priority=priority, tenant=tenant)
         groups = self._submit(prepared)
         try:
             outputs = []
@@ -134,12 +143,19 @@ class LLM:
         finally:
             self._abandon(groups)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> Iterator[StreamChunk]:
         """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they are made.
 
         The request is checked and queued at once. Leaving the iterator ends it.
         """
-        groups = self._submit(self._preparer.prepare_one(prompt, params))
+        groups = self._submit(self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant))
         chunks = self._stream(groups)
         weakref.finalize(
             chunks, self._abandon, groups
@@ -147,22 +163,39 @@ class LLM:
         return chunks
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> RequestOutput:
         """Answer a conversation: messages with "role" and "content", put into the model's chat template."""
-        return self.generate([self._chat_prompt(messages, chat_template)], params)[0]
+        prompt = self._chat_prompt(messages, chat_template)
+        return self.generate([prompt], params, priority=priority, tenant=tenant)[0]
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> Iterator[StreamChunk]:
         """chat(), chunk by chunk."""
-        return self.stream(self._chat_prompt(messages, chat_template), params)
+        prompt = self._chat_prompt(messages, chat_template)
+        return self.stream(prompt, params, priority=priority, tenant=tenant)
 
     # asyncio.
 
-    async def agenerate(self, prompts: Prompts, params: Params = None) -> list[RequestOutput]:
+    async def agenerate(
+        self, prompts: Prompts, params: Params = None, *, priority: Priorities = 0, tenant: Tenants = None
+    ) -> list[RequestOutput]:
         """generate() without blocking the event loop; cancelling ends the requests."""
-        prepared = await asyncio.to_thread(self._preparer.prepare, prompts, params)
+        prepare = functools.partial(self._preparer.prepare, priority=priority, tenant=tenant)
+        prepared = await asyncio.to_thread(prepare, prompts, params)
         groups = self._submit(prepared)
         try:
             for readers in groups:
@@ -174,14 +207,20 @@ class LLM:
             self._abandon(groups)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> AsyncIterator[StreamChunk]:
         """stream() for asyncio, for one completion."""
         if params is not None and params.n != 1:
             raise RequestError(
                 explain(f"n = {params.n} in astream", "n = 1", "Start one stream for each completion.")
             )
-        prepared = await asyncio.to_thread(self._preparer.prepare_one, prompt, params)
+        prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
+        prepared = await asyncio.to_thread(prepare, prompt, params)
         groups = self._submit(prepared)
         try:
             async for chunk in _events(groups[0][0]):
@@ -190,10 +229,17 @@ class LLM:
             self._abandon(groups)
 
     async def achat(
-        self, messages: Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
     ) -> RequestOutput:
         """chat() for asyncio."""
-        return (await self.agenerate([self._chat_prompt(messages, chat_template)], params))[0]
+        prompt = self._chat_prompt(messages, chat_template)
+        return (await self.agenerate([prompt], params, priority=priority, tenant=tenant))[0]
 
     def _chat_prompt(self, messages: Messages, chat_template: str | None) -> list[int]:
         token_ids: list[int] = self.tokenizer.apply_chat_template(messages, chat_template=chat_template)

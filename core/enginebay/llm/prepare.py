@@ -7,12 +7,13 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard, cast
+from typing import cast
 
 import numpy as np
 
 from enginebay.build.compose import Plan
 from enginebay.errors import RequestError, explain
+from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, standings
 from enginebay.model import TokenInfo
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
@@ -78,19 +79,26 @@ class Preparer:
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
         self._ids = itertools.count()
 
-    def prepare(self, prompts: Prompts, params: Params) -> list[Prepared]:
+    def prepare(
+        self, prompts: Prompts, params: Params, *, priority: Priorities = 0, tenant: Tenants = None
+    ) -> list[Prepared]:
         """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that cannot be served."""
-        return self._prepare_all(as_prompts(prompts), params)
+        listed = as_prompts(prompts)
+        return self._prepare_all(listed, params, standings(len(listed), priority, tenant))
 
-    def prepare_one(self, prompt: Prompt, params: SamplingParams | None) -> list[Prepared]:
+    def prepare_one(
+        self, prompt: Prompt, params: SamplingParams | None, *, priority: int = 0, tenant: str | None = None
+    ) -> list[Prepared]:
         """A list of one Prepared, of one prompt: where a list of ids is meant and no list of prompts."""
         check_prompt(prompt)
-        return self._prepare_all([prompt], params)
+        return self._prepare_all([prompt], params, standings(1, priority, tenant))
 
-    def _prepare_all(self, prompts: list[Prompt], params: Params) -> list[Prepared]:
+    def _prepare_all(
+        self, prompts: list[Prompt], params: Params, standing: Sequence[Standing]
+    ) -> list[Prepared]:
         if params is None:
             params = SamplingParams()
-        each = cast("list[SamplingParams]", list(params) if _is_list(params) else [params] * len(prompts))
+        each = cast("list[SamplingParams]", list(params) if is_list(params) else [params] * len(prompts))
         for one in each:
             if not isinstance(one, SamplingParams):
                 raise RequestError(
@@ -108,9 +116,9 @@ class Preparer:
                     "Give as many.",
                 )
             )
-        return [self._prepare_one(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
+        return [self._prepare_one(*one) for one in zip(prompts, each, standing, strict=True)]
 
-    def _prepare_one(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+    def _prepare_one(self, prompt: Prompt, params: SamplingParams, standing: Standing) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         self._check(token_ids, params)
@@ -126,8 +134,10 @@ class Preparer:
                 sampling=sampling,
                 key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
                 arrival_s=now_s,
+                priority=standing.priority,
                 parent_id=request_id,
                 index=index,
+                tenant=standing.tenant,
             )
             for index in range(params.n)
         )
@@ -226,7 +236,7 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts from one text, one list of token ids, or a list of either. RequestError for anything else."""
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_list(prompts):
+    if not is_list(prompts):
         raise _no_prompt(prompts)
     if len(prompts) and all(isinstance(p, int | np.integer) for p in prompts):
         return [cast("Sequence[int]", prompts)]
@@ -237,19 +247,13 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
 
 def check_prompt(prompt: object) -> None:
     """RequestError unless this is a text or a list of token ids."""
-    is_ids = _is_list(prompt) and all(isinstance(t, int | np.integer) for t in prompt)
+    is_ids = is_list(prompt) and all(isinstance(t, int | np.integer) for t in prompt)
     if not isinstance(prompt, str) and not is_ids:
         raise _no_prompt(prompt)
 
 
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
-
-
 def _no_prompt(value: object) -> RequestError:
     given = f"a prompt of type {type(value).__name__}"
-    if _is_list(value):
+    if is_list(value):
         given += " that holds other things than token ids"
     return RequestError(explain(given, "text, or a list of token ids", "Convert it first."))

@@ -29,6 +29,7 @@ from tests.unit.esurge.small import (
     until,
     with_,
 )
+from tests.unit.serving import Endings
 
 pytestmark = pytest.mark.xdist_group("esurge")
 CHAT = [{"role": "user", "content": "Who are you?"}]
@@ -318,3 +319,20 @@ def test_times_are_told_apart(engine: eSurge) -> None:  # holds S21
         assert output.tokens_per_second == pytest.approx(23 / after_first, rel=1e-6)
     queues = sorted(o.metrics["queue_time"] for o in outputs if o.metrics)
     assert queues[-1] > 10 * queues[0], "the last ones waited for rows"
+
+
+def test_priority_and_tenant_reach_the_scheduler(engine: eSurge) -> None:
+    endings = Endings()
+    engine._service.audience.add(endings)
+    short = with_(GREEDY_ON, max_tokens=1)
+    engine.generate(PROMPTS[:2], short, priority=[2, -1], tenant="a")
+    list(engine.stream(PROMPT, short, priority=3, tenant="b"))
+    engine.chat(CHAT, sampling_params=short, priority=4, tenant="c")
+    list(engine.chat(CHAT, sampling_params=short, stream=True, priority=5, tenant="d"))
+    engine.generate(PROMPT, short)
+    assert sorted(endings.seen) == [(-1, "a"), (0, ""), (2, "a"), (3, "b"), (4, "c"), (5, "d")]
+    for wrong in ({"priority": [1]}, {"priority": 0.5}, {"tenant": ""}, {"tenant": ["a", ""]}):
+        with pytest.raises(ValueError, match="Allowed: "):
+            engine.generate(PROMPTS[:2], short, **wrong)  # type: ignore[arg-type]
+    engine._service.audience.remove(endings)
+    assert len(endings.seen) == 6
