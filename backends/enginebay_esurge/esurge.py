@@ -97,9 +97,6 @@ class eSurge:  # noqa: N801  # the name its users know
                 ),
             }
         )
-        del (
-            overlap_execution
-        )  # steps always overlap with the host's work, so that True asks for what is there
         settings = EngineSettings(
             dtype,
             max_model_len,
@@ -112,6 +109,7 @@ class eSurge:  # noqa: N801  # the name its users know
             compile_runner,
             auto_shard_model,
             sharding_axis_dims,
+            overlap_execution,
             kwargs,
         )
         level = logging.INFO if runner_verbose and not silent_mode else logging.DEBUG

@@ -38,6 +38,7 @@ class EngineSettings:
     compile_runner: bool
     auto_shard_model: bool
     sharding_axis_dims: Sequence[int]
+    overlap_execution: bool
     more: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ class EngineSettings:
             if self.is_default_length
             else self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
+            "overlap_execution": self.overlap_execution,
             "mesh": mesh_of(self.sharding_axis_dims, num_devices, most_tp) if self.auto_shard_model else {},
             "forbid_compiling": self.compile_runner and self.use_aot_forward,
             "engine": {"name": ENGINE, "options": self._engine_options()},

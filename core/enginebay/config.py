@@ -89,6 +89,10 @@ class EngineConfig(Frozen):
     decode_steps: int = Field(
         default=16, ge=1, le=256, description="most tokens a row gets in one compiled call"
     )
+    overlap_execution: bool = Field(
+        default=True,
+        description="launch a step while the one before it runs; false: read each before the next",
+    )
     mesh: dict[str, int] = Field(
         default_factory=dict, description="devices per mesh axis, such as {tensor = 2}"
     )

@@ -47,10 +47,11 @@ class Loops:
         self.parts = parts
         self._made: list[EngineLoop] = []
 
-    def __call__(self, scheduler: Scheduler | None = None) -> EngineLoop:
-        """Starts one; the one before must have been closed, or have nothing to do."""
+    def __call__(self, scheduler: Scheduler | None = None, **changes: Any) -> EngineLoop:
+        """Starts one, with changes of the configuration; the one before must have been closed, or have nothing to do."""
         parts = self.parts
-        self._made.append(EngineLoop(parts.engine, scheduler or parts.scheduler, parts.plan.config))
+        config = parts.plan.config.model_copy(update=changes)
+        self._made.append(EngineLoop(parts.engine, scheduler or parts.scheduler, config))
         return self._made[-1]
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginebay.build.compose import Composed
@@ -14,7 +15,7 @@ from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.loop.loop import MAX_IN_FLIGHT, EngineLoop
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from tests.unit.paged import DEADLOCK_S, Loops, events, make_parts, request, running, tokens
+from tests.unit.paged import DEADLOCK_S, Loops, all_tokens, events, make_parts, request, running, tokens
 
 pytestmark = pytest.mark.xdist_group("oengine")
 
@@ -122,6 +123,39 @@ def test_steps_are_read_as_fast_as_they_are_launched(
     tickets = loop.submit([request(f"r{i}", 60 + i, 3 + i % 5) for i in range(24)])
     assert [len(tokens(ticket)) for ticket in tickets] == [3 + i % 5 for i in range(24)]
     assert most <= MAX_IN_FLIGHT, f"{most} steps were launched and not read when another one was"
+
+
+def test_without_overlap_each_step_is_read_before_the_next_is_launched(
+    start: Callable[..., EngineLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one decision launches several: prompts with several completions, and decoding rows beside them."""
+    requests = [request(f"r{i}", 60 + i, 3 + i % 5) for i in range(8)]
+    requests += [
+        dataclasses.replace(request(f"{p}/{i}", 20 + p, 6), parent_id=str(p), index=i)
+        for p in range(3)
+        for i in range(3)
+    ]
+    with_overlap = all_tokens(start().submit(requests))
+    loop = start(overlap_execution=False)
+    unread: list[Any] = []
+    step = loop.engine.step
+
+    def watched(plan: StepPlan) -> Any:
+        assert not unread, "a step is launched before the one before it was read"
+        pending = step(plan)
+        read = pending.read
+        unread.append(pending)
+
+        def told() -> np.ndarray:
+            unread.clear()
+            return read()
+
+        monkeypatch.setattr(pending, "read", told)
+        return pending
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.engine, "step", watched)
+        assert all_tokens(loop.submit(requests)) == with_overlap
 
 
 def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> None:

@@ -43,6 +43,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", help=what)
     group.add_argument(
+        "--no-overlap",
+        dest="overlap_execution",
+        action="store_false",
+        default=None,
+        help="read each step before the next is launched",
+    )
+    group.add_argument(
         "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
     )
     group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
@@ -60,6 +67,7 @@ PLAIN = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "decode_steps",
+    "overlap_execution",
     "verify_weights",
     "compile_cache",
 )

@@ -23,7 +23,8 @@ from enginebay.types import Request
 log = logging.getLogger("enginebay.loop")
 
 MAX_IN_FLIGHT = 2
-"""Launched but unread steps: one runs while the next one waits for the device, so that it is never idle."""
+"""Launched but unread steps: one runs while the next one waits for the device, so that it is never idle. One without
+`overlap_execution`."""
 
 POLL_S = 0.002
 """How long to wait for news when a scheduler asks to wait although requests are queued."""
@@ -33,7 +34,7 @@ class EngineLoop:
     """Admits, schedules, launches and commits, on a thread of its own.
 
     One step is launched ahead of the one being read: decoding rows continue from the token that the device sampled,
-    which the host learns later. Every public method may be called from any thread.
+    which the host learns later. Without `overlap_execution` each step is read before the next is launched. Every public method may be called from any thread.
     """
 
     def __init__(self, engine: Engine, scheduler: Scheduler, config: EngineConfig) -> None:
@@ -42,6 +43,7 @@ class EngineLoop:
         self._state = scheduler.initial_state()
         self._book = Book()
         self._steps = Steps(engine, config, self._book)
+        self._most_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()
         self.is_paused = False  # set by call(): while it is, messages are handled and nothing is launched
@@ -113,7 +115,7 @@ class EngineLoop:
             if self.watch.is_on:
                 self.watch.carried_out(self._book, ledger)
         if launched:
-            while len(self._steps.in_flight) >= MAX_IN_FLIGHT:  # a decision may launch several steps
+            while len(self._steps.in_flight) > self._most_unread:  # a decision may launch several steps
                 self._steps.commit_next()
         elif self._steps.in_flight:
             self._steps.commit_next()

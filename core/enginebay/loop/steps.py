@@ -84,6 +84,8 @@ class Steps:
             self._preempt(request_id)
         steps, decoding = self._reserve(decision)  # before newcomers take what is free
         prefilled = self._launch_prefill(decision)
+        if prefilled and not self.config.overlap_execution:
+            self.commit_all()
         launched = self._launch_decode(decoding, steps) or prefilled
         if launched or self.in_flight:
             return launched
@@ -159,6 +161,8 @@ class Steps:
         for hold in (True, True, False):
             if launched and not hold:
                 break
+            if not self.config.overlap_execution:
+                self.commit_all()
             chunks, left = self.places.let_in(left, hold=hold)
             plans = tuple(self._plan_chunk(tracked, num_tokens) for tracked, num_tokens in chunks)
             if plans:

@@ -152,9 +152,14 @@ def chunk_sizes_do_not_matter(subject: Subject) -> None:
 
 
 def decode_steps_do_not_matter(subject: Subject) -> None:
-    """1, 3 and 16 steps in a call give the same tokens."""
-    prompts = prompts_of(subject.vocab_size, LENGTHS[:4], seed=3)
-    _compare_choices(subject, prompts, [{"decode_steps": steps} for steps in (1, 3, 16)])
+    """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the host's work or do not."""
+    prompts = prompts_of(subject.vocab_size, (*LENGTHS[:4], 5), seed=3)  # more than rows, so that one waits
+    choices = [(1, True), (1, False), (3, True), (16, False)]
+    _compare_choices(
+        subject,
+        prompts,
+        [{"decode_steps": steps, "overlap_execution": overlap} for steps, overlap in choices],
+    )
 
 
 def _compare_choices(subject: Subject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]) -> None:

@@ -68,11 +68,16 @@ def test_options_reach_the_paged_engine_as_they_are() -> None:  # holds S03
         max_num_batched_tokens=64,
         hbm_utilization=0.5,
         enable_prefix_caching=False,
+        overlap_execution=True,
         decode_steps=4,
         engine_options={"prefix_ttl_s": 9.0},
     ).config("demo", 1024, 1, 1)
     assert (config.dtype, config.max_model_len, config.max_num_seqs) == ("float32", 512, 8)
     assert (config.max_num_batched_tokens, config.decode_steps, config.forbid_compiling) == (64, 4, True)
+    assert (config.overlap_execution, settings().config("demo", 1024, 1, 1).overlap_execution) == (
+        True,
+        False,
+    )
     assert config.engine.name == "oengine"
     wanted = {"page_size": 128, "prefix_caching": False, "memory_utilization": 0.5, "prefix_ttl_s": 9.0}
     assert config.engine.options == wanted, "the page size is not another one where there is no TPU"
