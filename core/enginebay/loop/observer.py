@@ -68,7 +68,7 @@ class Observer(ABC):
 
     @abstractmethod
     def updated(self, update: Update) -> None:
-        """Steps were launched, and may not have run yet."""
+        """Steps were launched, and may not have run yet. Without `overlap_execution` all but the last were read already."""
 
     @abstractmethod
     def executed(self, execution: Execution) -> None:
