@@ -14,6 +14,7 @@ from enginebay.build.compose import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.loop.loop import MAX_IN_FLIGHT, EngineLoop
+from enginebay.loop.messages import Ticket
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.unit.paged import DEADLOCK_S, Loops, all_tokens, events, make_parts, request, running, tokens
 
@@ -105,6 +106,71 @@ def test_what_a_failed_step_computed_is_not_found_again(
     assert [token for event in last for token in event.token_ids] == expected
     assert last[-1].metrics is not None
     assert last[-1].metrics.num_cached_tokens == 0
+
+
+class FailsOnce:
+    """An engine's step that fails when it is read, the first time that `fails` says so; `meanwhile` is called before."""
+
+    def __init__(self, step: Callable[[StepPlan], Any], fails: Callable[[StepPlan], bool]) -> None:
+        self.step, self.fails = step, fails
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.has_failed = False
+
+    def __call__(self, plan: StepPlan) -> Any:
+        pending = self.step(plan)
+        if not self.has_failed and self.fails(plan):
+            self.meanwhile()
+            pending.read = self._fail
+        return pending
+
+    def _fail(self) -> np.ndarray:
+        self.has_failed = True
+        raise RuntimeError("the device is gone")
+
+
+def test_a_step_that_nobody_needs_any_more_fails_nobody(
+    start: Callable[..., EngineLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its rows were aborted before it was read. Who came meanwhile has the row of one, and begins again."""
+    loop = start()
+    expected = tokens(loop.submit([request("after", 40, 12)])[0])
+    failing = FailsOnce(loop.engine.step, lambda plan: plan.is_decode)
+    came: list[Ticket] = []
+
+    def meanwhile() -> None:
+        loop.abort("aborted")
+        came.extend(loop.submit([request("after", 40, 12)]))
+
+    failing.meanwhile = meanwhile
+    monkeypatch.setattr(loop.engine, "step", failing)
+    assert events(loop.submit([request("aborted", 30, 50)])[0])[-1].finish_reason == "abort"
+    assert tokens(came[0]) == expected
+    assert failing.has_failed
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_that_fails_fails_its_own_requests_alone(
+    start: Callable[..., EngineLoop], monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """Others lose what they had in the arrays, are computed again, and get the same tokens."""
+    loop = start(overlap_execution=overlap)
+    names = [f"lucky {i}" for i in range(3)]
+    expected = all_tokens(loop.submit([request(name, 20 + i, 40) for i, name in enumerate(names)]))
+
+    def is_the_unlucky_ones(plan: StepPlan) -> bool:
+        rows = loop.engine.rows
+        return not plan.is_decode and any(rows.request(r.row).request_id == "unlucky" for r in plan.rows)
+
+    failing = FailsOnce(loop.engine.step, is_the_unlucky_ones)
+    monkeypatch.setattr(loop.engine, "step", failing)
+    lucky = loop.submit([request(name, 20 + i, 40) for i, name in enumerate(names)])
+    first = [ticket.get(DEADLOCK_S) for ticket in lucky]
+    unlucky = loop.submit([request("unlucky", 30, 5)])[0]
+    error = events(unlucky)[-1].error
+    assert isinstance(error, InternalError)
+    assert "the device is gone" in str(error)
+    got = [[*one.token_ids, *tokens(ticket)] for one, ticket in zip(first, lucky, strict=True)]
+    assert got == expected
 
 
 def test_steps_are_read_as_fast_as_they_are_launched(

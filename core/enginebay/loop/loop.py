@@ -169,9 +169,10 @@ class EngineLoop:
             result.set_exception(error)
 
     def _recover(self, error: Exception) -> bool:
-        """Fail every request that has part in the arrays, and begin anew with fresh ones. False: that failed too.
+        """Fail the requests of the step that failed, and begin anew with fresh arrays. False: that failed too.
 
-        When none has, whatever failed would fail again for those that wait: then they are failed.
+        When it was no step, every request that runs is failed. When none does, whatever failed would fail again for those
+        that wait: then they are failed.
         """
         told: EnginebayError
         if isinstance(error, EnginebayError):
@@ -182,8 +183,10 @@ class EngineLoop:
                 explain(given, "steps that succeed", "The service goes on; please report this.")
             )
         try:
-            for tracked in list(self._book.running.values()) or self._book.everything:
-                self._steps.end(tracked, "error", told)
+            at_work, running = self._steps.at_work, list(self._book.running.values())
+            for tracked in (running or self._book.everything) if at_work is None else at_work:
+                if not tracked.finished:
+                    self._steps.end(tracked, "error", told)
             self._steps.begin_anew()
         except Exception as last:  # nothing can run any more: nobody may be left waiting
             log.exception("the engine cannot begin anew")

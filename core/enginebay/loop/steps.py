@@ -52,6 +52,8 @@ class Steps:
         self.places = Places(engine, book)
         self.watch = Watch()
         self.in_flight: collections.deque[InFlight] = collections.deque()
+        self.at_work: Sequence[Tracked] | None = None
+        """The requests of the step that is being launched or read: when that fails, theirs is the step that failed."""
 
     @property
     def is_idle(self) -> bool:
@@ -97,6 +99,7 @@ class Steps:
     def commit_next(self) -> None:
         """Read the oldest launched step and tell its tokens. Rows whose request has ended meanwhile are passed over."""
         step = self.in_flight.popleft()
+        self.at_work = step.rows
         tokens = step.pending.read()
         now_s = time.monotonic()
         if self.watch.is_on:
@@ -104,6 +107,7 @@ class Steps:
         counts = (tokens >= 0).sum(axis=1)
         self.places.append(step.rows, tokens, counts)
         told = step.logprobs(counts.tolist())
+        self.at_work = None
         for tracked, row_tokens, count, logprobs in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, strict=True
         ):
@@ -134,8 +138,11 @@ class Steps:
         self.places.free(tracked)
 
     def begin_anew(self) -> None:
-        """Fresh arrays, after every request that had part in the old ones has ended."""
+        """Fresh arrays. Requests that run, and have not ended, lose their rows and begin again."""
+        self.at_work = None
         self.in_flight.clear()
+        for request_id in reversed(list(self.book.running)):  # each goes to the front of the queue
+            self._preempt(request_id)
         self.engine.rows.clear()  # a row whose admission failed half-way has no request any more
         self.engine.drop_arrays()
         self.engine.make_arrays()
@@ -166,10 +173,7 @@ class Steps:
             chunks, left = self.places.let_in(left, hold=hold)
             plans = tuple(self._plan_chunk(tracked, num_tokens) for tracked, num_tokens in chunks)
             if plans:
-                plan = StepPlan(plans, 0, demand)
-                pending = self.engine.step(plan)
-                launched_s = self.watch.launched(plan) if self.watch.is_on else math.nan
-                self.in_flight.append(InFlight(pending, [tracked for tracked, _ in chunks], launched_s))
+                _launch_step(self, StepPlan(plans, 0, demand), [tracked for tracked, _ in chunks])
                 launched = True
             for tracked, _ in chunks:
                 self.places.set_computed(tracked, tracked.num_computed)
@@ -213,8 +217,13 @@ class Steps:
             plans.append(RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True))
             tracked.num_launched += min(steps, tracked.num_new_left)
         if plans:
-            plan = StepPlan(tuple(plans), steps, self.book.demand())
-            pending = self.engine.step(plan)
-            launched_s = self.watch.launched(plan) if self.watch.is_on else math.nan
-            self.in_flight.append(InFlight(pending, list(rows), launched_s))
+            _launch_step(self, StepPlan(tuple(plans), steps, self.book.demand()), list(rows))
         return bool(plans)
+
+
+def _launch_step(steps: Steps, plan: StepPlan, rows: list[Tracked]) -> None:
+    steps.at_work = rows
+    pending = steps.engine.step(plan)
+    launched_s = steps.watch.launched(plan) if steps.watch.is_on else math.nan
+    steps.in_flight.append(InFlight(pending, rows, launched_s))
+    steps.at_work = None

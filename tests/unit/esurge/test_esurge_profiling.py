@@ -94,7 +94,9 @@ def test_stopping_a_profile_ends_it_before_its_time(slow_engine: eSurge, tmp_pat
     slow_engine.start_profiling(tmp_path, 10**6)
     stream = slow_engine.stream(PROMPT, LONG)
     next(stream)
-    until(lambda: count.inside)  # without overlap a prompt's token comes before the update that it is part of is told
+    until(
+        lambda: count.inside
+    )  # without overlap a prompt's token comes before the update that it is part of is told
     slow_engine.stop_profiling()
     slow_engine.stop_profiling()
     assert len(traces(tmp_path)) == 1
