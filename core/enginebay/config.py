@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError, explain, unknown_name
 from enginebay.types import describe_validation
 
 AUTO: Final = "auto"
@@ -109,6 +109,16 @@ class EngineConfig(Frozen):
     forbid_compiling: bool = Field(
         default=False, description="after warmup(), a program still to be compiled is an error"
     )
+
+    @field_validator("kernels", mode="before")
+    @classmethod
+    def _phases_are_known(cls, value: Any) -> Any:
+        for op, choice in value.items() if isinstance(value, Mapping) else ():
+            for phase in choice if isinstance(choice, Mapping) else ():
+                if phase not in PHASES:
+                    told = unknown_name("phase", str(phase), PHASES, "Correct it.")
+                    raise ConfigError(f"kernels.{op}.{phase}: {told}")
+        return value
 
     @field_validator("mesh")
     @classmethod

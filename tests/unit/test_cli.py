@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
+from enginebay.cli import bench
 from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.cli.main import COMMANDS, main
 from enginebay.hooks import Declaration
@@ -184,6 +185,25 @@ def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: A
     assert set(latency[0]["figures"]) == {"ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"}
 
 
+def test_bench_varies_attention_by_phase() -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments("bench", parser)
+    flags = (
+        "--attention",
+        "xla",
+        "--attention",
+        "decode=xla,decode=native",
+        "--engine",
+        "oengine,vinference",
+    )
+    variants = bench._variants(parser.parse_args(["latency", *flags]))
+    assert [name for name, _ in variants] == [
+        f"{engine} decode={decode}" for engine in ("oengine", "vinference") for decode in ("xla", "native")
+    ]
+    chosen = [values["kernels"]["attention"] for _, values in variants]
+    assert chosen == [{"decode": d, "prefill": "xla", "mixed": "xla"} for d in ("xla", "native")] * 2
+
+
 def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from enginebay.errors import InternalError
 
@@ -196,7 +216,7 @@ def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pyte
 
 
 def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> Iterator[StreamChunk]:
+    def interrupted(*_: Any, **__: Any) -> Iterator[StreamChunk]:
         yield StreamChunk("r", 1, "some ", (7, 8))
         yield StreamChunk("r", 0, "whole", (9,), "stop")
         yield StreamChunk("r", 1, "text", (10,))
@@ -217,7 +237,7 @@ def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch
 def test_interrupted_chat_as_json_holds_what_there_is(
     run: Run, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> Iterator[StreamChunk]:
+    def interrupted(*_: Any, **__: Any) -> Iterator[StreamChunk]:
         yield StreamChunk("r", 0, "some ", (7, 8))
         raise KeyboardInterrupt
 

@@ -68,6 +68,7 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("generate", "--scheduler", "fcsf"), ("unknown scheduler 'fcsf'", "Did you mean 'fcfs'")),
         (("generate", "--sampler", "gredy"), ("unknown sampler 'gredy'", "Did you mean 'greedy'")),
         (("generate", "--attention", "xlaa"), ("'xlaa'",)),
+        (("generate", "--attention", "decod=xla"), ("unknown phase 'decod'", "Did you mean 'decode'")),
         (("generate", "--kernel", "atention=xla"), ("unknown op 'atention'", "Did you mean 'attention'")),
         (("generate", "--kernel", "linear.decode=xla"), ("kernels.linear differs by phase",)),
         (("generate", "--kernel", "linear"), ("--kernel linear", "OP[.PHASE]=NAME")),

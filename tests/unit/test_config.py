@@ -99,6 +99,24 @@ def test_a_kernel_for_all_phases_replaces_each(file: Path) -> None:
     assert set(config.kernels["attention"].model_dump().values()) == {"other"}
 
 
+def test_attention_is_chosen_by_phase(file: Path) -> None:
+    by_flags = [
+        (("--attention", "decode=mine"), ("mine", "xla", "xla")),
+        (("--attention", "decode=mine", "--attention", "mixed=other"), ("mine", "xla", "other")),
+        (("--attention", "decode=mine", "--attention", "other"), ("mine", "other", "other")),
+        (("--attention", "decode=mine", "--kernel", "attention.mixed=other"), ("mine", "xla", "other")),
+    ]
+    for flags, (decode, prefill, mixed) in by_flags:
+        config = from_flags("--config", str(file), *flags)
+        assert config.kernels["attention"] == KernelChoice(decode=decode, prefill=prefill, mixed=mixed)
+
+
+@pytest.mark.parametrize("flags", [("--attention", "decod=mine"), ("--kernel", "attention.decod=mine")])
+def test_an_unknown_phase_is_told_with_the_nearest(flags: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"kernels.attention.decod: unknown phase 'decod'.*mean 'decode'"):
+        from_flags(*flags)
+
+
 def test_an_axis_can_be_kept_whole_again() -> None:
     config = make_config({"axis_rules": {"heads": "tensor"}}, {"axis_rules": {"heads": None}})
     assert config.rules()["heads"] is None
@@ -173,13 +191,18 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     [
         ("--kernel", "attention"),
         ("--kernel", "=xla"),
+        ("--attention", "=xla"),
+        ("--attention", "decode="),
+        ("--attention", "decode=xla,prefill=xla"),
+        ("--attention", "xla", "--attention", "native"),
+        ("--attention", "decode=xla", "--attention", "decode=native"),
         ("--mesh", "tensor"),
         ("--mesh", "tensor=two"),
         ("--mesh", "tensor=²"),
         ("--mesh", "tensor=-1"),
     ],
 )
-def test_a_malformed_flag_is_refused(flags: tuple[str, str]) -> None:
+def test_a_malformed_flag_is_refused(flags: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match=flags[0]):
         from_flags(*flags)
 

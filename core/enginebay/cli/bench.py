@@ -18,7 +18,8 @@ from enginebay.cli.show import progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
 
-VARIED = ("engine", "scheduler", "attention", "dtype")
+ONE_EACH = ("engine", "scheduler", "dtype")
+"""Flags that take a list here, besides --attention, which may be repeated too: each time it is a list of its own."""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -85,14 +86,18 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Every combination of the comma-separated choices, named by what differs."""
-    given = {flag: getattr(args, flag) for flag in VARIED if getattr(args, flag)}
-    lists = {flag: list(dict.fromkeys(text.split(","))) for flag, text in given.items()}
+    given = [(flag, getattr(args, flag)) for flag in ONE_EACH if getattr(args, flag)]
+    given += [("attention", text) for text in args.attention]
+    lists = [(flag, list(dict.fromkeys(text.split(",")))) for flag, text in given]
     variants = []
-    for combination in itertools.product(*lists.values()):
-        single = argparse.Namespace(**vars(args))
-        for flag, value in zip(lists, combination, strict=True):
-            setattr(single, flag, value)
-        named = [value for flag, value in zip(lists, combination, strict=True) if len(lists[flag]) > 1]
+    for combination in itertools.product(*(values for _, values in lists)):
+        single = argparse.Namespace(**(vars(args) | {"attention": []}))
+        for (flag, _), value in zip(lists, combination, strict=True):
+            if flag == "attention":
+                single.attention.append(value)
+            else:
+                setattr(single, flag, value)
+        named = [one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1]
         variants.append((" ".join(named) or "this configuration", flag_values(single)))
     return variants
 

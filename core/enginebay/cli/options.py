@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config import PHASES, EngineConfig, make_config, read_toml
 from enginebay.errors import InputError, explain
 
 
@@ -19,7 +19,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine", metavar="NAME")
     group.add_argument("--scheduler", metavar="NAME")
     group.add_argument("--sampler", metavar="NAME")
-    group.add_argument("--attention", metavar="NAME", help="attention kernel, for all phases")
+    group.add_argument(
+        "--attention",
+        metavar="[PHASE=]NAME",
+        action="append",
+        default=[],
+        help="attention kernel, for all phases or for decode, prefill or mixed; may be repeated",
+    )
     group.add_argument(
         "--kernel",
         metavar="OP[.PHASE]=NAME",
@@ -84,10 +90,10 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(args, name) for name in PLAIN if getattr(args, name) is not None}
     kernels: dict[str, Any] = {}
     if args.attention:
-        kernels["attention"] = dict.fromkeys(("decode", "prefill", "mixed"), args.attention)
+        kernels["attention"] = attention_by_phase(args.attention)
     for op, name in (split_pair(text, "--kernel", "OP[.PHASE]=NAME") for text in args.kernel):
         plain, _, phase = op.partition(".")
-        phases = (phase,) if phase else ("decode", "prefill", "mixed")
+        phases = (phase,) if phase else PHASES
         kernels.setdefault(plain, {}).update(dict.fromkeys(phases, name))
     if kernels:
         values["kernels"] = kernels
@@ -96,6 +102,27 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
             axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)
         }
     return values
+
+
+def attention_by_phase(given: list[str]) -> dict[str, str]:
+    """The kernel of each phase that is named, out of NAME, which is for all, and PHASE=NAME, which goes before that.
+
+    InputError for a phase that is named twice. An unknown one is refused with the configuration.
+    """
+    everywhere: dict[str, str] = {}
+    by_phase: dict[str, str] = {}
+    for text in given:
+        if "," in text:
+            raise InputError(
+                explain(f"--attention {text}", "NAME or PHASE=NAME", "Repeat the flag for each phase.")
+            )
+        phase, name = split_pair(text, "--attention", "PHASE=NAME") if "=" in text else ("", text)
+        target, named = (by_phase, (phase,)) if phase else (everywhere, PHASES)
+        if set(named) & set(target):
+            once = f"one kernel for {phase or 'all phases'}"
+            raise InputError(explain(f"--attention {' and '.join(given)}", once, "Leave one out."))
+        target |= dict.fromkeys(named, name)
+    return everywhere | by_phase
 
 
 def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
