@@ -103,6 +103,9 @@ class EngineConfig(Frozen):
     verify_weights: bool = Field(
         default=False, description="refuse NaN and infinity in the weights while loading"
     )
+    verify_kernels: bool = Field(
+        default=True, description="check kernels that are given by import path before they are used"
+    )
     compile_cache: str = Field(
         default=AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"'
     )

@@ -30,6 +30,10 @@ class RequestError(InputError):
     """A request that can never be served as it stands."""
 
 
+class IncorrectError(InputError):
+    """An implementation given by hand whose results are not what its op's contract says."""
+
+
 class CheckpointError(InputError):
     """A model folder that is missing, incomplete or inconsistent."""
 

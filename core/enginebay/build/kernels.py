@@ -11,6 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from enginebay.build.fused import FUSED_OPS, Part, add_rms_norm_of, choose_fused
+from enginebay.build.unregistered import check_import_paths, with_import_paths
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.config import AUTO, PHASES, EngineConfig, KernelChoice, Reason
 from enginebay.errors import ConfigError, PluginError, UnsupportedError, explain, unknown_name
@@ -22,6 +23,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, RopeSpec
 from enginebay.registry import Entry, Registry
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Layouts
+from enginebay.testing.quick import Setting
 
 PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write", "sample")
 """Ops without phases and layouts."""
@@ -107,6 +109,7 @@ def choose_kernels(
     for op in config.kernels:
         if op not in known:
             raise unknown_name("op", op, known, "Correct the [kernels] section.")
+    registry = with_import_paths(registry, config, default_layout)
     shards = placement.num_shards("kv_heads")
     specs = [spec.per_shard(shards) for spec in info.attention.values()]
     layout, reason = _choose_layout(registry, config, env, specs, default_layout)
@@ -131,9 +134,11 @@ def choose_kernels(
     calls.update(call for found in plain.values() for call in found.custom_calls)
     names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}
     impls = {op: found.impl for op, found in plain.items()}
-    return ChosenKernels(
-        attention, impls, names, layout.name, type(layout), tuple(reasons), env, tuple(sorted(calls))
-    )
+    checked = {f"kernels.attention.{phase}": impl for phase, impl in attention.items()}
+    checked |= {f"kernels.{op}": impl for op, impl in impls.items()}
+    setting = Setting(env, specs, type(layout), specs[0].q_dtype)
+    told = check_import_paths(reasons, checked, setting, verify=config.verify_kernels)
+    return ChosenKernels(attention, impls, names, layout.name, type(layout), told, env, tuple(sorted(calls)))
 
 
 def choose_plain(

@@ -24,7 +24,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[PHASE=]NAME",
         action="append",
         default=[],
-        help="attention kernel, for all phases or for decode, prefill or mixed; may be repeated",
+        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill or mixed; may be repeated",
     )
     group.add_argument(
         "--kernel",
@@ -58,6 +58,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
     )
+    group.add_argument(
+        "--no-verify-kernels",
+        dest="verify_kernels",
+        action="store_false",
+        default=None,
+        help="use kernels given by import path without a check",
+    )
     group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
 
 
@@ -75,6 +82,7 @@ PLAIN = (
     "decode_steps",
     "overlap_execution",
     "verify_weights",
+    "verify_kernels",
     "compile_cache",
 )
 """Flags whose values are configuration values as they are."""

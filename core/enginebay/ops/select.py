@@ -21,6 +21,11 @@ class Candidate:
     custom_calls: tuple[str, ...] = ()
 
 
+def is_import_path(name: str) -> bool:
+    """Whether a kernel's name is "module:attribute": an implementation that nobody registered."""
+    return ":" in name
+
+
 def choose(
     setting: str, wanted: str, candidates: Sequence[Candidate], why_not: Callable[[Any], str | None]
 ) -> tuple[Candidate, Reason]:
@@ -30,6 +35,8 @@ def choose(
     never falls back. "auto" takes the highest priority that can, ties by name, and the reason has all the others.
     UnknownNameError for a name that no candidate has.
     """
+    if wanted == AUTO:  # what was given by import path serves where it is named
+        candidates = [candidate for candidate in candidates if not is_import_path(candidate.name)]
     if wanted != AUTO and all(candidate.name != wanted for candidate in candidates):
         names = [candidate.name for candidate in candidates]
         raise unknown_name(setting, wanted, names, "`enginebay plugins` lists what is installed.")

@@ -238,7 +238,7 @@ def _plain_op(op: str, kernel: Any, layouts: Iterable[type[KVLayout]]) -> Iterab
             yield f"rope[{name}]", functools.partial(kernels.check_rope, kernel, spec, "float32")
     elif op == "kv_write":
         for kind in layouts:
-            yield f"kv_write[{kind.__name__}]", functools.partial(_kv_write, kernel, kind)
+            yield f"kv_write[{kind.__name__}]", functools.partial(check_kv_write, kernel, kind)
     elif op == "rope_kv_write":
         yield from fused.rope_kv_write_checks(kernel, layouts, DTYPES)
     elif op == "sample":
@@ -273,7 +273,7 @@ LINEAR_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _kv_write(kernel: Any, kind: type[KVLayout]) -> None:
+def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
     """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their number."""
     import jax
     import jax.numpy as jnp
