@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -129,6 +130,21 @@ class PagedEngine(Engine):
         # Shared pages hold the same keys and values already; theirs are written where nobody reads.
         private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
         put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        before = self.geometry
+        self.drop_arrays()
+        swap_back = self.runner.swap(Program(parts.model, parts.ops, parts.sampler))
+        self.geometry = dataclasses.replace(before, compact_decode=parts.compact_decode)
+
+        def undo() -> None:
+            self.drop_arrays()
+            swap_back()
+            self.geometry = before
+            self.make_arrays()
+
+        self.make_arrays()
+        return undo
 
 
 def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int) -> PageLedger:

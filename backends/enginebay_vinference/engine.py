@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -153,6 +154,21 @@ class VInferenceEngine(Engine):
     def put(self, lease: Lease, state: RowState) -> None:
         self._make_room(lease.row + 1, lease.capacity)
         put_row(self.runner, lease.row, self._pages(lease), state)
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        before, least = self.geometry, self._least
+        self.drop_arrays()
+        swap_back = self.runner.swap(Program(parts.model, parts.ops, parts.sampler))
+        self.geometry = dataclasses.replace(before, compact_decode=parts.compact_decode)
+
+        def undo() -> None:
+            self.drop_arrays()
+            swap_back()
+            self.geometry, self._least = before, least
+            self.make_arrays()
+
+        self.make_arrays()
+        return undo
 
     def _pages(self, lease: Lease) -> np.ndarray:
         table = np.zeros((1, self._shape.pages_per_slot), np.int32)

@@ -186,6 +186,20 @@ class Engine(ABC):
         UnsupportedError when the memory plan does not fit the device.
         """
 
+    def swap(self, parts: Any) -> Callable[[], None]:
+        """Run steps with the ops and the sampler of other EngineParts from now on; no row may be running.
+
+        The function that comes back brings the former ones back, with the programs that were compiled of them, and
+        drops those of `parts`. What the cache knew is forgotten both times. Swaps nest: the last one is undone first.
+        """
+        raise UnsupportedError(
+            explain(
+                f"other implementations in a running {type(self).__name__}",
+                "an engine that can swap",
+                "Make a new one with these implementations.",
+            )
+        )
+
 
 def cache_bytes(arrays: Any) -> int:
     """Bytes of all arrays of a pytree."""

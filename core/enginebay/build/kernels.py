@@ -123,7 +123,7 @@ def choose_kernels(
             getattr(wanted, phase),
             candidates(registry, "attention", env),
             functools.partial(
-                _why_not, env=env, specs=specs, phase=phase, layout=layout, is_sharded=shards > 1
+                why_not, env=env, specs=specs, phase=phase, layout=layout, is_sharded=shards > 1
             ),
         )
         attention[phase] = found.impl
@@ -183,14 +183,14 @@ def _wanted(config: EngineConfig, op: str) -> str:
     return choice.decode
 
 
-def _sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
+def sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
     """A layout of the kind for asking what can serve it; counts do not matter to capabilities, page size does."""
     return kind(
         num_pages=2, page_size=64, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=spec.kv_dtype
     )
 
 
-def _why_not(
+def why_not(
     impl: AttentionImpl,
     *,
     env: Env,
@@ -199,6 +199,7 @@ def _why_not(
     layout: KVLayout,
     is_sharded: bool,
 ) -> str | None:
+    """Why an attention implementation cannot serve a model's layers in a phase, or None."""
     bucket = Bucket(
         tokens=1 if phase == "decode" else 16, seqs=1, pages_per_seq=1, max_q_len=1, max_kv_len=64, mode=phase
     )
@@ -214,7 +215,7 @@ def _choose_layout(
     """The layout that the wanted implementations share; the configured one is taken as it is."""
     if config.layout != AUTO:
         kind = registry.load(registry.find("layout", config.layout))
-        return _sample_layout(kind, specs[0]), Reason("layout", config.layout, "chosen by name")
+        return sample_layout(kind, specs[0]), Reason("layout", config.layout, "chosen by name")
     wanted = config.kernels.get("attention", KernelChoice())
     named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
     found: dict[str, Candidate] = {}
@@ -239,7 +240,7 @@ def _choose_layout(
     why = (
         f"first that {', '.join(sorted(named))} share" if lists else f"the default of platform {env.platform}"
     )
-    return _sample_layout(registry.load(registry.find("layout", layout)), specs[0]), Reason(
+    return sample_layout(registry.load(registry.find("layout", layout)), specs[0]), Reason(
         "layout", layout, why
     )
 

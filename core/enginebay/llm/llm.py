@@ -16,6 +16,7 @@ from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, explain
 from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
+from enginebay.llm.override import overridden
 from enginebay.llm.prepare import Abilities, Params, Prepared, Preparer, Prompt, Prompts
 from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop
@@ -110,6 +111,43 @@ class LLM:
             return count
 
         return int(self._loop.call(compile_all))
+
+    @contextlib.contextmanager
+    def override(
+        self,
+        *,
+        attention: Any = None,
+        embedding: Any = None,
+        kv_write: Any = None,
+        linear: Any = None,
+        rms_norm: Any = None,
+        rope: Any = None,
+        sample: Any = None,
+        check: bool = True,
+    ) -> Iterator[Self]:
+        """While the block lasts, all steps run with other implementations of ops, registered or not.
+
+        Each is a whole implementation, a name, or an import path; attention may be a function in the simple form
+        (enginebay.ops.simple), or {phase: implementation} for some of decode, prefill and mixed. It must pass a quick check
+        against the reference, unless `check` is False: IncorrectError. RequestError while requests are under way; those that
+        are at the end of the block end with StoppedError. The former programs come back without compiling. Blocks nest.
+        """
+        named = {
+            "attention": attention,
+            "embedding": embedding,
+            "kv_write": kv_write,
+            "linear": linear,
+            "rms_norm": rms_norm,
+            "rope": rope,
+            "sample": sample,
+        }
+        given = {op: value for op, value in named.items() if value is not None}
+        before = self._parts
+        with overridden(before, self._loop, given, check=check) as self._parts:
+            try:
+                yield self
+            finally:
+                self._parts = before
 
     # Synchronous.
 

@@ -202,3 +202,9 @@ class EngineLoop:
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, told))
         self._book.clear()
         self._inbox.refuse_all(told)
+
+
+def end_all(loop: EngineLoop, error: EnginebayError) -> None:
+    """End every request of a loop with an error. On its thread only, see call()."""
+    for tracked in loop._book.everything:
+        loop._steps.end(tracked, "error", error)

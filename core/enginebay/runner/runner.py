@@ -200,6 +200,18 @@ class Runner:
         )
         return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
 
+    def swap(self, program: Program) -> Callable[[], None]:
+        """Compile and run steps of another program from now on; the function that comes back returns to the former one."""
+        before = self.program, self._programs
+        history = self._cache_key(self._history_key)
+        self.program = program
+        self._programs = {key: step for key, step in self._programs.items() if key == history}
+
+        def swap_back() -> None:
+            self.program, self._programs = before
+
+        return swap_back
+
     def _write_history(self, known: KnownTokens) -> None:
         padded = np.zeros(self.max_model_len, np.int32)
         padded[: len(known.token_ids)] = known.token_ids

@@ -1,0 +1,61 @@
+"""Swapping implementations in a running engine for a while, and bringing the former ones back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from enginebay.build.compose import Composed, make_parts
+from enginebay.build.override import overridden_plan
+from enginebay.errors import RequestError, StoppedError, explain
+from enginebay.loop.loop import EngineLoop, end_all
+
+
+@contextlib.contextmanager
+def overridden(
+    parts: Composed, loop: EngineLoop, given: Mapping[str, Any], *, check: bool = True
+) -> Iterator[Composed]:
+    """While the block lasts, an engine's steps run with other implementations of ops; yields its parts with their plan.
+
+    RequestError while requests are under way; for the rest see `overridden_plan`, and then nothing has changed. What is
+    still under way at the end of the block ends with StoppedError, so that no request is served half by one and half by
+    another. Within the block programs may be compiled, whatever forbid_compiling says. Blocks nest.
+    """
+    engine = parts.engine
+    plan = overridden_plan(parts.plan, given, check=check)
+
+    def begin() -> tuple[Callable[[], None], bool]:
+        count = loop.num_waiting + loop.num_running
+        if count:
+            raise RequestError(
+                explain(
+                    f"{count} requests are under way while implementations are to be swapped",
+                    "none",
+                    "Let them end, or end them, and try again.",
+                )
+            )
+        undo = engine.swap(make_parts(plan))
+        forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False
+        return undo, forbidden
+
+    undo, forbidden = loop.call(begin)
+
+    def end() -> None:
+        end_all(
+            loop, StoppedError("the block of override() that the request ran in has ended: send it again")
+        )
+        engine.compilations.forbidden = forbidden
+        undo()
+
+    try:
+        yield dataclasses.replace(parts, plan=plan)
+    finally:
+        try:
+            loop.call(end)
+        except (
+            StoppedError
+        ):  # a step failed just now, and the loop has recovered; or the loop is closed for good
+            with contextlib.suppress(StoppedError):
+                loop.call(end)
