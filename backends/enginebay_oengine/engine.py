@@ -10,6 +10,7 @@ import numpy as np
 from enginebay.cache import Lease
 from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
+from enginebay.ops.shadow import ShadowReport
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
@@ -75,7 +76,11 @@ class PagedEngine(Engine):
         parts, config = self.parts, self.parts.config
         self.memory.check()
         settings = RunnerSettings(
-            config.max_num_seqs, config.decode_steps, parts.platform.compile_options(), config.max_model_len
+            config.max_num_seqs,
+            config.decode_steps,
+            parts.platform.compile_options(),
+            config.max_model_len,
+            parts.shadow,
         )
         program = Program(parts.model, parts.ops, parts.sampler)
         return Runner(program, parts.load_weights(), parts.placement, settings, self.compilations)
@@ -130,6 +135,10 @@ class PagedEngine(Engine):
         # Shared pages hold the same keys and values already; theirs are written where nobody reads.
         private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
         put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
+
+    def shadow_report(self) -> ShadowReport | None:
+        shadow = None if self._runner is None else self._runner.shadow
+        return None if shadow is None else shadow.report()
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before = self.geometry

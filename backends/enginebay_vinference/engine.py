@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from enginebay.cache import Lease
 from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
+from enginebay.ops.shadow import ShadowReport
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
@@ -87,6 +88,7 @@ class VInferenceEngine(Engine):
                 config.decode_steps,
                 parts.platform.compile_options(),
                 config.max_model_len,
+                parts.shadow,
             ),
             self.compilations,
         )
@@ -154,6 +156,10 @@ class VInferenceEngine(Engine):
     def put(self, lease: Lease, state: RowState) -> None:
         self._make_room(lease.row + 1, lease.capacity)
         put_row(self.runner, lease.row, self._pages(lease), state)
+
+    def shadow_report(self) -> ShadowReport | None:
+        shadow = None if self._runner is None else self._runner.shadow
+        return None if shadow is None else shadow.report()
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before, least = self.geometry, self._least

@@ -68,6 +68,28 @@ class KernelChoice(Frozen):
         return dict.fromkeys(PHASES, value) if isinstance(value, str) else value
 
 
+class ShadowChoice(Frozen):
+    """A candidate to be compared on live steps: `shadow.attention = "x@0.05"` runs x on one step in twenty."""
+
+    name: str = Field(min_length=1)
+    share: float = Field(default=0.05, gt=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        name, at, share = value.rpartition("@")
+        return {"name": name, "share": share} if at else {"name": value}
+
+    @field_validator("name")
+    @classmethod
+    def _is_named(cls, value: str) -> str:
+        if value == AUTO:
+            raise ValueError("a shadow is named; auto is what it is compared with")
+        return value
+
+
 class EngineConfig(Frozen):
     """All choices of one engine. `auto` is replaced by `enginebay.build.resolve`, which keeps its reasons."""
 
@@ -78,6 +100,9 @@ class EngineConfig(Frozen):
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
     kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
+    shadow: dict[Literal["attention"], ShadowChoice] = Field(
+        default_factory=dict, description="op -> candidate that is compared on a share of the steps"
+    )
     layout: str = Field(default=AUTO, description="cache layout")
     max_model_len: int | None = Field(
         default=None,
@@ -163,6 +188,18 @@ class EngineConfig(Frozen):
                         "Correct the name, or add a rule to axis_rules.",
                     )
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _shadows_may_compile(self) -> EngineConfig:
+        if self.shadow and self.forbid_compiling:
+            raise ConfigError(
+                explain(
+                    "shadow together with forbid_compiling",
+                    "one of them: a shadow compiles programs of its own while serving",
+                    "Leave one out.",
+                )
+            )
         return self
 
     @property

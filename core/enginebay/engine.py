@@ -12,6 +12,7 @@ import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.ops.shadow import ShadowReport
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,6 +200,10 @@ class Engine(ABC):
                 "Make a new one with these implementations.",
             )
         )
+
+    def shadow_report(self) -> ShadowReport | None:
+        """What shadow mode has found so far; None when it is off, or rests while implementations are swapped."""
+        return None
 
 
 def cache_bytes(arrays: Any) -> int:

@@ -24,6 +24,7 @@ from tests.unit.unregistered import (
     failing_attention,
     flat_attention,
     garbage_attention,
+    paged_only,
     plain_attention,
     scaled_linear,
 )
@@ -153,11 +154,6 @@ def test_what_cannot_serve_is_refused_and_nothing_changes(
 
 
 def test_one_without_the_layout_of_the_cache_is_refused(llm: LLM) -> None:
-    import dataclasses
-
-    from enginebay_xla.attention import CAPS, xla_attention
-
-    paged_only = dataclasses.replace(xla_attention, caps=dataclasses.replace(CAPS, layouts=("nhd",)))
     with pytest.raises(UnsupportedError, match=r"layout hnd \(has nhd\).*make the LLM with a layout"):
         with llm.override(attention=paged_only):
             pytest.fail("the block was entered")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay_xla.attention import CAPS, xla_attention
 
 
 def plain_attention(
@@ -65,3 +67,7 @@ def scaled_linear(
 
 
 NUMBER = 7
+
+
+paged_only = dataclasses.replace(xla_attention, caps=dataclasses.replace(CAPS, layouts=("nhd",)))
+"""A whole implementation that knows one layout."""

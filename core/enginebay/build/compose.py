@@ -13,6 +13,7 @@ import jax
 from enginebay.build.jaxconfig import configure_compile_cache
 from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
 from enginebay.build.resolve import Facts, NamedFact, resolve
+from enginebay.build.shadowing import ChosenShadow, choose_shadow
 from enginebay.config import AUTO, EngineConfig, Reason
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
@@ -43,6 +44,7 @@ class Plan:
     model: Model
     placement: Placement
     kernels: ChosenKernels
+    shadow: ChosenShadow | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +94,9 @@ def make_plan(
     kernels = choose_kernels(
         registry, settled, platform.env(), model.info, placement, platform.default_layout
     )
-    return Plan(registry, settled, reasons + kernels.reasons, platform, checkpoint, model, placement, kernels)
+    shadow = choose_shadow(registry, settled, kernels, model.info, placement)
+    reasons += kernels.reasons + (() if shadow is None else (shadow.reason,))
+    return Plan(registry, settled, reasons, platform, checkpoint, model, placement, kernels, shadow)
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
@@ -112,7 +116,8 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
     """What an engine is made of; nothing is loaded or allocated."""
-    registry, config = plan.registry, plan.config
+    registry, config, info = plan.registry, plan.config, plan.model.info
+    shadow = None if plan.shadow is None else plan.shadow.parts(plan.kernels, info, plan.placement)
 
     def report(done: int, total: int) -> None:
         if progress is not None:
@@ -131,7 +136,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         config=config,
         model=plan.model,
         load_weights=load_weights,
-        ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
+        ops=OpsBinder(plan.kernels, info, plan.placement),
         sampler=make_sampler(registry, config, plan.kernels.plain["sample"]),
         platform=plan.platform,
         placement=plan.placement,
@@ -142,6 +147,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         ragged_decode=plan.kernels.ragged_decode,
         kernels=plan.kernels.names,
         custom_calls=plan.kernels.custom_calls,
+        shadow=shadow,
     )
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from enginebay.cli.options import add_engine_arguments, flag_values
-from enginebay.cli.show import progress
+from enginebay.cli.show import print_shadow, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
 
@@ -79,8 +79,11 @@ def run(name: str, args: argparse.Namespace) -> int:
         )
         parity = mixed_batch(0, first.plan.model.info.vocab_size, 4, min(64, prompt_len), min(32, new_tokens))
         results = measure(llms, rounds, parity, args.rounds, report)
+        shadows = {variant: llm.shadow_report() for variant, llm in llms.items()}
     records = [dataclasses.asdict(result) for result in results]
     print(json.dumps(records, indent=2)) if args.json else _print(records)
+    for variant, shadow in shadows.items():
+        print_shadow(shadow, f" beside {variant}")
     return 0
 
 

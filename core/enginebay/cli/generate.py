@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from enginebay.cli.options import add_engine_arguments, config_from
-from enginebay.cli.show import progress
+from enginebay.cli.show import print_shadow, progress
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
 from enginebay.types import (
@@ -128,6 +128,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             for chunk in chunks:
                 print(chunk.delta_text, end="", flush=True)
             print()
+        print_shadow(llm.shadow_report())
     return 0
 
 

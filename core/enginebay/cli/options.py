@@ -33,6 +33,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="kernel of an op; may be repeated",
     )
+    group.add_argument(
+        "--shadow",
+        metavar="OP=NAME[@SHARE]",
+        action="append",
+        default=[],
+        help="compare a candidate with the chosen kernel on a share of the steps (0.05)",
+    )
     group.add_argument("--layout", metavar="NAME", help="cache layout")
     group.add_argument(
         "--mesh",
@@ -105,6 +112,8 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
         kernels.setdefault(plain, {}).update(dict.fromkeys(phases, name))
     if kernels:
         values["kernels"] = kernels
+    if args.shadow:
+        values["shadow"] = dict(split_pair(text, "--shadow", "OP=NAME[@SHARE]") for text in args.shadow)
     if args.mesh:
         values["mesh"] = {
             axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)

@@ -20,6 +20,7 @@ from enginebay.llm.override import overridden
 from enginebay.llm.prepare import Abilities, Params, Prepared, Preparer, Prompt, Prompts
 from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop
+from enginebay.ops.shadow import ShadowReport
 from enginebay.types import RequestOutput, SamplingParams, StreamChunk
 
 Messages = Sequence[Mapping[str, Any]]
@@ -148,6 +149,11 @@ class LLM:
                 yield self
             finally:
                 self._parts = before
+
+    def shadow_report(self) -> ShadowReport | None:
+        """What shadow mode has found so far; None when it is off, or rests within override()."""
+        report: ShadowReport | None = self._loop.call(self._parts.engine.shadow_report)
+        return report
 
     # Synchronous.
 

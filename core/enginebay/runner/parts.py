@@ -12,6 +12,7 @@ from enginebay.cache import KVLayout
 from enginebay.config import EngineConfig
 from enginebay.model import Model, Weights
 from enginebay.platform import Platform
+from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import OpsFactory
 from enginebay.sampler import Sampler
@@ -38,6 +39,8 @@ class EngineParts:
     """Names of the chosen kernels by op, attention's by phase ("attention.decode"), and of the layout."""
     custom_calls: tuple[str, ...] = ()
     """The functions outside XLA that they call."""
+    shadow: ShadowParts | None = None
+    """What is compared with the chosen kernels on live steps."""
 
 
 def weight_bytes(parts: EngineParts) -> int:

@@ -22,6 +22,7 @@ from enginebay.model import ModelInfo, Weights
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
     Program,
@@ -113,13 +114,14 @@ class LaunchedStep(Pending):
 class RunnerSettings:
     """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most tokens of a row.
 
-    `max_model_len` None is the model's own.
+    `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on some steps.
     """
 
     num_rows: int
     max_steps: int
     compile_options: Mapping[str, Any]
     max_model_len: int | None = None
+    shadow: ShadowParts | None = None
 
 
 class Runner:
@@ -143,6 +145,7 @@ class Runner:
         self.compile_options = dict(settings.compile_options)
         self.layouts: dict[str, KVLayout] = {}
         self.compilations = compilations
+        self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
 
@@ -186,7 +189,10 @@ class Runner:
         """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
         for known in inputs.known:
             self._write_history(known)
-        step = self._compiled(StepKey("prefill", bucket))
+        key = StepKey("prefill", bucket)
+        step = self._compiled(key)
+        if self.shadow is not None:
+            self.shadow.watch(self, key, inputs)
         self._state, sampled = step(
             self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables
         )
@@ -195,20 +201,26 @@ class Runner:
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
         step = self._compiled(key)
+        if self.shadow is not None:
+            self.shadow.watch(self, key, inputs)
         self._state, sampled = step(
             self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables
         )
         return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
 
     def swap(self, program: Program) -> Callable[[], None]:
-        """Compile and run steps of another program from now on; the function that comes back returns to the former one."""
-        before = self.program, self._programs
+        """Compile and run steps of another program from now on; the function that comes back returns to the former one.
+
+        Until then a shadow rests: what it is compared with is not there.
+        """
+        before = self.program, self._programs, self.shadow
+        self.shadow = None
         history = self._cache_key(self._history_key)
         self.program = program
         self._programs = {key: step for key, step in self._programs.items() if key == history}
 
         def swap_back() -> None:
-            self.program, self._programs = before
+            self.program, self._programs, self.shadow = before
 
         return swap_back
 
