@@ -19,27 +19,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine", metavar="NAME")
     group.add_argument("--scheduler", metavar="NAME")
     group.add_argument("--sampler", metavar="NAME")
-    group.add_argument(
-        "--attention",
-        metavar="[PHASE=]NAME",
-        action="append",
-        default=[],
-        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill or mixed; may be repeated",
-    )
-    group.add_argument(
-        "--kernel",
-        metavar="OP[.PHASE]=NAME",
-        action="append",
-        default=[],
-        help="kernel of an op; may be repeated",
-    )
-    group.add_argument(
-        "--shadow",
-        metavar="OP=NAME[@SHARE]",
-        action="append",
-        default=[],
-        help="compare a candidate with the chosen kernel on a share of the steps (0.05)",
-    )
+    _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help="cache layout")
     group.add_argument(
         "--mesh",
@@ -65,6 +45,32 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
     )
+    group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
+
+
+def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
+    """What computes each op."""
+    group.add_argument(
+        "--attention",
+        metavar="[PHASE=]NAME",
+        action="append",
+        default=[],
+        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill or mixed; may be repeated",
+    )
+    group.add_argument(
+        "--kernel",
+        metavar="OP[.PHASE]=NAME",
+        action="append",
+        default=[],
+        help="kernel of an op; may be repeated",
+    )
+    group.add_argument(
+        "--shadow",
+        metavar="OP=NAME[@SHARE]",
+        action="append",
+        default=[],
+        help="compare a candidate with the chosen kernel on a share of the steps (0.05)",
+    )
     group.add_argument(
         "--no-verify-kernels",
         dest="verify_kernels",
@@ -72,7 +78,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="use kernels given by import path without a check",
     )
-    group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
 
 
 PLAIN = (

@@ -22,7 +22,7 @@ import numpy as np
 from enginebay.cache import CacheArrays, compact_rows
 from enginebay.model import Model, Weights
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, derive_batch
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay.runner import device
 from enginebay.runner.step import Layouts, OpsFactory, StepState
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("enginebay.runner")
 
-Captured = Mapping[str, tuple[tuple[jax.Array, jax.Array, jax.Array], ...]]
+QKV = tuple[jax.Array, jax.Array | None, jax.Array | None]
+"""What a layer gives attention; no k and v where it shares the cache of another."""
+
+Captured = Mapping[str, tuple[QKV, ...]]
 """q, k and v of each layer by cache group."""
 
 
@@ -106,12 +109,22 @@ def capture(
         token_ids, q_lens, kv_lens = inputs
     ops = make_ops(form.bucket, form.layouts)
     groups = {spec: group for group, spec in model.info.attention.items()}
-    seen: dict[str, list[tuple[jax.Array, jax.Array, jax.Array]]] = {group: [] for group in layouts}
+    seen: dict[str, list[QKV]] = {group: [] for group in layouts}
 
     def attention(
-        q: jax.Array, k: jax.Array, v: jax.Array, cache: CacheArrays, batch: AttnBatch, *, spec: AttnSpec
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        rope: RopeSpec | None = None,
     ) -> tuple[jax.Array, CacheArrays]:
         group = groups[spec]
+        if rope is not None:  # both implementations are given the same rotated vectors
+            q = ops.rope(q, batch.positions, spec=rope)
+            k = None if k is None else ops.rope(k, batch.positions, spec=rope)
         seen[group].append((q, k, v))
         copy = form.copy(layouts, group, cache, tables[group])
         return ops.attention(q, k, v, copy, batch, spec=spec)[0], cache
@@ -127,7 +140,7 @@ def attend(
     group: str,
     spec: AttnSpec,
     copy: CacheArrays,
-    qkv: tuple[jax.Array, jax.Array, jax.Array],
+    qkv: QKV,
     q_lens: jax.Array,
     kv_lens: jax.Array,
 ) -> tuple[CacheArrays, tuple[jax.Array, ...]]:
