@@ -19,6 +19,7 @@ from enginebay.errors import (
     UnsupportedError,
 )
 from enginebay.ops.spec import AttnBatch, AttnSpec
+from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, SIZES, assert_idle
 from tests.unit.unregistered import (
     failing_attention,
@@ -36,7 +37,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def paged_llm() -> Iterator[LLM]:
-    with LLM("demo", engine="oengine", **SIZES) as llm:
+    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
         yield llm
 
 

@@ -16,6 +16,7 @@ from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.runner.shadow import Shadow
+from tests.brief import BRIEF
 from tests.unit.serving import HOT, SIZES, with_
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -25,7 +26,7 @@ PROMPTS = ["Once upon a time", "The fox " * 20]
 
 @pytest.fixture(scope="module")
 def paged_llm() -> Iterator[LLM]:
-    with LLM("demo", engine="oengine", **SIZES) as llm:
+    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
         yield llm
 
 

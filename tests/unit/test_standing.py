@@ -14,6 +14,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
 from enginebay.llm.standing import MOST_PRIORITY, Standing, standings
+from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S, SIZES, Endings, assert_idle
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -23,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture(scope="module", params=["priority", "fair"])
 def one_row(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM("demo", scheduler=request.param, **(SIZES | {"max_num_seqs": 1})) as llm:
+    with LLM(BRIEF, scheduler=request.param, **(SIZES | {"max_num_seqs": 1})) as llm:
         yield llm
 
 
