@@ -11,7 +11,7 @@ from enginebay.cache import Lease
 from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import PageTable, SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts
@@ -52,7 +52,7 @@ class PagedEngine(Engine):
             vocab_size=parts.model.info.vocab_size,
             page_sizes=[options.page_size],
         )
-        self.ledger: PageLedger = make_ledger(parts, options, self.num_pages)
+        self.ledger: PageLedger = make_ledger(parts, options, self.num_pages, self.rows.page_tables[0])
         self.memory: MemoryPlan = plan_memory(parts, self.geometry, self.num_pages)
         self.compilations = Compilations()
         self._runner: Runner | None = None
@@ -156,11 +156,12 @@ class PagedEngine(Engine):
         return undo
 
 
-def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int) -> PageLedger:
-    """The books of a cache of so many pages."""
+def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int, table: PageTable) -> PageLedger:
+    """The books of a cache of so many pages, of which those of each row are written to `table`."""
     config = parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     index = PrefixIndex(options.prefix_ttl_s) if options.prefix_caching else None
     salt = Salt(weights=f"{config.model} {parts.dtype}")
     store = PageStore(PagePool(num_pages), options.page_size, index, salt)
-    return PageLedger(store, config.max_num_seqs, config.max_model_len, grows=not options.reserve_all)
+    grows = not options.reserve_all
+    return PageLedger(store, config.max_num_seqs, config.max_model_len, grows=grows, table=table)

@@ -10,7 +10,8 @@ import numpy as np
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
-from enginebay_oengine.pool import PagePool, pages_for
+from enginebay.rows import PageTable
+from enginebay_oengine.pool import PagePool
 
 
 @dataclasses.dataclass(slots=True)
@@ -25,12 +26,12 @@ class Held:
 
 
 class HeldPages:
-    """Every lease that was given and not taken back, by row."""
+    """Every lease that was given and not taken back, by row; their pages are written to a page table."""
 
-    def __init__(self, num_rows: int, max_model_len: int, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, table: PageTable) -> None:
+        self.page_size = table.page_size
         self._held: dict[int, Held] = {}
-        self._table = np.zeros((num_rows, pages_for(max_model_len, page_size)), np.int32)
+        self._table = table
 
     def __contains__(self, row: int) -> bool:
         return row in self._held
@@ -53,20 +54,21 @@ class HeldPages:
         """Give a lease other pages, at least as many."""
         lease.pages = tuple(pages)
         lease.capacity = len(pages) * self.page_size
-        self._table[lease.row, : len(pages)] = pages
+        self._table.page_ids[lease.row, : len(pages)] = pages
+        self._table.num_pages[lease.row] = len(pages)
 
     def remove(self, lease: Lease) -> None:
         """Take a lease back."""
         self.current(lease)
         lease.released = True
         del self._held[lease.row]
-        self._table[lease.row] = 0
+        self._table.reset(lease.row)
 
     def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
         """Fill int32 [rows, pages] with the pages of leases, cut where they have more than there are columns."""
         table[:] = 0
-        width = min(table.shape[1], self._table.shape[1])
-        table[: len(leases), :width] = self._table[[lease.row for lease in leases], :width]
+        width = min(table.shape[1], self._table.max_pages_per_req)
+        table[: len(leases), :width] = self._table.page_ids[[lease.row for lease in leases], :width]
 
     def check(self, pool: PagePool) -> None:
         """InternalError when the books of a row are wrong, or the pool's do not fit them."""
@@ -84,13 +86,14 @@ class HeldPages:
                 )
 
     def _check_row(self, row: int, held: Held) -> None:
-        lease, table = held.lease, self._table[row]
+        lease, table = held.lease, self._table.page_ids[row]
         num_pages = len(lease.pages)
         right = (
             lease.row == row
             and not lease.released
             and lease.capacity == num_pages * self.page_size
             and len(set(lease.pages)) == num_pages
+            and self._table.num_pages[row] == num_pages
             and tuple(table[:num_pages]) == lease.pages
             and not table[num_pages:].any()
             and len(held.digests) * self.page_size <= held.num_computed <= lease.capacity

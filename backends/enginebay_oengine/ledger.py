@@ -8,6 +8,7 @@ import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
+from enginebay.rows import PageTable
 from enginebay_oengine.held import HeldPages
 from enginebay_oengine.pool import pages_for
 from enginebay_oengine.prefix import Salt
@@ -25,13 +26,23 @@ class PageLedger(Ledger):
 
     forks = True
 
-    def __init__(self, store: PageStore, num_rows: int, max_model_len: int, *, grows: bool = True) -> None:
+    def __init__(
+        self,
+        store: PageStore,
+        num_rows: int,
+        max_model_len: int,
+        *,
+        grows: bool = True,
+        table: PageTable | None = None,
+    ) -> None:
+        """`table` is where the pages of each row are written, for others to read; None: a table of its own."""
         self.store = store
         self.page_size = store.page_size
         self.num_rows = num_rows
         self.max_model_len = max_model_len
         self.grows = grows
-        self._held = HeldPages(num_rows, max_model_len, store.page_size)
+        num_pages = pages_for(max_model_len, store.page_size)
+        self._held = HeldPages(table or PageTable(num_rows, num_pages, store.page_size))
         self._copies: list[tuple[int, int]] = []
 
     @property

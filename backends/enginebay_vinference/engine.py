@@ -62,7 +62,9 @@ class VInferenceEngine(Engine):
             vocab_size=parts.model.info.vocab_size,
             page_sizes=[config.max_model_len],
         )
-        self.ledger: SlotLedger = SlotLedger(config.max_num_seqs, config.max_model_len)
+        self.ledger: SlotLedger = SlotLedger(
+            config.max_num_seqs, config.max_model_len, self.rows.page_tables[0]
+        )
         self.memory = plan_memory(parts, self.geometry)
         self.compilations = Compilations()
         self._runner: Runner | None = None

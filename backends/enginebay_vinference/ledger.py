@@ -8,6 +8,7 @@ import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
+from enginebay.rows import PageTable
 
 
 class SlotLedger(Ledger):
@@ -16,9 +17,11 @@ class SlotLedger(Ledger):
     A slot is a run of consecutive pages; `pages_per_slot` follows the arrays as they grow.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, table: PageTable | None = None) -> None:
+        """`table` has pages of max_model_len tokens, of which each is a slot, and is told of each row's; None: nobody is."""
         self.num_slots = num_slots
         self.max_model_len = max_model_len
+        self._table = table or PageTable(num_slots, 1, max_model_len)
         self.pages_per_slot = 1
         self._leases: dict[int, Lease] = {}
 
@@ -29,6 +32,7 @@ class SlotLedger(Ledger):
             return None
         lease = Lease(row=row, capacity=num_tokens)
         self._leases[row] = lease
+        self._table.append(row, [row])
         return lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
@@ -45,6 +49,7 @@ class SlotLedger(Ledger):
             raise InternalError(f"the lease of row {lease.row} is released twice")
         lease.released = True
         del self._leases[lease.row]
+        self._table.reset(lease.row)
 
     def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
         table[:] = 0

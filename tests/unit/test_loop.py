@@ -139,6 +139,21 @@ def test_metrics_tell_the_request_in_order(loop: EngineLoop) -> None:
     assert last.finish_reason == "length"
 
 
+def test_row_table_has_the_slot_of_each_row(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, table = loop.engine.step, loop.engine.rows.page_tables[0]
+
+    def watched(plan: StepPlan) -> Any:
+        for row in plan.rows:
+            assert (table.num_pages[row.row], table.page_ids[row.row].tolist()) == (1, [row.row])
+        return step(plan)
+
+    monkeypatch.setattr(loop.engine, "step", watched)
+    assert [len(tokens(t)) for t in loop.submit([request(f"slot {i}", max_tokens=4) for i in range(6)])] == [
+        4
+    ] * 6
+    assert not loop.call(lambda: table.num_pages.any() or table.page_ids.any())
+
+
 def test_a_waiting_request_is_aborted_before_it_begins(loop: EngineLoop) -> None:
     with Held(loop):
         ticket, other = loop.submit([request("aborted"), request("kept", max_tokens=3)])

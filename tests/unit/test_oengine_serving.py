@@ -108,6 +108,31 @@ def test_what_a_failed_step_computed_is_not_found_again(
     assert last[-1].metrics.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_row_table_has_the_pages_of_each_row(
+    start: Callable[..., EngineLoop], monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """While rows grow, share pages, are preempted and end; a row that is free has none."""
+    loop, seen = start(overlap_execution=overlap), 0
+    step, table = loop.engine.step, loop.engine.rows.page_tables[0]
+
+    def watched(plan: StepPlan) -> Any:
+        nonlocal seen
+        for row in plan.rows:
+            num_pages = int(table.num_pages[row.row])
+            assert tuple(table.page_ids[row.row, :num_pages].tolist()) == row.lease.pages
+            assert not table.page_ids[row.row, num_pages:].any()
+            seen = max(seen, num_pages)
+        return step(plan)
+
+    monkeypatch.setattr(loop.engine, "step", watched)
+    requests = [request(f"r{i}", 30 + i, 60) for i in range(6)]
+    requests += [dataclasses.replace(request(f"c{i}", 21, 9), parent_id="c", index=i) for i in range(3)]
+    assert [len(one) for one in all_tokens(loop.submit(requests))] == [60] * 6 + [9] * 3
+    assert seen == 12
+    assert not loop.call(lambda: table.num_pages.any() or table.page_ids.any())
+
+
 class FailsOnce:
     """An engine's step that fails when it is read, the first time that `fails` says so; `meanwhile` is called before."""
 

@@ -48,7 +48,8 @@ class SequenceBuffer:
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
         tells_logprobs       bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
 
-    Besides the columns, `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a row's SparseParams.
+    Besides the columns, `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a row's SparseParams. In an
+    engine's table the pages are those that its ledger has promised the row; they are copied into the arrays of each step.
 
     `token_ids` is allocated at full size: the operating system hands its zeroed pages out when they are first written,
     and a row's tokens lie together, so 256 rows of 128k tokens cost what their requests use and not 128 MB.
