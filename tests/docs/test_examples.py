@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 CONFIGS = sorted(EXAMPLES.glob("*.toml"))
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 PROMPT = "Once upon a time"
 
 
@@ -58,3 +59,22 @@ def test_scripts_run() -> None:
     for part in parts:
         assert len(part.split("\n", 1)[1].strip()) > 20, f"little was printed:\n{part}"
     assert "equal tokens" in done.stdout
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_valid_and_its_cells_run_in_order(path: Path) -> None:
+    """nbformat 4.5 as its schema wants it, without outputs, so that a change is a change of a cell."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert set(notebook) == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        fields = {"cell_type", "id", "metadata", "source"}
+        assert all(isinstance(line, str) for line in cell["source"])
+        if cell["cell_type"] == "code":
+            assert set(cell) == fields | {"execution_count", "outputs"}
+            assert (cell["execution_count"], cell["outputs"]) == (None, [])
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), namespace)
+        else:
+            assert (cell["cell_type"], set(cell)) == ("markdown", fields)
