@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from enginebay.errors import InputError, explain
 from enginebay.loop.observer import Ending, Execution, Observer, Update
@@ -27,6 +27,7 @@ class Exporter(Observer):
         self.registry = registry = CollectorRegistry()
         service = history.service
         registry.register(_Requests(history))
+        registry.register(_Shadow(history))
         self._duration = _seconds(names.REQUEST_DURATION, "From submission to the last token.", registry)
         self._first_token = _seconds(names.FIRST_TOKEN, "From submission to the first token.", registry)
         self._rate = Histogram(
@@ -95,6 +96,41 @@ class _Requests:
         for status in ("completed", "failed"):
             family.add_metric([status], self._history.count(f"total_{status}"))
         yield family
+
+
+class _Shadow:
+    """What shadow mode has found; nothing without a shadow."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._history.service.parts.engine.shadow_report
+        if report is None:
+            return
+        steps, off, bad = (
+            GaugeMetricFamily(name, what, labels=["phase"])
+            for name, what in (
+                (names.SHADOW_STEPS, "Steps that a shadow was compared on."),
+                (names.SHADOW_DIFFERENCE, "Largest absolute difference of a shadow from the chosen kernel."),
+                (names.SHADOW_NONFINITE, "Values of a shadow that were not finite."),
+            )
+        )
+        took = GaugeMetricFamily(
+            names.SHADOW_DURATION, "Median time of a step's attention.", labels=["phase", "kernel"]
+        )
+        for phase in report.phases:
+            if not phase.num_compared:
+                continue
+            layers = [layer for layer in report.layers if layer.phase == phase.phase]
+            steps.add_metric([phase.phase], phase.num_compared)
+            off.add_metric([phase.phase], max(layer.absolute for layer in layers))
+            bad.add_metric([phase.phase], sum(layer.num_nonfinite for layer in layers))
+            took.add_metric([phase.phase, phase.chosen], phase.chosen_s)
+            took.add_metric([phase.phase, report.name], phase.candidate_s)
+        failed = GaugeMetricFamily(names.SHADOW_FAILED, "Programs on which a shadow failed.")
+        failed.add_metric([], report.num_failed)
+        yield from (steps, off, bad, took, failed)
 
 
 def _seconds(

@@ -136,9 +136,9 @@ class PagedEngine(Engine):
         private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
         put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
 
+    @property
     def shadow_report(self) -> ShadowReport | None:
-        shadow = None if self._runner is None else self._runner.shadow
-        return None if shadow is None else shadow.report()
+        return None if self._runner is None else self._runner.shadow_report
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before = self.geometry

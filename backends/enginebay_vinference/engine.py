@@ -20,7 +20,7 @@ from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, RunnerSettings
 from enginebay.runner.step import Program
 from enginebay_vinference.geometry import Geometry
-from enginebay_vinference.grow import grow_cache
+from enginebay_vinference.grow import SlotShape, grow_cache
 from enginebay_vinference.ledger import SlotLedger
 
 
@@ -153,15 +153,20 @@ class VInferenceEngine(Engine):
 
     def take(self, lease: Lease) -> RowState:
         length = int(self.rows.num_tokens[lease.row])
-        return take_row(self.runner, lease.row, self._pages(lease), self.rows.token_ids[lease.row, :length])
+        return take_row(
+            self.runner,
+            lease.row,
+            _pages(self.ledger, self._shape, lease),
+            self.rows.token_ids[lease.row, :length],
+        )
 
     def put(self, lease: Lease, state: RowState) -> None:
         self._make_room(lease.row + 1, lease.capacity)
-        put_row(self.runner, lease.row, self._pages(lease), state)
+        put_row(self.runner, lease.row, _pages(self.ledger, self._shape, lease), state)
 
+    @property
     def shadow_report(self) -> ShadowReport | None:
-        shadow = None if self._runner is None else self._runner.shadow
-        return None if shadow is None else shadow.report()
+        return None if self._runner is None else self._runner.shadow_report
 
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before, least = self.geometry, self._least
@@ -178,10 +183,12 @@ class VInferenceEngine(Engine):
         self.make_arrays()
         return undo
 
-    def _pages(self, lease: Lease) -> np.ndarray:
-        table = np.zeros((1, self._shape.pages_per_slot), np.int32)
-        self.ledger.write_table([lease], table)
-        return table[0]
+
+def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:
+    """int32 [pages_per_slot], the pages of a slot."""
+    table = np.zeros((1, shape.pages_per_slot), np.int32)
+    ledger.write_table([lease], table)
+    return table[0]
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:

@@ -201,6 +201,7 @@ class Engine(ABC):
             )
         )
 
+    @property
     def shadow_report(self) -> ShadowReport | None:
         """What shadow mode has found so far; None when it is off, or rests while implementations are swapped."""
         return None

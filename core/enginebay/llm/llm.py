@@ -152,7 +152,7 @@ class LLM:
 
     def shadow_report(self) -> ShadowReport | None:
         """What shadow mode has found so far; None when it is off, or rests within override()."""
-        report: ShadowReport | None = self._loop.call(self._parts.engine.shadow_report)
+        report: ShadowReport | None = self._loop.call(lambda: self._parts.engine.shadow_report)
         return report
 
     # Synchronous.

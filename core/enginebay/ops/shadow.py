@@ -39,7 +39,7 @@ class LayerDifference:
 @dataclasses.dataclass(frozen=True)
 class ShadowPhase:
     """One phase: the chosen implementation, steps that ran and were compared, and the median seconds that all layers of a
-    step took, nan while none was compared.
+    step took among the last ones, nan while none was compared.
     """
 
     phase: str

@@ -19,6 +19,7 @@ from enginebay.cache import KVLayout
 from enginebay.engine import Compilations, Pending, TokenLogprobs
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
+from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
@@ -164,6 +165,11 @@ class Runner:
     @state.setter
     def state(self, state: StepState | None) -> None:
         self._state = state
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        """What a shadow has found so far; None without one."""
+        return None if self.shadow is None else self.shadow.report()
 
     @property
     def has_state(self) -> bool:

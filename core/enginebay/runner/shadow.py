@@ -7,9 +7,11 @@ pages of the step's rows, one after the other and timed. The live step is the sa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from enginebay.runner.runner import DecodeInputs, PrefillInputs, Runner, StepKey
 
 log = logging.getLogger("enginebay.runner")
+
+MOST_TIMES = 1024
+"""The last so many steps are what medians are taken of."""
 
 QKV = tuple[jax.Array, jax.Array | None, jax.Array | None]
 """What a layer gives attention; no k and v where it shares the cache of another."""
@@ -173,12 +178,13 @@ class _Phase:
     """What is counted of one phase."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
-        self.times: list[tuple[float, float]] = []
+        self.num_steps = self.num_compared = 0
+        self.times: collections.deque[tuple[float, float]] = collections.deque(maxlen=MOST_TIMES)
 
     def median(self, side: int) -> float:
         """Of the seconds that one side's steps took."""
-        return statistics.median(pair[side] for pair in self.times) if self.times else float("nan")
+        times = list(self.times)
+        return statistics.median(pair[side] for pair in times) if times else math.nan
 
 
 class Shadow:
@@ -216,9 +222,9 @@ class Shadow:
             self._error = self._error or " ".join(f"{key}: {type(error).__name__}: {error}".split())
 
     def report(self) -> ShadowReport:
-        """What was found so far."""
+        """What was found so far. May be called from any thread."""
         phases = tuple(
-            ShadowPhase(name, self.parts.chosen[name], p.num_steps, len(p.times), p.median(0), p.median(1))
+            ShadowPhase(name, self.parts.chosen[name], p.num_steps, p.num_compared, p.median(0), p.median(1))
             for name, p in self._phases.items()
         )
         layers = tuple(self._layers.values())
@@ -259,6 +265,7 @@ class Shadow:
                     outs.append(out)
                 self._note(bucket.mode, group, layer, compare(*outs))
         phase.times.append((totals[0], totals[1]))
+        phase.num_compared += 1
 
     def _run(
         self,
