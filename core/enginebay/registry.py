@@ -274,7 +274,10 @@ def _check(declaration: Declaration) -> None:
     name, op, target = declaration.name, declaration.op, declaration.target
     lists = (declaration.platforms, declaration.requires, declaration.capabilities.get("custom_calls", ()))
     tests = (
-        (isinstance(name, str) and name not in ("", AUTO) and "/" not in name, "a name without /, not auto"),
+        (
+            isinstance(name, str) and name not in ("", AUTO) and not {"/", ":"} & set(name),
+            "a name without / and :, not auto",
+        ),
         (isinstance(target, str) and ":" in target, f'"module:attribute" for a target, not {target!r}'),
         (
             isinstance(op, str) and (declaration.kind == "kernel") == bool(op),

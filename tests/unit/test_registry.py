@@ -121,6 +121,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         (register("register('x', 'a:b')", kind="kernel"), "an op for kernels only"),
         (register("register(None, 'a:b')"), "a name without /"),
         (register("register('a/b', 'a:b')"), "a name without /"),
+        (register("register('a:b', 'a:b')"), "a name without / and :"),
         (register("register('auto', 'a:b')"), "not auto"),
         (register("register('x', 'a:b', requires='torch')"), "tuples for platforms, requires"),
         (
