@@ -141,6 +141,7 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(paged_llm: LLM) -> None:
         ({"attention": 7}, InputError, "an object of type int"),
         ({"linear": 7}, InputError, "of type int. Allowed: a function"),
         ({"attention": "no_such_kernel"}, UnknownNameError, "no_such_kernel"),
+        ({"attention": "xla", "kv_write": "xla"}, UnsupportedError, "attention writes the cache itself"),
         ({}, InputError, "override.. of nothing"),
     ],
 )  # fmt: skip

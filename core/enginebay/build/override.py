@@ -18,6 +18,13 @@ from enginebay.testing.quick import Setting, quick_check
 GIVEN = "given to override()"
 SWITCH = "check=False"
 
+FUSED_WITH: Mapping[str, tuple[str, ...]] = {
+    "rms_norm": ("add_rms_norm",),
+    "rope": ("rope_kv_write",),
+    "kv_write": ("rope_kv_write",),
+}
+"""Fused ops that would compute an op in the place of its own implementation: they are taken apart where it is given."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
@@ -57,6 +64,16 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             attention |= dict.fromkeys(one.phases, one.impl)
         else:
             plain[one.op] = one.impl
+            for fused in set(FUSED_WITH.get(one.op, ())) - set(given):
+                plain.pop(fused, None)
+    if "kv_write" in given and all("fused_write" in impl.caps.features for impl in attention.values()):
+        raise UnsupportedError(
+            explain(
+                "kv_write is given, but attention writes the cache itself in all phases",
+                "attention without the feature fused_write in some phase",
+                "Give attention too.",
+            )
+        )
     reasons = _replaced(kernels.reasons, told)
     changed = dataclasses.replace(kernels, attention=attention, plain=plain, names=names, reasons=reasons)
     return dataclasses.replace(plan, kernels=changed, reasons=_replaced(plan.reasons, told))
