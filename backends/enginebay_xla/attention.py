@@ -10,7 +10,7 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_xla.attention_blocks import attend_blocks
+from enginebay_xla.attention_blocks import Blocks, attend_blocks, block_candidates, default_blocks
 from enginebay_xla.attention_decode import attend_one_token_rows, fits_whole
 from enginebay_xla.kv_write import kv_write
 
@@ -37,9 +37,13 @@ class XlaAttention:
     priority: int = 0
     caps: Caps = CAPS
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
-        """There is nothing to tune."""
-        return
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Blocks:
+        """Blocks that suit CPUs; decode steps that look at whole rows at once have no use for them."""
+        return default_blocks(bucket)
+
+    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> list[Blocks]:
+        """Sizes of blocks; none for decode steps that look at whole rows at once."""
+        return [] if fits_whole(bucket, layout) else block_candidates(bucket)
 
     def __call__(
         self,
@@ -51,7 +55,7 @@ class XlaAttention:
         *,
         spec: AttnSpec,
         layout: KVLayout,
-        config: None = None,
+        config: Blocks | None = None,
         scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
@@ -62,10 +66,12 @@ class XlaAttention:
             raise UnsupportedError(explain(given, allowed, "Choose another kernel."))
         if k is not None and v is not None:
             cache = kv_write(cache, batch.slots, k, v, layout)
-        if fits_whole(batch, layout):
+        if fits_whole(batch.bucket, layout):
             out, lse = attend_one_token_rows(q, cache, batch, spec=spec, layout=layout, sinks=sinks)
         else:
-            out, lse = attend_blocks(q, k, v, cache, batch, spec=spec, layout=layout, sinks=sinks)
+            out, lse = attend_blocks(
+                q, k, v, cache, batch, spec=spec, layout=layout, sinks=sinks, blocks=config
+            )
         return out, cache, lse if spec.return_lse else None
 
 

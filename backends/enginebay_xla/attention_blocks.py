@@ -27,6 +27,39 @@ KEY_CHUNK = 256
 DECODE_KEY_CHUNK = 512
 """Block sizes: 256 by 256 was the fastest of 64 to 512 on two AVX-512 cores; ragged rows waste less with 128."""
 
+BLOCK_SIZES = (64, 128, 256, 512, 1024)
+"""What may be tuned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Most tokens of a row that are looked at together, and keys that they look at together."""
+
+    query_block: int
+    key_chunk: int
+
+
+def default_blocks(bucket: Bucket) -> Blocks:
+    """What was fastest on the machines of docs/performance.md."""
+    return Blocks(
+        _fitting(MAX_QUERY_BLOCK if bucket.seqs == 1 else MAX_RAGGED_QUERY_BLOCK, bucket),
+        DECODE_KEY_CHUNK if bucket.max_q_len == 1 else KEY_CHUNK,
+    )
+
+
+def block_candidates(bucket: Bucket) -> list[Blocks]:
+    """Every pair of sizes that this bucket can tell apart."""
+    queries = dict.fromkeys(_fitting(size, bucket) for size in BLOCK_SIZES)
+    longest = max(BLOCK_SIZES[0], bucket.max_kv_len)
+    keys = [size for size in BLOCK_SIZES if size <= longest]
+    return [Blocks(query, key) for query in queries for key in keys]
+
+
+def _fitting(size: int, bucket: Bucket) -> int:
+    """The size, or the power of two that holds the longest row of the bucket (two at least)."""
+    return min(size, 1 << max(1, bucket.max_q_len - 1).bit_length())
+
+
 ReadChunk = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 
 
@@ -48,17 +81,19 @@ def attend_blocks(
     spec: AttnSpec,
     layout: KVLayout,
     sinks: jax.Array | None,
+    blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """q [T, Hq, D] -> (out [T, Hq, D], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
 
     Prefill looks at the fresh k and v only; otherwise the cache, already holding them, is read chunk by chunk.
     """
     bucket, tokens = batch.bucket, q.shape[0]
+    blocks = blocks or default_blocks(bucket)
     if bucket.mode == "prefill" and k is not None and v is not None:
-        source = _fresh_keys(k.astype(layout.dtype), v.astype(layout.dtype), batch)
+        source = _fresh_keys(k.astype(layout.dtype), v.astype(layout.dtype), batch, blocks.key_chunk)
     else:
-        source = _cached_keys(cache, batch, layout)
-    largest = _query_block(bucket)
+        source = _cached_keys(cache, batch, layout, blocks.key_chunk)
+    largest = blocks.query_block
     heads = q.astype(layout.dtype).reshape(tokens, spec.num_kv_heads, spec.group, spec.head_dim)
     heads = jnp.pad(heads.transpose(1, 2, 0, 3), ((0, 0), (0, 0), (0, largest), (0, 0)))
     _, lse, out = empty_partial(heads)
@@ -76,15 +111,6 @@ def attend_blocks(
     out, lse = (part[:, :, :tokens] for part in done)
     out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.head_dim)
     return out.astype(q.dtype), lse.transpose(2, 0, 1).reshape(tokens, spec.num_q_heads)
-
-
-def _query_block(bucket: Bucket) -> int:
-    largest = MAX_QUERY_BLOCK if bucket.seqs == 1 else MAX_RAGGED_QUERY_BLOCK
-    return min(largest, 1 << max(1, bucket.max_q_len - 1).bit_length())
-
-
-def _key_chunk(bucket: Bucket) -> int:
-    return DECODE_KEY_CHUNK if bucket.max_q_len == 1 else KEY_CHUNK
 
 
 def _run_blocks(
@@ -164,9 +190,9 @@ def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array
     return jax.lax.dynamic_update_slice_in_dim(done, jnp.where(chosen, block, old), start, axis=2)
 
 
-def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch) -> KeySource:
+def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch, chunk: int) -> KeySource:
     """The packed new tokens themselves, k and v [T, Hkv, D]."""
-    size = min(KEY_CHUNK, k.shape[0])
+    size = min(chunk, k.shape[0])
     k, v = (jnp.pad(x.transpose(1, 0, 2), ((0, 0), (0, size), (0, 0))) for x in (k, v))
 
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -177,11 +203,11 @@ def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch) -> KeySource:
     return KeySource(size, read)
 
 
-def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout) -> KeySource:
+def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: int) -> KeySource:
     """The rows' pages. Whole pages are gathered, except where a row is one page of layout hnd: there it is sliced."""
     if layout.name == "hnd" and batch.bucket.pages_per_seq == 1:
-        return _sliced_keys(cache, batch, layout.page_size)
-    per_chunk = min(max(1, _key_chunk(batch.bucket) // layout.page_size), batch.bucket.pages_per_seq)
+        return _sliced_keys(cache, batch, layout.page_size, chunk)
+    per_chunk = min(max(1, chunk // layout.page_size), batch.bucket.pages_per_seq)
     pages = jnp.pad(batch.page_table, ((0, 0), (0, per_chunk)))
 
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -193,8 +219,8 @@ def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout) -> KeyS
     return KeySource(per_chunk * layout.page_size, read)
 
 
-def _sliced_keys(cache: CacheArrays, batch: AttnBatch, capacity: int) -> KeySource:
-    size = min(_key_chunk(batch.bucket), capacity)
+def _sliced_keys(cache: CacheArrays, batch: AttnBatch, capacity: int, chunk: int) -> KeySource:
+    size = min(chunk, capacity)
     _, heads, _, head_dim = cache["k"].shape
 
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

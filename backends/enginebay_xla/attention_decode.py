@@ -6,17 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_xla.softmax import LOWEST, Partial, batched_dot, finish, is_cpu, scale_scores, visible_keys
 
 
-def fits_whole(batch: AttnBatch, layout: KVLayout) -> bool:
+def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
     """Whether a decode step should look at all keys at once rather than row by row.
 
     On the CPU it should where the cache can be multiplied as it lies; to gather pages or to cut rows short copies
     more than the processor's cache holds, and going through the rows in chunks is faster. Accelerators gather.
     """
-    bucket = batch.bucket
     as_it_lies = bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
     return bucket.mode == "decode" and (as_it_lies or not is_cpu())
 

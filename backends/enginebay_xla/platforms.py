@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -37,6 +39,21 @@ def _device_memory(device: jax.Device, otherwise: int) -> int:
     return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else otherwise
 
 
+@functools.cache
+def _processor() -> str:
+    """Model and number of cores of the host's processor, as Linux tells them; "cpu" elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "cpu"
+    first = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines[::-1])}
+    known = [first[n] for n in ("model name", "CPU part") if n in first]
+    known += [
+        f"{n} {first[key]}" for n, key in (("family", "cpu family"), ("model", "model")) if key in first
+    ]
+    return ", ".join([*known, f"{os.cpu_count()} cores"]) if known else "cpu"
+
+
 class JaxPlatform(Platform):
     """A platform whose devices JAX lists under `backend`."""
 
@@ -66,7 +83,7 @@ class CpuPlatform(JaxPlatform):
     hint = "is JAX_PLATFORMS set to something else?"
 
     def env(self) -> Env:
-        return Env("cpu", "", "cpu")
+        return Env("cpu", "", _processor())
 
     def hardware(self) -> Hardware:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -104,6 +104,13 @@ class EngineConfig(Frozen):
         default_factory=dict, description="op -> candidate that is compared on a share of the steps"
     )
     layout: str = Field(default=AUTO, description="cache layout")
+    tuned: Literal["auto", "off", "require"] = Field(
+        default="auto",
+        description="use tuned kernel configurations; require: a kernel without one is an error",
+    )
+    tuned_folder: str = Field(
+        default=AUTO, description="folder of your own tables of tuned kernels, auto: below the user's cache"
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=2,

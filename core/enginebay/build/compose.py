@@ -198,6 +198,11 @@ def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
     ]
 
 
+def find_platform(registry: Registry, config: EngineConfig) -> Platform:
+    """The platform that a configuration chooses, with a reason where it cannot be used."""
+    return _pick_platform(registry, config, _platforms(registry))
+
+
 def _platforms(registry: Registry) -> dict[str, Platform]:
     """Every platform that can be made; one that cannot is refused when it is asked for by name."""
     found: dict[str, Platform] = {}

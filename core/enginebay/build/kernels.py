@@ -11,6 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from enginebay.build.fused import FUSED_OPS, Part, add_rms_norm_of, choose_fused
+from enginebay.build.tuned import load_tuned
 from enginebay.build.unregistered import check_import_paths, with_import_paths
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.config import AUTO, PHASES, EngineConfig, KernelChoice, Reason
@@ -20,6 +21,7 @@ from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, RopeSpec
+from enginebay.ops.tuning import TunedConfigs
 from enginebay.registry import Entry, Registry
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Layouts
@@ -45,6 +47,8 @@ class ChosenKernels:
     env: Env
     custom_calls: tuple[str, ...] = ()
     """What they call outside XLA, as they declare it: functions that they make known to it when they are loaded."""
+    tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
+    """Where attention's configurations are looked up before its own default is taken."""
 
     @property
     def compact_decode(self) -> bool:
@@ -116,6 +120,7 @@ def choose_kernels(
     attention: dict[str, AttentionImpl] = {}
     reasons = [reason]
     calls: set[str] = set()
+    tuned = load_tuned(registry, config.tuned, config.tuned_folder)
     wanted = config.kernels.get("attention", KernelChoice())
     for phase in PHASES:
         found, why = choose(
@@ -125,6 +130,7 @@ def choose_kernels(
             functools.partial(
                 why_not, env=env, specs=specs, phase=phase, layout=layout, is_sharded=shards > 1
             ),
+            functools.partial(_measured_faster, tuned, env, specs, phase),
         )
         attention[phase] = found.impl
         calls.update(found.custom_calls)
@@ -138,7 +144,9 @@ def choose_kernels(
     checked |= {f"kernels.{op}": impl for op, impl in impls.items()}
     setting = Setting(env, specs, type(layout), specs[0].q_dtype)
     told = check_import_paths(reasons, checked, setting, verify=config.verify_kernels)
-    return ChosenKernels(attention, impls, names, layout.name, type(layout), told, env, tuple(sorted(calls)))
+    return ChosenKernels(
+        attention, impls, names, layout.name, type(layout), told, env, tuple(sorted(calls)), tuned
+    )
 
 
 def choose_plain(
@@ -181,6 +189,12 @@ def _wanted(config: EngineConfig, op: str) -> str:
         given = f"kernels.{op} differs by phase"
         raise ConfigError(explain(given, "one name: this op has no phases", "Give a single name."))
     return choice.decode
+
+
+def _measured_faster(
+    tuned: TunedConfigs, env: Env, specs: Sequence[AttnSpec], phase: Mode, able: Sequence[AttentionImpl]
+) -> tuple[Any, str] | None:
+    return tuned.faster_than("attention", able[0], able[1:], env, specs, phase)
 
 
 def sample_layout(kind: type[KVLayout], spec: AttnSpec) -> KVLayout:
@@ -298,7 +312,7 @@ class OpsBinder:
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
-        config = impl.default_config(self.chosen.env, local_spec, bucket, local)
+        config, _ = self.chosen.tuned.config("attention", impl, self.chosen.env, local_spec, bucket, local)
         plain = self.chosen.plain
 
         def run(

@@ -22,6 +22,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help="cache layout")
     group.add_argument(
+        "--tuned", choices=["auto", "off", "require"], help="use of tuned kernel configurations"
+    )
+    group.add_argument("--tuned-folder", metavar="DIR", help="folder of your own tables of tuned kernels")
+    group.add_argument(
         "--mesh",
         metavar="AXIS=N",
         action="append",
@@ -88,6 +92,8 @@ PLAIN = (
     "scheduler",
     "sampler",
     "layout",
+    "tuned",
+    "tuned_folder",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

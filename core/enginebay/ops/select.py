@@ -27,12 +27,17 @@ def is_import_path(name: str) -> bool:
 
 
 def choose(
-    setting: str, wanted: str, candidates: Sequence[Candidate], why_not: Callable[[Any], str | None]
+    setting: str,
+    wanted: str,
+    candidates: Sequence[Candidate],
+    why_not: Callable[[Any], str | None],
+    faster: Callable[[Sequence[Any]], tuple[Any, str] | None] | None = None,
 ) -> tuple[Candidate, Reason]:
     """The candidate to use for `setting`.
 
     `wanted` is a name or "auto". A name that cannot serve is an UnsupportedError with its reason: an explicit choice
-    never falls back. "auto" takes the highest priority that can, ties by name, and the reason has all the others.
+    never falls back. "auto" takes the highest priority that can, ties by name, and the reason has all the others. `faster`
+    may name another of those that can, given in this order, and why it is to be taken instead.
     UnknownNameError for a name that no candidate has.
     """
     if wanted == AUTO:  # what was given by import path serves where it is named
@@ -51,9 +56,12 @@ def choose(
     else:
         refused = [f"{c.name}: {reason}" for c, reason in reasons]
         if able:
-            why = f"highest priority ({able[0].priority}) of those that can"
-            others = ((c.name, reason or _behind(c, able[0])) for c, reason in reasons if c is not able[0])
-            return able[0], Reason(setting, able[0].name, why, tuple(others))
+            first, why = able[0], f"highest priority ({able[0].priority}) of those that can"
+            better = faster([candidate.impl for candidate in able]) if faster is not None else None
+            if better is not None:
+                first, why = next(c for c in able if c.impl is better[0]), better[1]
+            others = tuple((c.name, reason or _behind(c, first)) for c, reason in reasons if c is not first)
+            return first, Reason(setting, first.name, why, others)
     raise UnsupportedError(
         explain(
             f"{setting} = {wanted!r} cannot be used here ({'; '.join(refused) or 'none is installed'})",
@@ -64,6 +72,8 @@ def choose(
 
 
 def _behind(candidate: Candidate, first: Candidate) -> str:
+    if candidate.priority > first.priority:
+        return "measured slower, or not measured in the same buckets"
     if candidate.priority == first.priority:
         return f"the same priority ({candidate.priority}), later by name"
     return f"lower priority ({candidate.priority})"

@@ -17,6 +17,9 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 LOWEST = -1e30
 """Stands for "nothing seen yet"; finite, so that differences of maxima are never NaN."""
 
+KEY_CHUNKS = (16, 32, 64, 128, 256, 512)
+WORKING_BYTES = 1 << 30
+
 CAPS = Caps(
     platforms=frozenset({"cpu"}),
     layouts=("hnd", "nhd"),
@@ -47,6 +50,15 @@ class ChunkedScan:
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> ChunkConfig:
         """Chunks no longer than a page."""
         return ChunkConfig(key_chunk=min(64, layout.page_size))
+
+    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> list[ChunkConfig]:
+        """Chunks of up to the context whose keys and values in f32 stay within WORKING_BYTES, for `enginebay tune`."""
+        of_a_key = 2 * 4 * bucket.tokens * spec.num_kv_heads * spec.head_dim
+        return [
+            ChunkConfig(size)
+            for size in KEY_CHUNKS
+            if size < 2 * bucket.max_kv_len and size * of_a_key <= WORKING_BYTES
+        ]
 
     def __call__(
         self,

@@ -1,0 +1,204 @@
+"""Tuned configurations: tables of what was fastest where, and the rules by which a step finds its entry.
+
+An entry is found by op, implementation, its version, kind of device, spec, cache layout (name and page size) and bucket:
+
+1. the entry of exactly this bucket;
+2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and context lengths;
+3. else the implementation's own default.
+
+An entry whose configuration is not among the implementation's candidates for the bucket at hand is passed over, and so
+is every entry where the spec asks for `deterministic`: other block sizes add in another order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from enginebay.cache import KVLayout
+from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
+from enginebay.types import describe_validation
+
+TunedMode = Literal["auto", "off", "require"]
+Source = Literal["tuned", "tuned for a larger bucket", "default"]
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """An implementation with a configuration that is worth searching."""
+
+    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[Any]:
+        """Configurations that may be the fastest for a problem: frozen dataclasses of the default's type, of plain values.
+
+        Empty where nothing can be chosen. It is asked often, so it must be cheap; what would not fit the device's memory
+        is left out by an estimate.
+        """
+
+
+def candidates_of(impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[Any]:
+    """The implementation's candidates, none where it is not tunable."""
+    return impl.candidates(env, spec, bucket, layout) if isinstance(impl, Tunable) else ()
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TunedEntry(_Frozen):
+    """What was fastest for one problem. `config` None: measured, but the implementation has nothing to choose.
+
+    `spec` has the fields of AttnSpec that are not the defaults, without `scale`, on which no speed depends. `roofline` is
+    the share of this machine's limit that was reached; `default_median_s` the time of the default configuration.
+    """
+
+    spec: dict[str, int | float | str | bool]
+    layout: str
+    page_size: int
+    bucket: dict[str, int | str | bool]
+    config: dict[str, int | float | str | bool] | None
+    median_s: float
+    default_median_s: float
+    roofline: float
+
+
+class TunedTable(_Frozen):
+    """All entries of one version of an implementation on one kind of device, and how they were measured."""
+
+    format: Literal[1] = 1
+    op: str
+    impl: str
+    version: str
+    device_kind: str
+    environment: dict[str, Any]
+    command: str
+    entries: tuple[TunedEntry, ...]
+
+
+def read_table(text: str, name: str) -> TunedTable:
+    """A table from its JSON; ConfigError that names it when it is none."""
+    try:
+        return TunedTable.model_validate_json(text)
+    except ValidationError as error:
+        problem = describe_validation(error, TunedTable)
+        raise ConfigError(f"table of tuned kernels {name}: {problem}") from None
+
+
+def spec_key(spec: AttnSpec) -> dict[str, int | float | str | bool]:
+    """The fields that tell one problem from another: those that differ from AttnSpec's defaults, without the scale."""
+    fields = {f.name: (f.default, getattr(spec, f.name)) for f in dataclasses.fields(spec)}
+    return {n: value for n, (default, value) in fields.items() if n != "scale" and value != default}
+
+
+def bucket_key(bucket: Bucket) -> dict[str, int | str | bool]:
+    """The bucket's sizes but pages_per_seq, which follows from the context and the page size."""
+    return {n: v for n, v in dataclasses.asdict(bucket).items() if n != "pages_per_seq"}
+
+
+def device_kind(env: Env) -> str:
+    """What tables call the device."""
+    return env.device_kind or env.platform
+
+
+def _is_next(entry: Mapping[str, Any], bucket: Mapping[str, Any]) -> bool:
+    """Whether an entry's bucket is of the same mode and no smaller in anything."""
+    same = ("mode", "rows_are_pages")
+    return all(entry.get(n) == bucket[n] if n in same else entry.get(n, 0) >= bucket[n] for n in bucket)
+
+
+def _size(entry: TunedEntry) -> float:
+    return math.prod(value for value in entry.bucket.values() if not isinstance(value, bool | str))
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedConfigs:
+    """The tables that an engine looks configurations up in, the user's before those that packages bring."""
+
+    tables: tuple[TunedTable, ...] = ()
+    mode: TunedMode = "off"
+
+    def of(self, op: str, impl: Any, env: Env) -> tuple[TunedTable, ...]:
+        """The tables of an implementation in its version, on this kind of device."""
+        wanted = (op, impl.name, str(impl.version), device_kind(env))
+        return tuple(t for t in self.tables if (t.op, t.impl, t.version, t.device_kind) == wanted)
+
+    def config(
+        self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> tuple[Any, Source]:
+        """The configuration of an implementation for a problem, by the rules of this module, and where it is from.
+
+        UnsupportedError in mode "require" when candidates are there and no table has an entry.
+        """
+        default = impl.default_config(env, spec, bucket, layout)
+        choices = candidates_of(impl, env, spec, bucket, layout)
+        if self.mode == "off" or spec.deterministic or not choices:
+            return default, "default"
+        for table in self.of(op, impl, env):
+            for entry, source in _matching(table.entries, spec, bucket, layout):
+                found = next((c for c in choices if dataclasses.asdict(c) == entry.config), None)
+                if found is not None:
+                    return found, source
+        if self.mode == "require":
+            raise UnsupportedError(
+                explain(
+                    f"{op} {impl.name} {impl.version} is not tuned for {bucket} of {spec_key(spec)} in layout {layout.name}, "
+                    f"page size {layout.page_size}, on {device_kind(env)}",
+                    "problems that a table of tuned kernels has",
+                    'Run `enginebay tune`, or do not set tuned = "require".',
+                )
+            )
+        return default, "default"
+
+    def faster_than(
+        self, op: str, first: Any, others: Iterable[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
+    ) -> tuple[Any, str] | None:
+        """The implementation that tables measured to be the fastest, where it is not `first`, and by how much.
+
+        Another one is compared by the buckets of a mode that both were measured in; times are averaged geometrically.
+        """
+        if self.mode == "off":
+            return None
+        mine = self._medians(op, first, env, specs, mode)
+        best: tuple[float, Any, int] | None = None
+        for other in others:
+            theirs = self._medians(op, other, env, specs, mode)
+            common = sorted(mine.keys() & theirs.keys())
+            if not common:
+                continue
+            ratio = math.exp(sum(math.log(theirs[k] / mine[k]) for k in common) / len(common))
+            if ratio < (best[0] if best else 1.0):
+                best = (ratio, other, len(common))
+        if best is None:
+            return None
+        ratio, other, count = best
+        return other, f"measured fastest: {ratio:.2f} of the time of {first.name} over {count} tuned buckets"
+
+    def _medians(
+        self, op: str, impl: Any, env: Env, specs: Sequence[AttnSpec], mode: Mode
+    ) -> dict[str, float]:
+        keys = [spec_key(spec) for spec in specs]
+        medians: dict[str, float] = {}
+        for table in self.of(op, impl, env):
+            for e in table.entries:
+                if e.spec in keys and e.bucket.get("mode") == mode:
+                    medians.setdefault(
+                        f"{sorted(e.spec.items())} {e.layout} {e.page_size} {e.bucket}", e.median_s
+                    )
+        return medians
+
+
+def _matching(
+    entries: Iterable[TunedEntry], spec: AttnSpec, bucket: Bucket, layout: KVLayout
+) -> list[tuple[TunedEntry, Source]]:
+    """The entries that may serve a problem, the best match first."""
+    here = (spec_key(spec), layout.name, layout.page_size)
+    same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]
+    wanted = bucket_key(bucket)
+    exact: list[tuple[TunedEntry, Source]] = [(e, "tuned") for e in same if e.bucket == wanted]
+    larger = sorted((e for e in same if e.bucket != wanted and _is_next(e.bucket, wanted)), key=_size)
+    return exact + [(e, "tuned for a larger bucket") for e in larger]
