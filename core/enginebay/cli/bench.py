@@ -1,4 +1,4 @@
-"""bench latency, bench throughput: engines and kernels side by side in one process, equal tokens first."""
+"""bench latency, throughput and kernels: engines, or implementations of an op, side by side in one process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from enginebay.cli.kernels import (
+    KERNEL_ROUNDS,
+    OF_ENGINES,
+    OF_KERNELS,
+    add_kernel_arguments,
+    refuse_flags,
+    run_kernels,
+)
 from enginebay.cli.options import add_engine_arguments, flag_values
 from enginebay.cli.show import print_shadow, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
 
+ROUNDS = 3
+NUM_REQUESTS = 32
+OF_REQUESTS = ("prompt_len", "new_tokens", "num_requests")
 ONE_EACH = ("engine", "scheduler", "dtype")
 """Flags that take a list here, besides --attention, which may be repeated too: each time it is a list of its own."""
 
@@ -25,9 +36,13 @@ ONE_EACH = ("engine", "scheduler", "dtype")
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """What to measure, how often, and the engines; --engine, --scheduler, --attention and --dtype take lists."""
     parser.add_argument(
-        "what", choices=["latency", "throughput"], help="one stream, or a batch of mixed requests"
+        "what",
+        choices=["latency", "throughput", "kernels"],
+        help="one stream, a batch of mixed requests, or the implementations of an op",
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help=f"rounds to measure ({ROUNDS}; kernels: {KERNEL_ROUNDS})"
+    )
     parser.add_argument(
         "--prompt-len",
         type=int,
@@ -38,14 +53,21 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--new-tokens", type=int, metavar="N", help="tokens; throughput: the most (default: as --prompt-len)"
     )
     parser.add_argument(
-        "--num-requests", type=int, default=32, metavar="N", help="throughput: requests of the batch"
+        "--num-requests", type=int, metavar="N", help=f"throughput: requests of the batch ({NUM_REQUESTS})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_kernel_arguments(parser.add_argument_group("kernels"))
     add_engine_arguments(parser)
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Measure every combination of the listed choices."""
+    """Measure every combination of the listed choices, or kernels."""
+    if args.what == "kernels":
+        refuse_flags(args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS))
+        return run_kernels(args)
+    refuse_flags(args, f"bench {args.what}", "bench kernels", OF_KERNELS)
+    args.rounds = ROUNDS if args.rounds is None else args.rounds
+    args.num_requests = NUM_REQUESTS if args.num_requests is None else args.num_requests
     from enginebay.bench.measure import latency_round, measure, throughput_round
     from enginebay.bench.workload import mixed_batch
     from enginebay.llm import LLM

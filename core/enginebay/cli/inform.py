@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
-import platform as host
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,23 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from enginebay import __version__
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.config import EngineConfig, make_config, read_toml
-
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "pydantic",
-    "pluggy",
-    "safetensors",
-    "jax-triton",
-    "libtpu",
-)
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -77,8 +60,12 @@ def _plugins(args: argparse.Namespace) -> None:
 
 def _explain(args: argparse.Namespace) -> None:
     from enginebay.build.compose import make_engine, make_plan
+    from enginebay.build.tuned import tuned_phases
 
     plan = make_plan(config_from(args))
+    chosen, shards = plan.kernels, plan.placement.num_shards("kv_heads")
+    specs = [spec.per_shard(shards) for spec in plan.model.info.attention.values()]
+    tuned = tuned_phases(chosen.tuned, chosen.attention, chosen.env, specs, chosen.layout)
     memory = make_engine(plan).memory
     record = {
         "model": {
@@ -95,6 +82,7 @@ def _explain(args: argparse.Namespace) -> None:
             }
             for r in plan.reasons
         ],
+        "tuned": [dataclasses.asdict(phase) for phase in tuned],
         "memory": dataclasses.asdict(memory),
     }
     if args.json:
@@ -103,6 +91,10 @@ def _explain(args: argparse.Namespace) -> None:
     print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
     rows = [(r.setting, r.chosen, r.why, "; ".join(f"{n}: {w}" for n, w in r.refused)) for r in plan.reasons]
     _print_table("", ("setting", "chosen", "why", "not taken"), rows)
+    for phase in tuned:
+        print(f"attention.{phase.phase} {phase.implementation}: configurations: {phase.summary}")
+        for entry in phase.entries:
+            print(f"  {entry}")
     mib = {name.removesuffix("_bytes"): value / 2**20 for name, value in dataclasses.asdict(memory).items()}
     weights, cache, workspace, device = (
         f"{mib[n]:.0f} MiB" for n in ("weights", "cache", "workspace", "device")
@@ -117,26 +109,14 @@ def _config(args: argparse.Namespace) -> None:
 
 
 def _env(args: argparse.Namespace) -> None:
-    import jax
+    from enginebay.bench.environment import environment
 
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    record = {
-        "enginebay": __version__,
-        "python": host.python_version(),
-        "system": f"{host.system()} {host.release()} {host.machine()}",
-        "packages": versions,
-        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()],
-    }
+    record = environment()
     if args.json:
         _print_json(record)
         return
     for key in ("enginebay", "python", "system"):
         print(f"{key}: {record[key]}")
-    for package, version in versions.items():
+    for package, version in record["packages"].items():
         print(f"{package}: {version}")
     print(f"devices: {', '.join(record['devices'])}")

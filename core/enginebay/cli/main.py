@@ -19,7 +19,8 @@ COMMANDS = {
     "explain": ("enginebay.cli.inform", "show what a configuration chooses, and why"),
     "config": ("enginebay.cli.inform", "show a configuration in full, or the schema of configurations"),
     "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
-    "bench": ("enginebay.cli.bench", "measure latency and throughput of engines and kernels side by side"),
+    "bench": ("enginebay.cli.bench", "measure engines side by side, or every implementation of an op"),
+    "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
 }
 """Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what it does."""
 

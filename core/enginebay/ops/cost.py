@@ -58,3 +58,26 @@ def linear_cost(
         bytes_read=in_features * out_features * weight_bytes + rows * in_features * io_bytes,
         bytes_written=rows * out_features * io_bytes,
     )
+
+
+def rms_norm_cost(rows: int, features: int, *, io_bytes: int = 2) -> Cost:
+    """rows [rows, features] squared, summed, scaled and weighted."""
+    return Cost(4.0 * rows * features, (rows + 1.0) * features * io_bytes, 1.0 * rows * features * io_bytes)
+
+
+def rope_cost(rows: int, heads: int, head_dim: int, rotary_dim: int, *, io_bytes: int = 2) -> Cost:
+    """Two products and a sum for each rotated feature of [rows, heads, head_dim]; angles are not counted."""
+    size = 1.0 * rows * heads * head_dim * io_bytes
+    return Cost(3.0 * rows * heads * rotary_dim, size + 4 * rows, size)
+
+
+def kv_write_cost(rows: int, num_kv_heads: int, head_dim: int, *, kv_bytes: int = 2) -> Cost:
+    """Keys and values of `rows` tokens read once and written once, with a slot each."""
+    size = 2.0 * rows * num_kv_heads * head_dim * kv_bytes
+    return Cost(0.0, size + 4 * rows, size)
+
+
+def embedding_cost(rows: int, features: int, *, io_bytes: int = 2) -> Cost:
+    """One row of the table for each id."""
+    size = 1.0 * rows * features * io_bytes
+    return Cost(0.0, size + 4 * rows, size)

@@ -1,0 +1,60 @@
+"""Where a figure was taken: versions, system, processor and devices, for a bug report or beside a measurement."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform as host
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from enginebay import __version__
+
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pydantic",
+    "pluggy",
+    "safetensors",
+    "jax-triton",
+    "libtpu",
+)
+
+
+def environment() -> dict[str, Any]:
+    """The record that `enginebay env --json` prints."""
+    return {
+        "enginebay": __version__,
+        "python": host.python_version(),
+        "system": f"{host.system()} {host.release()} {host.machine()}",
+        "packages": {package: _version(package) for package in PACKAGES},
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()],
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def free_bytes(device: jax.Device, total: int) -> int:
+    """Bytes that may still be allocated on a device; `total` where nobody tells how much is in use."""
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+    if device.platform != "cpu":
+        return total
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (available,) = [line for line in lines if line.startswith("MemAvailable:")]
+        return int(available.split()[1]) * 1024
+    except (OSError, ValueError):  # not Linux
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,121 @@
+"""What a benchmark of an op is made of: a problem with its inputs, its ideal cost, and a check of what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.ops.caps import Env
+from enginebay.ops.cost import Cost
+from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.ops.tuning import Source, TunedConfigs
+
+Step = Callable[..., tuple[Any, Any]]
+"""step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state` donated."""
+
+PERIOD = 1_000_003
+"""Random values repeat after so many (a prime): drawing gigabytes would take longer than measuring."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What problems of one run share. `kv_write` puts keys into the cache for attention that does not do so itself."""
+
+    env: Env
+    dtype: str
+    layout_name: str
+    layout_type: type[KVLayout]
+    kv_write: Any
+    page_size: int = 64
+    min_rows: int = 1
+    ragged: bool = False
+    tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The donated state, and the other arrays; `facts` is for the problem's own check."""
+
+    state: Any
+    arrays: tuple[Any, ...]
+    facts: Any = None
+
+    def copy(self) -> Inputs:
+        """The same in memory of its own, without the facts."""
+        return Inputs(*jax.tree.map(jnp.copy, (self.state, self.arrays)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """The largest error of the compared outputs, and the same as a share of what rounding allows; wrong above 1.
+
+    `against` says what they were compared with and how many were.
+    """
+
+    error: float
+    share: float
+    against: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether every compared value is within its bound; a NaN is not."""
+        return self.share <= 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningKey:
+    """What a configuration is chosen by."""
+
+    spec: AttnSpec
+    bucket: Bucket
+    layout: KVLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One op on one shape.
+
+    `make(poison)` makes the inputs; `poison` lies wherever nobody may look. `num_bytes` is the size of one set of them.
+    `bind(impl, config)` gives the step, `check(inputs, out, state)` compares, `inputs` being as they were before.
+    """
+
+    name: str
+    cost: Cost
+    num_bytes: int
+    make: Callable[[float], Inputs]
+    bind: Callable[[Any, Any], Step]
+    check: Callable[[Inputs, Any, Any], Parity]
+    why_not: Callable[[Any], str | None] = lambda _: None
+    config: Callable[[Any], tuple[Any, Source]] = lambda _: (None, "default")
+    key: TuningKey | None = None
+
+
+def noise(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    """Normal values of a dtype, repeating after PERIOD."""
+    count = int(np.prod(shape))
+    block = np.random.default_rng(seed).standard_normal(min(count, PERIOD), np.float32)
+    return np.resize(block.astype(jnp.dtype(dtype)), count).reshape(shape)
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """At most `most` of `count` indices, evenly, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
+def compared(num: int, of: int, what: str) -> str:
+    """For Parity.against."""
+    return f"f64, {num} {what}" if num == of else f"f64, {num} of {of} {what}"
+
+
+def worst(error: np.ndarray, allowed: np.ndarray | float, against: str) -> Parity:
+    """The parity of errors with what is allowed of each."""
+    limit = np.maximum(np.asarray(allowed, float), np.finfo(float).tiny)
+    share = np.where(error == 0, 0.0, error / limit)
+    largest = np.nan if np.isnan(error).any() else error.max(initial=0.0)
+    return Parity(float(largest), float(np.nan if np.isnan(share).any() else share.max(initial=0.0)), against)

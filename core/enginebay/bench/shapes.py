@@ -1,0 +1,178 @@
+"""Named shapes to measure kernels on: layers of real models, in steps that serving makes.
+
+A shape is MODEL/MODE/bROWS/cCONTEXT, such as llama-3.1-8b/decode/b32/c4096, and for products a part of the layer behind
+it, such as .../gate_up. Leading pieces stand for the usual values of those left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from enginebay.config import PHASES
+from enginebay.errors import InputError, explain, unknown_name
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
+
+ALL = "all"
+STEP_TOKENS = 512
+"""Tokens of a mixed step: a chunk of a prompt beside the rows that decode."""
+
+CONTEXTS = (1024, 4096, 32768)
+BATCHES: dict[Mode, tuple[int, ...]] = {"decode": (1, 8, 32, 128), "prefill": (1,), "mixed": (8, 32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerShape:
+    """One kind of layer of a model: all that the sizes of its ops follow from."""
+
+    name: str
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp: int
+    vocab: int
+    window: int | None = None
+    softcap: float | None = None
+    rope_theta: float = 10000.0
+
+    def spec(self, dtype: str) -> AttnSpec:
+        """Its attention, cache and activations in one dtype."""
+        return AttnSpec(
+            self.num_q_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            window=self.window,
+            softcap=self.softcap,
+            q_dtype=dtype,
+            kv_dtype=dtype,
+        )
+
+
+GEMMA = LayerShape("gemma-2-9b-global", 3584, 16, 8, 256, 14336, 256000, softcap=50.0)
+
+LAYERS: dict[str, LayerShape] = {
+    layer.name: layer
+    for layer in (
+        LayerShape("llama-3.1-8b", 4096, 32, 8, 128, 14336, 128256, rope_theta=500000.0),
+        LayerShape("qwen3-0.6b", 1024, 16, 8, 128, 3072, 151936, rope_theta=1000000.0),
+        GEMMA,
+        dataclasses.replace(GEMMA, name="gemma-2-9b-local", window=4096),
+        LayerShape("smollm2-135m", 576, 9, 3, 64, 1536, 49152, rope_theta=100000.0),
+    )
+}
+"""Published sizes; the two kinds of layers of Gemma 2 apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A step of `batch` rows of up to `context` tokens (0: the op does not see the context) through a layer."""
+
+    layer: LayerShape
+    mode: Mode
+    batch: int
+    context: int
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """As it is written on the command line."""
+        pieces = [self.layer.name, self.mode, f"b{self.batch}"]
+        pieces += [f"c{self.context}"] if self.context else []
+        return "/".join(pieces + ([self.part] if self.part else []))
+
+    def lengths(self, *, ragged: bool, seed: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(q_lens, kv_lens) of its rows, sorted as steps are. Ragged ones lie between an eighth and all of the context.
+
+        The first row always has the whole context. A mixed step is a chunk of a prompt behind rows that decode.
+        """
+        rng = np.random.default_rng([seed, self.batch, self.context])
+        low = max(1, self.context // 8)
+        lens = np.exp(rng.uniform(np.log(low), np.log(self.context), self.batch)).astype(int)
+        kv_lens = [self.context, *np.maximum(lens, 1).tolist()[1:]] if ragged else [self.context] * self.batch
+        if self.mode == "decode":
+            return (1,) * self.batch, tuple(kv_lens)
+        if self.mode == "prefill":
+            return tuple(kv_lens), tuple(kv_lens)
+        chunk = max(1, min(STEP_TOKENS - self.batch + 1, self.context // 2))
+        decoding = (max(2, n) for n in kv_lens[1:])
+        return (1,) * (self.batch - 1) + (chunk,), (*decoding, self.context)
+
+    def num_tokens(self) -> int:
+        """New tokens of the step, for ops that see nothing else."""
+        if self.mode == "prefill":
+            return self.batch * max(1, self.context)
+        return self.batch if self.mode == "decode" else STEP_TOKENS
+
+    def bucket(self, q_lens: Sequence[int], page_size: int, min_rows: int, *, compact: bool) -> Bucket:
+        """The bucket that an engine would run these rows in; `compact`: decode on a copy with a page a row."""
+        pages = -(-self.context // page_size)
+        if self.mode == "decode":
+            seqs = max(self.batch, min_rows)
+            pages = 1 if compact else pages
+            return Bucket(seqs, seqs, pages, 1, self.context, "decode", rows_are_pages=compact)
+        tokens = max(16, 1 << (sum(q_lens) - 1).bit_length())
+        return Bucket(tokens, self.batch, pages, tokens, self.context, self.mode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Which values of batch, context and part the shapes of an op take when they are not named."""
+
+    batches: Mapping[Mode, tuple[int, ...]]
+    contexts: Mapping[Mode, tuple[int, ...]]
+    parts: tuple[str, ...] = ("",)
+
+
+def parse_shapes(texts: Iterable[str], axes: Axes) -> list[Shape]:
+    """The shapes that names stand for, each once; "all" is all of them. InputError for a name that has no meaning."""
+    found: dict[Shape, None] = {}
+    for text in texts:
+        for name in LAYERS if text == ALL else [text]:
+            found |= dict.fromkeys(_expand(name, axes))
+    return list(found)
+
+
+def _expand(text: str, axes: Axes) -> list[Shape]:
+    layer, *pieces = text.strip().split("/")
+    if layer not in LAYERS:
+        raise unknown_name("shape of model", layer, [*LAYERS, ALL])
+    mode = pieces.pop(0) if pieces else ""
+    if mode and mode not in PHASES:
+        raise unknown_name(f"mode of shape {text!r}", mode, PHASES)
+    batch = _number(pieces, "b", text)
+    context = _number(pieces, "c", text)
+    part = pieces.pop(0) if pieces else ""
+    if pieces or (part and part not in axes.parts):
+        known = ", ".join(p for p in axes.parts if p) or "no part for this op"
+        raise InputError(
+            explain(
+                f"shape {text!r}", f"MODEL/MODE/bROWS/cCONTEXT, and behind it {known}", "Correct the name."
+            )
+        )
+    shapes = []
+    for one in PHASES:
+        if mode not in ("", one):
+            continue
+        contexts = axes.contexts[one] if context is None or axes.contexts[one] == (0,) else (context,)
+        for b in axes.batches[one] if batch is None else (batch,):
+            shapes += [
+                Shape(LAYERS[layer], one, b, c, p)
+                for c in contexts
+                for p in axes.parts
+                if part in ("", p) and b <= STEP_TOKENS
+            ]
+    return shapes
+
+
+def _number(pieces: list[str], letter: str, text: str) -> int | None:
+    """Take the next piece when it is the letter and a number of at least one."""
+    if not pieces or re.fullmatch(rf"{letter}\d+", pieces[0]) is None:
+        return None
+    value = int(pieces.pop(0)[1:])
+    if value < 1:
+        raise InputError(explain(f"shape {text!r}", f"{letter} and a number of at least 1", "Correct it."))
+    return value

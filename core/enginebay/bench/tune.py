@@ -1,0 +1,147 @@
+"""Searching the configurations of implementations: right first, then timed in turn on rows of realistic lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from enginebay.bench.attention import attention_problem
+from enginebay.bench.kernels import Bench, run_contestants, why_not_measured
+from enginebay.bench.problem import Problem, Setting
+from enginebay.bench.shapes import Shape
+from enginebay.bench.timing import Contestant
+from enginebay.ops.select import Candidate
+from enginebay.ops.tuning import TunedEntry, TunedTable, bucket_key, candidates_of, read_table, spec_key
+
+DROP_SLOWER_THAN = 1.5
+"""Configurations whose best of two samples is slower than this many times the fastest's are not measured further."""
+
+WORTH = 0.98
+"""A configuration must take at most this share of the default's time to be preferred to it: less is noise."""
+
+DEFAULT = "default"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What came of one implementation on one shape: an entry, or the reason why there is none.
+
+    `num_tried` configurations were right and timed; `refused` are those that failed or were wrong, with the reason.
+    """
+
+    op: str
+    impl: str
+    version: str
+    shape: str
+    dtype: str
+    entry: TunedEntry | None = None
+    reason: str | None = None
+    num_tried: int = 0
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def tune_attention(
+    bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
+    """Search each implementation's candidates for a shape, all of them timed in turn with one another.
+
+    An implementation that has no candidates is measured as it is, so that it can be compared with the others. One that
+    engines give a compact copy for decode steps is measured on such a copy.
+    """
+    paged = attention_problem(shape, setting)
+    copied = attention_problem(shape, setting, compact=True) if shape.mode == "decode" else paged
+    found: list[Tuned] = []
+    contestants: dict[str, list[Contestant]] = {}
+    for candidate in candidates:
+        version = "" if candidate.impl is None else str(candidate.impl.version)
+        none = Tuned("attention", candidate.name, version, shape.name, setting.dtype)
+        compact = candidate.impl is not None and candidate.impl.caps.compact_decode
+        problem = copied if compact else paged
+        too_large = why_not_measured(problem, bench, setting.dtype)
+        reason = candidate.unavailable or too_large or problem.why_not(candidate.impl)
+        found.append(dataclasses.replace(none, reason=reason))
+        if reason is None:
+            contestants[candidate.name] = _contestants(candidate, problem, setting)
+    every = [contestant for some in contestants.values() for contestant in some]
+    results = run_contestants(bench, every, only_right=True, drop_slower_than=DROP_SLOWER_THAN)
+    return [
+        _outcome(one, contestants[one.impl], results, bench) if one.impl in contestants else one
+        for one in found
+    ]
+
+
+def _contestants(candidate: Candidate, problem: Problem, setting: Setting) -> list[Contestant]:
+    """The default configuration first, then the other candidates."""
+    key = problem.key
+    assert key is not None, "problems of attention have a key"
+    arguments = (setting.env, key.spec, key.bucket, key.layout)
+    default = candidate.impl.default_config(*arguments)
+    others = [c for c in candidates_of(candidate.impl, *arguments) if c != default]
+    configs = {DEFAULT: default} | {_text(config): config for config in others}
+    return [
+        Contestant(f"{candidate.name}: {name}", candidate.impl, config, "default", problem, candidate.name)
+        for name, config in configs.items()
+    ]
+
+
+def _text(config: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items())
+
+
+def _outcome(
+    one: Tuned, contestants: Sequence[Contestant], results: Mapping[str, Any], bench: Bench
+) -> Tuned:
+    """The fastest of an implementation's configurations, or its default when that is as fast."""
+    default = contestants[0]
+    timed = {c.label: results[c.label][1] for c in contestants if not isinstance(results[c.label], str)}
+    refused = tuple((c.label, results[c.label]) for c in contestants if isinstance(results[c.label], str))
+    one = dataclasses.replace(one, num_tried=len(timed), refused=refused)
+    if default.label not in timed:
+        return dataclasses.replace(one, reason=f"its default configuration: {dict(refused)[default.label]}")
+    standard = timed[default.label].median_s
+    best = min((c for c in contestants if c.label in timed), key=lambda c: timed[c.label].median_s)
+    if timed[best.label].median_s > WORTH * standard:
+        best = default
+    problem, key = best.problem, best.problem.key
+    assert key is not None, "problems of attention have a key"
+    median = timed[best.label].median_s
+    has_choice = bool(len(contestants) > 1)
+    entry = TunedEntry(
+        spec=spec_key(key.spec),
+        layout=key.layout.name,
+        page_size=key.layout.page_size,
+        bucket=bucket_key(key.bucket),
+        config=dataclasses.asdict(best.config) if has_choice else None,
+        median_s=median,
+        default_median_s=standard,
+        roofline=bench.roofline.ideal_s(problem.cost, one.dtype) / median,
+    )
+    return dataclasses.replace(one, entry=entry)
+
+
+def merge(path: Path, table: TunedTable) -> TunedTable:
+    """The table with the entries of an older one at a path that it does not have itself; other versions are left out."""
+    if not path.exists():
+        return table
+    old = read_table(path.read_text(encoding="utf-8"), str(path))
+    same = ("op", "impl", "version", "device_kind")
+    if any(getattr(old, name) != getattr(table, name) for name in same):
+        return table
+    new = [_problem(entry) for entry in table.entries]
+    kept = tuple(entry for entry in old.entries if _problem(entry) not in new)
+    return table.model_copy(update={"entries": kept + table.entries})
+
+
+def _problem(entry: TunedEntry) -> tuple[Any, ...]:
+    return entry.spec, entry.layout, entry.page_size, entry.bucket
+
+
+def write_table(path: Path, table: TunedTable) -> None:
+    """Put a table in place of what is there, at once: a reader finds the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    fresh.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    fresh.replace(path)

@@ -1,0 +1,296 @@
+"""bench kernels: the flags that choose ops, implementations and shapes, and the table of what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from enginebay.cli.show import progress
+from enginebay.config import AUTO, make_config
+from enginebay.errors import InputError, explain, unknown_name
+
+if TYPE_CHECKING:
+    from enginebay.bench.kernels import Bench, Figure
+    from enginebay.bench.problem import Setting
+    from enginebay.bench.roofline import Roofline
+    from enginebay.config import EngineConfig
+    from enginebay.ops.caps import Env
+    from enginebay.ops.select import Candidate
+    from enginebay.platform import Platform
+    from enginebay.registry import Registry
+
+KERNEL_ROUNDS = 10
+CALL_S = 5.0
+PAGE_SIZE = 64
+SHAPES = ("smollm2-135m/decode/b1", "smollm2-135m/decode/b8", "smollm2-135m/prefill", "smollm2-135m/mixed/b8")
+CONTEXT = "c1024"
+DTYPES = ("float32", "bfloat16", "float16")
+
+CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
+"""Flags that are configuration values."""
+
+OF_KERNELS = ("op", "impl", "shapes", "page_size", "lengths", "max_call_s")
+OF_ENGINES = (
+    *("config", "model", "engine", "scheduler", "sampler", "attention", "kernel", "mesh", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "decode_steps", "verify_weights"),
+)
+
+
+def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """--op, --impl, --shapes and what they are measured with."""
+    parser.add_argument("--op", metavar="OP,...", help="ops (attention)")
+    parser.add_argument("--impl", metavar="NAME,...", help="implementations (all that are registered)")
+    parser.add_argument(
+        "--shapes", metavar="SHAPE,...", help="MODEL/MODE/bROWS/cCONTEXT, beginnings of it, or all"
+    )
+    parser.add_argument(
+        "--page-size", type=int, metavar="N", help=f"tokens in a page of the cache ({PAGE_SIZE})"
+    )
+    parser.add_argument(
+        "--lengths", choices=["full", "ragged"], help="all rows of the whole context, or from an eighth of it"
+    )
+    parser.add_argument(
+        "--max-call-s", type=float, metavar="S", help=f"leave out shapes whose call takes longer ({CALL_S:g})"
+    )
+
+
+def refuse_flags(args: argparse.Namespace, mode: str, other: str, flags: Sequence[str]) -> None:
+    """InputError for flags that mean something in another mode only: nothing that is given is left aside."""
+    given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) not in (None, [])]
+    if given:
+        raise InputError(
+            explain(f"{', '.join(given)} with {mode}", f"flags of {mode}", f"Leave it out, or run {other}.")
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A run with everything chosen, and the command that repeats it."""
+
+    bench: Bench
+    settings: dict[str, Setting]
+    """By dtype."""
+    candidates: dict[str, list[Candidate]]
+    """By op."""
+    command: str
+
+
+def listed(text: str) -> list[str]:
+    """The pieces between commas, each once."""
+    return list(dict.fromkeys(piece.strip() for piece in text.split(",") if piece.strip()))
+
+
+def open_session(args: argparse.Namespace, command: str, *, ragged: bool) -> Session:
+    """Choose platform, layout and implementations, measure the machine; InputError for what is not there."""
+    from enginebay.bench.environment import free_bytes
+    from enginebay.bench.kernels import Bench, Limits
+    from enginebay.bench.roofline import measure_roofline
+    from enginebay.build.compose import find_platform
+    from enginebay.build.jaxconfig import configure_compile_cache
+    from enginebay.registry import load_registry
+
+    _check_numbers(args)
+    given = {name: getattr(args, name, None) for name in CONFIGURED}
+    config = make_config({name: value for name, value in given.items() if value is not None})
+    registry = load_registry()
+    configure_compile_cache(config.compile_cache)
+    platform = find_platform(registry, config)
+    device, memory = platform.devices()[0], platform.hardware().memory_bytes
+    candidates = _candidates(args, registry, platform.env())
+    settings = _settings(args, registry, platform, config, ragged=ragged)
+    bench = Bench(
+        measure_roofline(device, settings, platform.compile_options()),
+        platform.compile_options(),
+        args.rounds or KERNEL_ROUNDS,
+        Limits(min(memory, free_bytes(device, memory)), args.max_call_s or CALL_S),
+        device,
+    )
+    flags = {
+        "op": ",".join(candidates),
+        "impl": args.impl,
+        "shapes": ",".join(_shape_names(args)),
+        "dtype": ",".join(settings),
+        "platform": platform.name,
+        "layout": next(iter(settings.values())).layout_name,
+        "page-size": args.page_size or PAGE_SIZE,
+        "lengths": args.lengths,
+        "rounds": bench.rounds,
+        "max-call-s": f"{bench.limits.call_s:g}",
+        "tuned": given["tuned"],
+        "tuned-folder": given["tuned_folder"],
+        "compile-cache": given["compile_cache"],
+    }
+    words = [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
+    return Session(bench, settings, candidates, shlex.join(["enginebay", *command.split(), *words]))
+
+
+def _candidates(args: argparse.Namespace, registry: Registry, env: Env) -> dict[str, list[Candidate]]:
+    """The wanted implementations by op."""
+    from enginebay.bench.kernels import OPS
+    from enginebay.build.kernels import candidates
+
+    ops = listed(args.op or "attention")
+    for op in ops:
+        if op not in OPS:
+            raise unknown_name("op", op, OPS, "Others have no benchmark.")
+    found = {op: candidates(registry, op, env) for op in ops}
+    wanted = listed(args.impl or "")
+    known = {candidate.name for some in found.values() for candidate in some}
+    for name in wanted:
+        if name not in known:
+            raise unknown_name(f"kernel of {', '.join(ops)}", name, known)
+    return {op: [c for c in some if not wanted or c.name in wanted] for op, some in found.items()}
+
+
+def _settings(
+    args: argparse.Namespace, registry: Registry, platform: Platform, config: EngineConfig, *, ragged: bool
+) -> dict[str, Setting]:
+    """What problems share, by dtype."""
+    from enginebay.bench.problem import Setting
+    from enginebay.build.kernels import candidates
+    from enginebay.build.tuned import load_tuned
+    from enginebay.ops.select import choose
+
+    env = platform.env()
+    dtypes = [platform.default_dtype if d == AUTO else d for d in listed(args.dtype or AUTO)]
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise unknown_name("dtype", dtype, (*DTYPES, AUTO))
+    layout = platform.default_layout if config.layout == AUTO else config.layout
+    writer, _ = choose("kernels.kv_write", AUTO, candidates(registry, "kv_write", env), lambda _: None)
+    first = Setting(
+        env,
+        dtypes[0],
+        layout,
+        registry.load(registry.find("layout", layout)),
+        writer.impl,
+        args.page_size or PAGE_SIZE,
+        ragged=ragged,
+        tuned=load_tuned(registry, config.tuned, config.tuned_folder),
+    )
+    return {d: dataclasses.replace(first, dtype=d, min_rows=platform.min_rows(d)) for d in dtypes}
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for flag in ("rounds", "page_size", "max_call_s"):
+        value = getattr(args, flag)
+        if value is not None and value <= 0:
+            raise InputError(explain(f"--{flag.replace('_', '-')} {value}", "more than 0", "Correct it."))
+
+
+def _shape_names(args: argparse.Namespace) -> list[str]:
+    return listed(args.shapes) if args.shapes else list(SHAPES)
+
+
+def shapes_of(args: argparse.Namespace, op: str) -> Any:
+    """The shapes to measure an op on; without --shapes a small model's, in one context."""
+    from enginebay.bench.kernels import OPS
+    from enginebay.bench.shapes import parse_shapes
+
+    axes = OPS[op].axes
+    if not args.shapes:
+        one = {mode: (1024,) if lens != (0,) else lens for mode, lens in axes.contexts.items()}
+        axes = dataclasses.replace(axes, contexts=one)
+    return parse_shapes(_shape_names(args), axes)
+
+
+def run_kernels(args: argparse.Namespace) -> int:
+    """Measure and print; wrong results and refusals are rows of the table."""
+    from enginebay.bench.environment import environment
+    from enginebay.bench.kernels import judged, measure_shape
+
+    session = open_session(args, "bench kernels", ragged=args.lengths == "ragged")
+    work = [
+        (op, dtype, shape)
+        for op in session.candidates
+        for dtype in session.settings
+        for shape in shapes_of(args, op)
+    ]
+    figures: list[Figure] = []
+    with progress() as report:
+        for number, (op, dtype, shape) in enumerate(work):
+            if report is not None:
+                report("measuring kernels", number, len(work))
+            setting = session.settings[dtype]
+            figures += measure_shape(session.bench, op, shape, setting, session.candidates[op])
+    roofline = roofline_after(session)
+    figures = [judged(figure, roofline) for figure in figures]
+    record = {
+        "command": session.command,
+        "environment": environment() | {"device": device_text(session)},
+        "roofline": dataclasses.asdict(roofline),
+        "figures": [dataclasses.asdict(figure) for figure in figures],
+    }
+    if args.json:
+        print(json.dumps(record, indent=2, default=float))
+    else:
+        _print(session, figures)
+        print_roofline(session, roofline)
+    return 0
+
+
+def roofline_after(session: Session) -> Roofline:
+    """The better of the session's measurement and one that is made now."""
+    from enginebay.bench.roofline import measure_roofline
+
+    bench = session.bench
+    return bench.roofline.better(measure_roofline(bench.device, session.settings, bench.options))
+
+
+def device_text(session: Session) -> str:
+    """The device as platforms name it."""
+    env = next(iter(session.settings.values())).env
+    return env.device_kind or env.platform
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table, as wide as it must be where nobody watches."""
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 300
+    Console(width=width, highlight=False, markup=False).print(table)
+
+
+def _print(session: Session, figures: Sequence[Figure]) -> None:
+    columns = ("op", "shape", "dtype", "implementation", "median ms", "quartiles", "GB/s", "GFLOP/s")
+    rows = []
+    for f in figures:
+        start = [f.op, f.shape, f.dtype, f.implementation]
+        if f.timing is None or f.parity is None or f.share is None:
+            rows.append([*start, "-", "", "", "", "", "", "", f.reason or "", ""])
+            continue
+        low, high = (1e3 * s for s in f.timing.quartiles_s)
+        figures_of = [f"{1e3 * f.timing.median_s:.4g}", f"{low:.4g} to {high:.4g}"]
+        rates = [f"{(f.bytes_per_s or 0) / 1e9:.3g}", f"{(f.flops_per_s or 0) / 1e9:.3g}"]
+        error = f"{f.parity.error:.2g} ({f.parity.share:.2g} of allowed)"
+        if not f.parity.is_right:
+            error = f"WRONG: {error}"
+        tuned = f.config is not None and f.config_source != "default"
+        config = f"{f.config_source}: {short(f.config)}" if tuned else ""
+        share = f"{100 * f.share:.0f} %"
+        rows.append([*start, *figures_of, *rates, share, f.bound or "", error, f.parity.against, config])
+    print_table((*columns, "of roofline", "bound by", "error", "against, or why not", "configuration"), rows)
+
+
+def print_roofline(session: Session, roofline: Roofline) -> None:
+    """What the shares are of, and how to measure again."""
+    flops = ", ".join(f"{d} {rate / 1e9:.0f} GFLOP/s" for d, rate in roofline.flops_per_s.items())
+    rates = (
+        f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in {roofline.launch_s * 1e6:.0f} us"
+    )
+    print(f"roofline of {device_text(session)}, measured: {rates}")
+    print(f"again: {session.command}")
+
+
+def short(config: Any) -> str:
+    """A configuration for people."""
+    return ", ".join(f"{name} {value}" for name, value in config.items())

@@ -1,0 +1,143 @@
+"""tune: search the configurations of kernels on this machine, and keep the fastest for engines to find."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enginebay.cli.kernels import (
+    Session,
+    add_kernel_arguments,
+    device_text,
+    open_session,
+    print_roofline,
+    print_table,
+    shapes_of,
+    short,
+)
+from enginebay.cli.show import progress
+from enginebay.config import AUTO
+from enginebay.errors import InputError, explain
+
+if TYPE_CHECKING:
+    from enginebay.bench.tune import Tuned
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """What to search, on which shapes, and where the tables go."""
+    add_kernel_arguments(parser)
+    parser.add_argument("--platform", metavar="NAME", help="devices to run on")
+    parser.add_argument("--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto")
+    parser.add_argument("--layout", metavar="NAME", help="cache layout")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure (10)")
+    parser.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
+    parser.add_argument(
+        "--tuned-folder", metavar="DIR", help="where the tables go (auto: where engines find your own)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Search, write a table for each implementation, and print what was found."""
+    from enginebay.bench.tune import tune_attention
+    from enginebay.build.tuned import tuned_folder
+    from enginebay.ops.tuning import TunedConfigs
+
+    if args.op not in (None, "attention"):
+        raise InputError(
+            explain(f"--op {args.op}", "attention", "Kernels of other ops have nothing to tune.")
+        )
+    folder, args.tuned_folder = (
+        args.tuned_folder,
+        None,
+    )  # tables that are there do not change what is measured
+    session = open_session(args, "tune", ragged=args.lengths != "full")
+    found: list[Tuned] = []
+    with progress() as report:
+        work = [(dtype, shape) for dtype in session.settings for shape in shapes_of(args, "attention")]
+        for number, (dtype, shape) in enumerate(work):
+            if report is not None:
+                report("tuning", number, len(work))
+            setting = dataclasses.replace(session.settings[dtype], tuned=TunedConfigs())
+            found += tune_attention(session.bench, shape, setting, session.candidates["attention"])
+    command = session.command + ("" if folder is None else f" --tuned-folder={folder}")
+    session = dataclasses.replace(session, command=command)
+    paths = _write(session, found, tuned_folder(folder or AUTO))
+    if args.json:
+        record = {
+            "command": command,
+            "roofline": dataclasses.asdict(session.bench.roofline),
+            "tables": [str(path) for path in paths],
+            "results": [
+                dataclasses.asdict(one) | {"entry": one.entry and one.entry.model_dump()} for one in found
+            ],
+        }
+        print(json.dumps(record, indent=2, default=float))
+    else:
+        _print(session, found, paths)
+    return 0
+
+
+def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
+    """A table for each implementation that has entries, with the entries that its file had before."""
+    from enginebay.bench.environment import environment
+    from enginebay.bench.tune import merge, write_table
+    from enginebay.build.tuned import table_name
+    from enginebay.ops.tuning import TunedTable
+
+    device = device_text(session)
+    by_impl: dict[tuple[str, str, str], list[Tuned]] = {}
+    for one in found:
+        if one.entry is not None:
+            by_impl.setdefault((one.op, one.impl, one.version), []).append(one)
+    paths = []
+    for (op, impl, version), some in by_impl.items():
+        table = TunedTable(
+            op=op,
+            impl=impl,
+            version=version,
+            device_kind=device,
+            environment=environment(),
+            command=session.command,
+            entries=tuple(one.entry for one in some if one.entry is not None),
+        )
+        path = folder / table_name(op, impl, device)
+        write_table(path, merge(path, table))
+        paths.append(path)
+    return paths
+
+
+def _print(session: Session, found: Sequence[Tuned], paths: Sequence[Path]) -> None:
+    columns = (
+        "shape",
+        "dtype",
+        "implementation",
+        "configuration",
+        "median ms",
+        "default ms",
+        "of roofline",
+        "tried",
+        "",
+    )
+    rows = []
+    for one in found:
+        start = (one.shape, one.dtype, one.impl)
+        if one.entry is None:
+            rows.append((*start, "-", "", "", "", str(one.num_tried), one.reason or ""))
+            continue
+        entry = one.entry
+        config = "nothing to choose" if entry.config is None else short(entry.config)
+        figures = (
+            f"{1e3 * entry.median_s:.4g}",
+            f"{1e3 * entry.default_median_s:.4g}",
+            f"{100 * entry.roofline:.0f} %",
+        )
+        refused = "; ".join(f"{name}: {why}" for name, why in one.refused)
+        rows.append((*start, config, *figures, str(one.num_tried), refused))
+    print_table(columns, rows)
+    print_roofline(session, session.bench.roofline)
+    print(f"tables: {', '.join(map(str, paths)) or 'none, nothing could be measured'}")
