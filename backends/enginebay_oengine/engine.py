@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
+from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.rows import PageTable, SequenceBuffer
@@ -123,6 +123,10 @@ class PagedEngine(Engine):
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
         self.copier.compile()
         return self.runner.compile_all(self.geometry.all_steps(), progress) + 1
+
+    def attention_problems(self) -> list[AttentionProblem]:
+        layouts = self.geometry.layouts(self.num_pages, self.parts.model.info.groups, self.parts.dtype)
+        return [key.attention(layouts) for key in self.geometry.all_steps()]
 
     def take(self, lease: Lease) -> RowState:
         self.copier(self.ledger.take_copies())

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.cache import Lease
-from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
+from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.rows import SequenceBuffer
@@ -78,26 +78,10 @@ class VInferenceEngine(Engine):
             raise InternalError("the engine is used before make_arrays()")
         return self._runner
 
-    def _make_runner(self) -> Runner:
-        parts, config = self.parts, self.parts.config
-        self.memory.check()
-        return Runner(
-            Program(parts.model, parts.ops, parts.sampler),
-            parts.load_weights(),
-            parts.placement,
-            RunnerSettings(
-                config.max_num_seqs,
-                config.decode_steps,
-                parts.platform.compile_options(),
-                config.max_model_len,
-                parts.shadow,
-            ),
-            self.compilations,
-        )
-
     def make_arrays(self) -> None:
         if self._runner is None:
-            self._runner = self._make_runner()
+            self.memory.check()
+            self._runner = make_runner(self.parts, self.compilations)
         if not self.runner.has_state:
             self._shape = self._least
             self.ledger.pages_per_slot = self._shape.pages_per_slot
@@ -151,6 +135,11 @@ class VInferenceEngine(Engine):
         self._make_room(self._least.num_slots, self._least.capacity)
         return self.runner.compile_all(self.geometry.all_steps(), progress)
 
+    def attention_problems(self) -> list[AttentionProblem]:
+        groups, dtype = self.parts.model.info.groups, self.parts.dtype
+        layouts = self.geometry.layouts(self.geometry.largest, groups, dtype)
+        return [key.attention(layouts) for key in self.geometry.all_steps()]
+
     def take(self, lease: Lease) -> RowState:
         length = int(self.rows.num_tokens[lease.row])
         return take_row(
@@ -189,6 +178,20 @@ def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:
     table = np.zeros((1, shape.pages_per_slot), np.int32)
     ledger.write_table([lease], table)
     return table[0]
+
+
+def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
+    """Load the weights, for steps that are still to be compiled."""
+    config = parts.config
+    settings = RunnerSettings(
+        config.max_num_seqs,
+        config.decode_steps,
+        parts.platform.compile_options(),
+        config.max_model_len,
+        parts.shadow,
+    )
+    program = Program(parts.model, parts.ops, parts.sampler)
+    return Runner(program, parts.load_weights(), parts.placement, settings, compilations)
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:

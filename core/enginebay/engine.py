@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from enginebay.cache import Lease, Ledger
+from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError, explain
 from enginebay.ops.shadow import ShadowReport
+from enginebay.ops.spec import Bucket
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,6 +146,10 @@ class Compilations:
     forbidden: bool = False
 
 
+AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]
+"""What attention sees of a step: its bucket, and the layout of each group."""
+
+
 class Engine(ABC):
     """Runs steps over a model whose cache it lays out.
 
@@ -167,6 +172,13 @@ class Engine(ABC):
     @abstractmethod
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
         """Compile every program that serving can need, and return how many there are."""
+
+    def attention_problems(self) -> Sequence[AttentionProblem]:
+        """Those of every program that serving can need, for reports and tuning; an engine may tell none.
+
+        Nothing need be loaded or allocated.
+        """
+        return ()
 
     @abstractmethod
     def take(self, lease: Lease) -> RowState:

@@ -16,7 +16,7 @@ from enginebay.bench.kernels import OPS, Bench, Figure, Limits, judged, measure_
 from enginebay.bench.problem import Setting
 from enginebay.bench.roofline import Roofline, measure_roofline
 from enginebay.bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
-from enginebay.bench.tune import merge, tune_attention, write_table
+from enginebay.bench.tune import merge, tune_shape, write_table
 from enginebay.build.kernels import candidates
 from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.errors import InputError
@@ -209,7 +209,7 @@ def tunable(good: int) -> Candidate:
 
 
 def test_the_fastest_right_configuration_is_found() -> None:
-    (one,) = tune_attention(bench(rounds=3), Shape(TINY, "prefill", 1, 40), setting(), [tunable(3)])
+    (one,) = tune_shape(bench(rounds=3), Shape(TINY, "prefill", 1, 40), setting(), [tunable(3)])
     assert one.entry is not None
     assert one.entry.config == {"size": 3}
     assert one.entry.median_s < one.entry.default_median_s
@@ -219,7 +219,7 @@ def test_the_fastest_right_configuration_is_found() -> None:
 
 
 def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
-    (one,) = tune_attention(bench(rounds=1), Shape(TINY, "decode", 2, 40), setting(), [xla()])
+    (one,) = tune_shape(bench(rounds=1), Shape(TINY, "decode", 2, 40), setting(), [xla()])
     assert one.entry is not None
     assert one.entry.config is None, "decode steps on a compact copy have nothing to choose"
     other = one.entry.model_copy(update={"page_size": 4})
@@ -260,6 +260,23 @@ def test_the_program_measures_and_tunes_and_engines_find_it(
     (path,) = json.loads(out)["tables"]
     table = json.loads(Path(path).read_text(encoding="utf-8"))
     assert (table["op"], table["impl"], len(table["entries"])) == ("attention", "xla", 1)
+
+
+def test_the_buckets_of_an_engine_are_tuned(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginebay.bench.roofline.STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay.bench.roofline.MATRIX", 32)
+    config = tmp_path / "small.toml"
+    sizes = "max_model_len = 16\nmax_num_seqs = 1\nmax_num_batched_tokens = 16"
+    config.write_text(f'{sizes}\nlayout = "hnd"\ncompile_cache = "off"\nkernels.attention = "xla"')
+    tables = ("--tuned-folder", str(tmp_path / "tables"))
+    code, out, err = run("tune", "--config", str(config), "--rounds", "1", *tables)
+    assert (code, err) == (0, "")
+    assert "prefill, 16 tokens, 1 rows, context 16" in out
+    code, _, err = run("explain", "--config", str(config), "--tuned", "require", *tables)
+    assert (code, err) == (0, "")
+    assert run("tune", "--config", str(config), "--shapes", "all")[0] == 2
 
 
 @pytest.mark.parametrize(

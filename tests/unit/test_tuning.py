@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from enginebay.build.compose import kernel_configs, make_engine, make_plan
 from enginebay.build.tuned import load_tuned, table_name
 from enginebay.cache import HndLayout
+from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
@@ -113,6 +117,10 @@ def test_entries_of_other_problems_do_not_count() -> None:
     assert look_up(tables, bucket(16), dataclasses.replace(SPEC, scale=0.3))[1] == "tuned"
     assert look_up(tables, bucket(16), impl=Impl(sizes=(1, 3)))[1] == "default", "no longer a candidate"
     assert look_up(TunedConfigs(tables.tables, "off"), bucket(16))[1] == "default"
+    default = TunedConfigs((table(entry(bucket(16), 1)),), "auto")
+    assert look_up(default, bucket(16), impl=Impl(sizes=(3,))) == (Size(1), "tuned"), (
+        "the default may be the fastest"
+    )
 
 
 def test_a_miss_is_an_error_on_request() -> None:
@@ -190,3 +198,100 @@ def test_packages_ship_tables_of_their_own_kernels(package: Path, tmp_path: Path
         load_tuned(registry(), "auto", str(users))
     with pytest.raises(ConfigError, match="tuned_folder"):
         load_tuned(registry(), "auto", str(tmp_path / "nowhere"))
+
+
+SMALL = """
+max_model_len = 32
+max_num_seqs = 1
+max_num_batched_tokens = 16
+layout = "hnd"
+compile_cache = "off"
+[kernels]
+attention = "xla"
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("engine", ["oengine", "vinference"])
+def test_engines_tell_their_buckets_and_use_what_is_tuned(engine: str, run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "small.toml"
+    config.write_text(SMALL)
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    flags = ("--config", str(config), "--engine", engine, "--tuned-folder", str(folder))
+    code, out, err = run("explain", *flags, "--json")
+    assert (code, err) == (0, "")
+    before = json.loads(out)["kernel_configs"]
+    assert {one["setting"].rpartition(".")[2] for one in before} == {"decode", "prefill", "mixed"}
+    assert {one["source"] for one in before} == {"default", None}
+    code, _, err = run("explain", *flags, "--tuned", "require")
+    assert code == 2
+    assert "is not tuned for" in err
+    entries = []
+    plan = make_plan(make_config({**_toml(config), "engine": engine, "tuned": "off"}))
+    for one in kernel_configs(plan, make_engine(plan)):
+        if one.source is not None:
+            other = {"query_block": 16, "key_chunk": 64}
+            known = {"spec": spec_key(one.spec), "layout": one.layout.name, "page_size": one.layout.page_size}
+            entries.append(entry(one.bucket, None, config=other, **known))
+    name, kind = "xla", plan.kernels.env.device_kind
+    whole = table(*entries, impl=name, device_kind=kind)
+    (folder / table_name("attention", name, kind)).write_text(whole.model_dump_json())
+    code, out, err = run("explain", *flags, "--tuned", "require", "--json")
+    assert (code, err) == (0, "")
+    after = [one for one in json.loads(out)["kernel_configs"] if one["source"] is not None]
+    assert {one["source"] for one in after} == {"tuned"}
+    assert [one["config"]["key_chunk"] for one in after] == [64] * len(after)
+    code, out, _ = run("explain", *flags)
+    assert "tuned, 0 default" in out
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    from enginebay.config import read_toml
+
+    return read_toml(path)
+
+
+def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
+    """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays the same."""
+    from enginebay.build.kernels import OpsBinder
+
+    config = tmp_path / "small.toml"
+    config.write_text(SMALL)
+    plan = make_plan(make_config({**_toml(config), "tuned": "off"}))
+    seen: list[Any] = []
+    xla = plan.kernels.attention["prefill"]
+
+    class Recording(type(xla)):  # type: ignore[misc]
+        def __call__(self, *args: Any, config: Any, **kwargs: Any) -> Any:
+            seen.append(config)
+            return super().__call__(*args, config=config, **kwargs)
+
+    (problem,) = [p for p in make_engine(plan).attention_problems() if p[0].mode == "prefill"]
+    where, layouts = problem
+    ((group, spec),) = plan.model.info.attention.items()
+    known = {"spec": spec_key(spec), "layout": "hnd", "page_size": layouts[group].page_size}
+    tuned = entry(where, None, config={"query_block": 16, "key_chunk": 64}, **known)
+    whole = table(tuned, impl="xla", device_kind=plan.kernels.env.device_kind)
+    kernels = dataclasses.replace(
+        plan.kernels, attention={"prefill": Recording()}, tuned=TunedConfigs((whole,), "require")
+    )
+    ops = OpsBinder(kernels, plan.model.info, plan.placement)(where, layouts)
+    _trace(ops.attention, where, layouts[group], spec)
+    assert [dataclasses.asdict(config) for config in seen] == [{"query_block": 16, "key_chunk": 64}]
+
+
+def _trace(attention: Any, where: Bucket, layout: Any, spec: AttnSpec) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from enginebay.ops.spec import derive_batch
+
+    ints = jnp.zeros((where.seqs,), jnp.int32)
+    table = jnp.zeros((where.seqs, where.pages_per_seq), jnp.int32)
+    batch = derive_batch(ints, ints, table, layout.page_size, where)
+    q = jnp.zeros((where.tokens, spec.num_q_heads, spec.head_dim))
+    k = jnp.zeros((where.tokens, spec.num_kv_heads, spec.head_dim))
+    small = layout.resized(num_pages=2)
+    jax.eval_shape(lambda *a: attention(*a, batch, spec=spec), q, k, k, small.init())

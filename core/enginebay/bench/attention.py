@@ -22,7 +22,7 @@ from enginebay.bench.problem import (
     spread,
     worst,
 )
-from enginebay.bench.shapes import Shape
+from enginebay.bench.shapes import Shape, bucket_lengths
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.cost import attention_cost
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, derive_batch
@@ -75,12 +75,22 @@ def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) 
     layout = setting.layout_type(
         bucket.seqs * bucket.pages_per_seq, page_size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype
     )
-    rows = _Rows(q_lens, kv_lens, spec, bucket, layout)
-    item = jnp.dtype(setting.dtype).itemsize
+    return _problem(shape.name, _Rows(q_lens, kv_lens, spec, bucket, layout), setting)
+
+
+def bucket_problem(spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: Setting) -> Problem:
+    """A step in a bucket of an engine's, over ragged rows that fill it; of `setting` the dtype and layout do not count."""
+    name = f"{bucket.mode}, {bucket.tokens} tokens, {bucket.seqs} rows, context {bucket.max_kv_len}"
+    return _problem(name, _Rows(*bucket_lengths(bucket), spec, bucket, layout), setting)
+
+
+def _problem(name: str, rows: _Rows, setting: Setting) -> Problem:
+    spec, bucket, layout = rows.spec, rows.bucket, rows.layout
+    item = jnp.dtype(spec.kv_dtype).itemsize
     token_bytes = (2 * spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim * item
     return Problem(
-        name=shape.name,
-        cost=attention_cost(spec, q_lens, kv_lens, kv_bytes=item, q_bytes=item),
+        name=name,
+        cost=attention_cost(spec, rows.q_lens, rows.kv_lens, kv_bytes=item, q_bytes=item),
         num_bytes=layout.num_bytes() + bucket.tokens * token_bytes,
         make=functools.partial(_make, rows),
         bind=functools.partial(_bind, rows, setting),

@@ -118,6 +118,22 @@ class Shape:
         return Bucket(tokens, self.batch, pages, tokens, self.context, self.mode)
 
 
+def bucket_lengths(bucket: Bucket, *, seed: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(q_lens, kv_lens) of ragged rows that fill an engine's bucket, sorted as steps are; the longest is as long as can be."""
+    rng = np.random.default_rng([seed, bucket.tokens, bucket.seqs])
+    count, longest = min(bucket.seqs, bucket.tokens), bucket.max_kv_len
+    ragged = np.exp(rng.uniform(np.log(max(1, longest // 8)), np.log(longest), count)).astype(int)
+    kv_lens = [longest, *np.clip(ragged, min(2, longest), longest).tolist()[1:]]
+    if bucket.mode == "decode":
+        return (1,) * count, tuple(kv_lens)
+    if bucket.mode == "prefill":
+        shares = rng.dirichlet(np.ones(count))
+        q_lens = [min(longest, 1 + int(share * (bucket.tokens - count))) for share in shares]
+        return tuple(q_lens), tuple(q_lens)
+    chunk = max(1, min(bucket.tokens - count + 1, longest // 2))
+    return (1,) * (count - 1) + (chunk,), (*kv_lens[1:], longest)
+
+
 @dataclasses.dataclass(frozen=True)
 class Axes:
     """Which values of batch, context and part the shapes of an op take when they are not named."""

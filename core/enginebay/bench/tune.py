@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.bench.attention import attention_problem
+from enginebay.bench.attention import attention_problem, bucket_problem
 from enginebay.bench.kernels import Bench, run_contestants, why_not_measured
-from enginebay.bench.problem import Problem, Setting
+from enginebay.bench.problem import Problem, Setting, TuningKey
 from enginebay.bench.shapes import Shape
 from enginebay.bench.timing import Contestant
 from enginebay.ops.select import Candidate
@@ -43,9 +43,7 @@ class Tuned:
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def tune_attention(
-    bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
-) -> list[Tuned]:
+def tune_shape(bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]) -> list[Tuned]:
     """Search each implementation's candidates for a shape, all of them timed in turn with one another.
 
     An implementation that has no candidates is measured as it is, so that it can be compared with the others. One that
@@ -53,16 +51,28 @@ def tune_attention(
     """
     paged = attention_problem(shape, setting)
     copied = attention_problem(shape, setting, compact=True) if shape.mode == "decode" else paged
+    entrants = [
+        (c, copied if c.impl is not None and c.impl.caps.compact_decode else paged) for c in candidates
+    ]
+    return _tune(bench, setting, entrants)
+
+
+def tune_bucket(
+    bench: Bench, key: TuningKey, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
+    """The same for a bucket of an engine's, as the engine runs it."""
+    problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
+    return _tune(bench, setting, [(candidate, problem) for candidate in candidates])
+
+
+def _tune(bench: Bench, setting: Setting, entrants: Sequence[tuple[Candidate, Problem]]) -> list[Tuned]:
     found: list[Tuned] = []
     contestants: dict[str, list[Contestant]] = {}
-    for candidate in candidates:
+    for candidate, problem in entrants:
         version = "" if candidate.impl is None else str(candidate.impl.version)
-        none = Tuned("attention", candidate.name, version, shape.name, setting.dtype)
-        compact = candidate.impl is not None and candidate.impl.caps.compact_decode
-        problem = copied if compact else paged
         too_large = why_not_measured(problem, bench, setting.dtype)
         reason = candidate.unavailable or too_large or problem.why_not(candidate.impl)
-        found.append(dataclasses.replace(none, reason=reason))
+        found.append(Tuned("attention", candidate.name, version, problem.name, setting.dtype, reason=reason))
         if reason is None:
             contestants[candidate.name] = _contestants(candidate, problem, setting)
     every = [contestant for some in contestants.values() for contestant in some]

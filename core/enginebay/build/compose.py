@@ -14,6 +14,7 @@ from enginebay.build.jaxconfig import configure_compile_cache
 from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
 from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
+from enginebay.build.tuned import BucketConfig, bucket_configs
 from enginebay.config import AUTO, EngineConfig, Reason
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
@@ -111,7 +112,22 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
     choice = plan.config.engine
     engine: Engine = _make(plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress))
+    if plan.config.tuned == "require":
+        kernel_configs(plan, engine)  # what is missing is told now, not when a step is first compiled
     return engine
+
+
+def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
+    """The configurations of attention in every bucket that the engine tells of, and where they are from."""
+    kernels = plan.kernels
+    return bucket_configs(
+        kernels.tuned,
+        kernels.attention,
+        kernels.env,
+        plan.model.info.attention,
+        engine.attention_problems(),
+        num_shards=plan.placement.num_shards("kv_heads"),
+    )
 
 
 def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:

@@ -6,16 +6,19 @@ import dataclasses
 import importlib.util
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from enginebay.build.folders import cache_folder
+from enginebay.cache import KVLayout
 from enginebay.config import AUTO
+from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, explain
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
-from enginebay.ops.spec import AttnSpec
-from enginebay.ops.tuning import Tunable, TunedConfigs, TunedMode, TunedTable, read_table, spec_key
+from enginebay.ops.spec import AttnSpec, Bucket, Mode
+from enginebay.ops.tuning import Source, TunedConfigs, TunedMode, TunedTable, candidates_of, read_table
 from enginebay.registry import Entry, Registry
 
 log = logging.getLogger("enginebay.build")
@@ -91,51 +94,48 @@ def _shipped(package: str) -> list[Path]:
 
 
 @dataclasses.dataclass(frozen=True)
-class TunedPhase:
-    """What the tables hold for a phase's implementation: `entries` for these layers, in words, page sizes included.
+class BucketConfig:
+    """The configuration of a phase's attention kernel in one of an engine's buckets; None: there is nothing to choose."""
 
-    `summary` says what happens to a bucket that has no entry of its own.
-    """
-
-    phase: str
+    phase: Mode
     implementation: str
-    summary: str
-    entries: tuple[str, ...] = ()
+    spec: AttnSpec
+    bucket: Bucket
+    layout: KVLayout
+    config: Any
+    source: Source | None
+
+    def __str__(self) -> str:
+        b = self.bucket
+        where = f"{b.tokens} tokens, {b.seqs} rows, context {b.max_kv_len}, page size {self.layout.page_size}"
+        values = (
+            ", ".join(f"{n} {v}" for n, v in dataclasses.asdict(self.config).items()) if self.config else ""
+        )
+        return f"{where}: {self.source} {values}".rstrip()
 
 
-def tuned_phases(
+def bucket_configs(
     tuned: TunedConfigs,
     attention: Mapping[str, AttentionImpl],
     env: Env,
-    specs: Sequence[AttnSpec],
-    layout: str,
-) -> tuple[TunedPhase, ...]:
-    """Per phase: whether configurations are tuned, and for which buckets."""
-    phases = []
-    for phase, impl in attention.items():
-        if not isinstance(impl, Tunable):
-            phases.append(TunedPhase(phase, impl.name, "nothing to tune"))
-            continue
-        entries = _entries(tuned.of("attention", impl, env), phase, specs, layout)
-        rest = "is an error" if tuned.mode == "require" else "gets the default"
-        summary = (
-            f"tuned; a bucket without an entry gets that of the next larger, or {rest.removeprefix('gets ')}"
-        )
-        phases.append(
-            TunedPhase(phase, impl.name, summary if entries else f"default: every bucket {rest}", entries)
-        )
-    return tuple(phases)
-
-
-def _entries(
-    tables: Sequence[TunedTable], phase: str, specs: Sequence[AttnSpec], layout: str
-) -> tuple[str, ...]:
-    keys = [spec_key(spec) for spec in specs]
-    return tuple(
-        f"{e.bucket['tokens']} tokens, {e.bucket['seqs']} rows, context {e.bucket['max_kv_len']}, page size "
-        f"{e.page_size}: {', '.join(f'{n} {v}' for n, v in e.config.items())} "
-        f"({e.median_s / e.default_median_s:.2f} of the default's time)"
-        for table in tables
-        for e in table.entries
-        if e.config is not None and e.spec in keys and e.layout == layout and e.bucket["mode"] == phase
-    )
+    specs: Mapping[str, AttnSpec],
+    problems: Iterable[AttentionProblem],
+    *,
+    num_shards: int = 1,
+) -> list[BucketConfig]:
+    """What each of an engine's problems gets, for each of its groups' `specs`. In mode "require" UnsupportedError for a miss."""
+    found: dict[BucketConfig, None] = {}
+    for bucket, layouts in problems:
+        impl = attention[bucket.mode]
+        for group, spec in specs.items():
+            local = spec.per_shard(num_shards)
+            layout = dataclasses.replace(
+                layouts[group], num_kv_heads=local.num_kv_heads, num_pages=bucket.seqs * bucket.pages_per_seq
+            )
+            here = (env, local, bucket, layout)
+            config: Any = None
+            source: Source | None = None
+            if candidates_of(impl, *here):
+                config, source = tuned.config("attention", impl, *here)
+            found[BucketConfig(bucket.mode, impl.name, local, bucket, layout, config, source)] = None
+    return list(found)

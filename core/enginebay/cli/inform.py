@@ -7,13 +7,16 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.config import EngineConfig, make_config, read_toml
+
+if TYPE_CHECKING:
+    from enginebay.build.tuned import BucketConfig
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -59,14 +62,11 @@ def _plugins(args: argparse.Namespace) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    from enginebay.build.compose import make_engine, make_plan
-    from enginebay.build.tuned import tuned_phases
+    from enginebay.build.compose import kernel_configs, make_engine, make_plan
 
     plan = make_plan(config_from(args))
-    chosen, shards = plan.kernels, plan.placement.num_shards("kv_heads")
-    specs = [spec.per_shard(shards) for spec in plan.model.info.attention.values()]
-    tuned = tuned_phases(chosen.tuned, chosen.attention, chosen.env, specs, chosen.layout)
-    memory = make_engine(plan).memory
+    engine = make_engine(plan)
+    memory, configs = engine.memory, kernel_configs(plan, engine)
     record = {
         "model": {
             "folder": str(plan.checkpoint.folder),
@@ -82,7 +82,17 @@ def _explain(args: argparse.Namespace) -> None:
             }
             for r in plan.reasons
         ],
-        "tuned": [dataclasses.asdict(phase) for phase in tuned],
+        "kernel_configs": [
+            {
+                "setting": f"kernels.attention.{c.phase}",
+                "chosen": c.implementation,
+                "bucket": dataclasses.asdict(c.bucket),
+                "page_size": c.layout.page_size,
+                "source": c.source,
+                "config": dataclasses.asdict(c.config) if c.config else None,
+            }
+            for c in configs
+        ],
         "memory": dataclasses.asdict(memory),
     }
     if args.json:
@@ -91,10 +101,7 @@ def _explain(args: argparse.Namespace) -> None:
     print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
     rows = [(r.setting, r.chosen, r.why, "; ".join(f"{n}: {w}" for n, w in r.refused)) for r in plan.reasons]
     _print_table("", ("setting", "chosen", "why", "not taken"), rows)
-    for phase in tuned:
-        print(f"attention.{phase.phase} {phase.implementation}: configurations: {phase.summary}")
-        for entry in phase.entries:
-            print(f"  {entry}")
+    _print_configs(configs)
     mib = {name.removesuffix("_bytes"): value / 2**20 for name, value in dataclasses.asdict(memory).items()}
     weights, cache, workspace, device = (
         f"{mib[n]:.0f} MiB" for n in ("weights", "cache", "workspace", "device")
@@ -102,6 +109,18 @@ def _explain(args: argparse.Namespace) -> None:
     print(
         f"memory of each device: weights {weights}, cache up to {cache}, working space {workspace}, of {device}"
     )
+
+
+def _print_configs(configs: Sequence[BucketConfig]) -> None:
+    """A line for each phase whose kernel has something to choose, and one for each bucket that is tuned."""
+    for phase in dict.fromkeys(c.phase for c in configs):
+        mine = [c for c in configs if c.phase == phase and c.source is not None]
+        tuned = [c for c in mine if c.source != "default"]
+        if mine:
+            counts = f"{len(tuned)} tuned, {len(mine) - len(tuned)} default"
+            print(f"configurations of attention.{phase} ({mine[0].implementation}), by bucket: {counts}")
+        for one in tuned:
+            print(f"  {one}")
 
 
 def _config(args: argparse.Namespace) -> None:

@@ -88,8 +88,13 @@ def listed(text: str) -> list[str]:
     return list(dict.fromkeys(piece.strip() for piece in text.split(",") if piece.strip()))
 
 
-def open_session(args: argparse.Namespace, command: str, *, ragged: bool) -> Session:
-    """Choose platform, layout and implementations, measure the machine; InputError for what is not there."""
+def open_session(
+    args: argparse.Namespace, command: str, *, ragged: bool, settled: Sequence[str] = ()
+) -> Session:
+    """Choose platform, layout and implementations, measure the machine; InputError for what is not there.
+
+    `command` is what was run, and `settled` names the flags that it settles.
+    """
     from enginebay.bench.environment import free_bytes
     from enginebay.bench.kernels import Bench, Limits
     from enginebay.bench.roofline import measure_roofline
@@ -120,16 +125,17 @@ def open_session(args: argparse.Namespace, command: str, *, ragged: bool) -> Ses
         "dtype": ",".join(settings),
         "platform": platform.name,
         "layout": next(iter(settings.values())).layout_name,
-        "page-size": args.page_size or PAGE_SIZE,
+        "page_size": args.page_size or PAGE_SIZE,
         "lengths": args.lengths,
         "rounds": bench.rounds,
-        "max-call-s": f"{bench.limits.call_s:g}",
+        "max_call_s": f"{bench.limits.call_s:g}",
         "tuned": given["tuned"],
-        "tuned-folder": given["tuned_folder"],
-        "compile-cache": given["compile_cache"],
+        "tuned_folder": given["tuned_folder"],
+        "compile_cache": given["compile_cache"],
     }
-    words = [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
-    return Session(bench, settings, candidates, shlex.join(["enginebay", *command.split(), *words]))
+    told = {flag: value for flag, value in flags.items() if value is not None and flag not in settled}
+    words = [f"--{flag.replace('_', '-')}={value}" for flag, value in told.items()]
+    return Session(bench, settings, candidates, f"enginebay {command} {shlex.join(words)}")
 
 
 def _candidates(args: argparse.Namespace, registry: Registry, env: Env) -> dict[str, list[Candidate]]:

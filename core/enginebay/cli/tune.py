@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,23 +15,33 @@ from enginebay.cli.kernels import (
     Session,
     add_kernel_arguments,
     device_text,
+    listed,
     open_session,
     print_roofline,
     print_table,
+    refuse_flags,
     shapes_of,
     short,
 )
 from enginebay.cli.show import progress
-from enginebay.config import AUTO
+from enginebay.config import AUTO, make_config, read_toml
 from enginebay.errors import InputError, explain
 
 if TYPE_CHECKING:
     from enginebay.bench.tune import Tuned
 
+    Search = Callable[[], list[Tuned]]
+
+OF_SHAPES = ("shapes", "page_size", "lengths", "dtype", "platform", "layout")
+"""What a configuration's engine settles itself."""
+
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """What to search, on which shapes, and where the tables go."""
     add_kernel_arguments(parser)
+    parser.add_argument(
+        "--config", metavar="FILE", help="tune the kernels and buckets of the engine that a TOML file makes"
+    )
     parser.add_argument("--platform", metavar="NAME", help="devices to run on")
     parser.add_argument("--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto")
     parser.add_argument("--layout", metavar="NAME", help="cache layout")
@@ -43,9 +55,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Search, write a table for each implementation, and print what was found."""
-    from enginebay.bench.tune import tune_attention
     from enginebay.build.tuned import tuned_folder
-    from enginebay.ops.tuning import TunedConfigs
 
     if args.op not in (None, "attention"):
         raise InputError(
@@ -55,16 +65,14 @@ def run(name: str, args: argparse.Namespace) -> int:
         args.tuned_folder,
         None,
     )  # tables that are there do not change what is measured
-    session = open_session(args, "tune", ragged=args.lengths != "full")
+    session, work = _of_engine(args) if args.config else _of_shapes(args)
     found: list[Tuned] = []
     with progress() as report:
-        work = [(dtype, shape) for dtype in session.settings for shape in shapes_of(args, "attention")]
-        for number, (dtype, shape) in enumerate(work):
+        for number, search in enumerate(work):
             if report is not None:
                 report("tuning", number, len(work))
-            setting = dataclasses.replace(session.settings[dtype], tuned=TunedConfigs())
-            found += tune_attention(session.bench, shape, setting, session.candidates["attention"])
-    command = session.command + ("" if folder is None else f" --tuned-folder={folder}")
+            found += search()
+    command = session.command + ("" if folder is None else f" {shlex.quote(f'--tuned-folder={folder}')}")
     session = dataclasses.replace(session, command=command)
     paths = _write(session, found, tuned_folder(folder or AUTO))
     if args.json:
@@ -80,6 +88,46 @@ def run(name: str, args: argparse.Namespace) -> int:
     else:
         _print(session, found, paths)
     return 0
+
+
+def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
+    """The searches for the named shapes."""
+    from enginebay.bench.tune import tune_shape
+    from enginebay.ops.tuning import TunedConfigs
+
+    session = open_session(args, "tune", ragged=args.lengths != "full")
+    off = {d: dataclasses.replace(s, tuned=TunedConfigs()) for d, s in session.settings.items()}
+    candidates = session.candidates["attention"]
+    return session, [
+        functools.partial(tune_shape, session.bench, shape, setting, candidates)
+        for setting in off.values()
+        for shape in shapes_of(args, "attention")
+    ]
+
+
+def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
+    """The searches for the buckets of a configuration's engine, of its own kernels unless others are named."""
+    from enginebay.bench.problem import TuningKey
+    from enginebay.bench.tune import tune_bucket
+    from enginebay.build.compose import kernel_configs, make_engine, make_plan
+    from enginebay.ops.tuning import TunedConfigs
+
+    refuse_flags(args, "--config", "tune without it", OF_SHAPES)
+    plan = make_plan(make_config(read_toml(args.config), {"tuned": "off"}))
+    configs = kernel_configs(plan, make_engine(plan))
+    args.platform, args.dtype, args.layout = plan.platform.name, plan.config.dtype, plan.kernels.layout
+    command = f"tune {shlex.quote(f'--config={args.config}')}"
+    session = open_session(args, command, ragged=True, settled=OF_SHAPES)
+    setting = dataclasses.replace(session.settings[plan.config.dtype], tuned=TunedConfigs())
+    named = listed(args.impl or "")
+    work: dict[TuningKey, Search] = {}
+    for one in configs:
+        wanted = named or ([one.implementation] if one.source is not None else [])
+        candidates = [c for c in session.candidates["attention"] if c.name in wanted]
+        key = TuningKey(one.spec, one.bucket, one.layout)
+        if candidates:
+            work[key] = functools.partial(tune_bucket, session.bench, key, setting, candidates)
+    return session, list(work.values())
 
 
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:

@@ -6,8 +6,8 @@ An entry is found by op, implementation, its version, kind of device, spec, cach
 2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and context lengths;
 3. else the implementation's own default.
 
-An entry whose configuration is not among the implementation's candidates for the bucket at hand is passed over, and so
-is every entry where the spec asks for `deterministic`: other block sizes add in another order.
+An entry whose configuration is neither the default nor a candidate for the bucket at hand is passed over, and so is every
+entry where the spec asks for `deterministic`: other block sizes add in another order.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class TunedConfigs:
             return default, "default"
         for table in self.of(op, impl, env):
             for entry, source in _matching(table.entries, spec, bucket, layout):
-                found = next((c for c in choices if dataclasses.asdict(c) == entry.config), None)
+                found = next((c for c in (default, *choices) if dataclasses.asdict(c) == entry.config), None)
                 if found is not None:
                     return found, source
         if self.mode == "require":

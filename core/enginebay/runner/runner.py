@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.engine import Compilations, Pending, TokenLogprobs
+from enginebay.engine import AttentionProblem, Compilations, Pending, TokenLogprobs
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
@@ -57,6 +57,14 @@ class StepKey:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind in {"prefill", "history"} else f"{b.seqs} rows"
         return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}"
+
+    def attention(self, layouts: Mapping[str, KVLayout]) -> AttentionProblem:
+        """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one."""
+        if self.kind != "compact":
+            return self.bucket, layouts
+        rows, length = self.bucket.seqs, self.bucket.max_kv_len
+        small = {name: layout.resized(num_pages=rows, page_size=length) for name, layout in layouts.items()}
+        return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
