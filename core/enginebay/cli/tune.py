@@ -66,18 +66,19 @@ def run(name: str, args: argparse.Namespace) -> int:
         None,
     )  # tables that are there do not change what is measured
     session, work = _of_engine(args) if args.config else _of_shapes(args)
+    told = "" if folder is None else f" {shlex.quote(f'--tuned-folder={folder}')}"
+    session = dataclasses.replace(session, command=session.command + told)
     found: list[Tuned] = []
+    paths: list[Path] = []
     with progress() as report:
         for number, search in enumerate(work):
             if report is not None:
                 report("tuning", number, len(work))
             found += search()
-    command = session.command + ("" if folder is None else f" {shlex.quote(f'--tuned-folder={folder}')}")
-    session = dataclasses.replace(session, command=command)
-    paths = _write(session, found, tuned_folder(folder or AUTO))
+            paths = _write(session, found, tuned_folder(folder or AUTO))  # each time: a search may take hours
     if args.json:
         record = {
-            "command": command,
+            "command": session.command,
             "roofline": dataclasses.asdict(session.bench.roofline),
             "tables": [str(path) for path in paths],
             "results": [
