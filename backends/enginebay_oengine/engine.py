@@ -16,7 +16,7 @@ from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowio import put_row, take_row
-from enginebay.runner.runner import Runner, RunnerSettings
+from enginebay.runner.runner import Runner, make_runner
 from enginebay.runner.step import Program
 from enginebay_oengine.copying import PageCopier
 from enginebay_oengine.geometry import Geometry
@@ -72,22 +72,10 @@ class PagedEngine(Engine):
             raise InternalError("the engine is used before make_arrays()")
         return self._copier
 
-    def _make_runner(self) -> Runner:
-        parts, config = self.parts, self.parts.config
-        self.memory.check()
-        settings = RunnerSettings(
-            config.max_num_seqs,
-            config.decode_steps,
-            parts.platform.compile_options(),
-            config.max_model_len,
-            parts.shadow,
-        )
-        program = Program(parts.model, parts.ops, parts.sampler)
-        return Runner(program, parts.load_weights(), parts.placement, settings, self.compilations)
-
     def make_arrays(self) -> None:
         if self._runner is None:
-            self._runner = self._make_runner()
+            self.memory.check()
+            self._runner = make_runner(self.parts, self.compilations)
             self._copier = PageCopier(self._runner)
         if not self.runner.has_state:
             self.runner.make_state(

@@ -17,7 +17,7 @@ from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
 from enginebay.runner.rowio import put_row, take_row
-from enginebay.runner.runner import Runner, RunnerSettings
+from enginebay.runner.runner import Runner, make_runner
 from enginebay.runner.step import Program
 from enginebay_vinference.geometry import Geometry
 from enginebay_vinference.grow import SlotShape, grow_cache
@@ -178,20 +178,6 @@ def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:
     table = np.zeros((1, shape.pages_per_slot), np.int32)
     ledger.write_table([lease], table)
     return table[0]
-
-
-def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
-    """Load the weights, for steps that are still to be compiled."""
-    config = parts.config
-    settings = RunnerSettings(
-        config.max_num_seqs,
-        config.decode_steps,
-        parts.platform.compile_options(),
-        config.max_model_len,
-        parts.shadow,
-    )
-    program = Program(parts.model, parts.ops, parts.sampler)
-    return Runner(program, parts.load_weights(), parts.placement, settings, compilations)
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.build.compose import Plan
+from enginebay.build.fused import COMPOSED, FUSED_OPS
 from enginebay.build.kernels import sample_layout, why_not
 from enginebay.build.unregistered import import_path
 from enginebay.config import PHASES, Reason
@@ -17,13 +18,6 @@ from enginebay.testing.quick import Setting, quick_check
 
 GIVEN = "given to override()"
 SWITCH = "check=False"
-
-FUSED_WITH: Mapping[str, tuple[str, ...]] = {
-    "rms_norm": ("add_rms_norm",),
-    "rope": ("rope_kv_write",),
-    "kv_write": ("rope_kv_write",),
-}
-"""Fused ops that would compute an op in the place of its own implementation: they are taken apart where it is given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +58,10 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             attention |= dict.fromkeys(one.phases, one.impl)
         else:
             plain[one.op] = one.impl
-            for fused in set(FUSED_WITH.get(one.op, ())) - set(given):
+            # A fused op would compute this one in the place of what is given: it is taken apart.
+            for fused in {op for op, made_of in FUSED_OPS.items() if one.op in made_of} - set(given):
                 plain.pop(fused, None)
+                names[fused] = COMPOSED
     if "kv_write" in given and all("fused_write" in impl.caps.features for impl in attention.values()):
         raise UnsupportedError(
             explain(

@@ -23,6 +23,7 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.parts import EngineParts
 from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
@@ -332,3 +333,17 @@ def _lower_history(rows: DeviceRows, placement: Placement) -> Any:
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
+    """Load the weights, for steps that are still to be compiled."""
+    config = parts.config
+    settings = RunnerSettings(
+        config.max_num_seqs,
+        config.decode_steps,
+        parts.platform.compile_options(),
+        config.max_model_len,
+        parts.shadow,
+    )
+    program = Program(parts.model, parts.ops, parts.sampler)
+    return Runner(program, parts.load_weights(), parts.placement, settings, compilations)

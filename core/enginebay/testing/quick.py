@@ -129,14 +129,35 @@ def _kv_write(impl: Any, setting: Setting) -> Iterator[Check]:
     yield "kv_write", functools.partial(check_kv_write, impl, setting.layout_type)
 
 
+def _sample(impl: Any, setting: Setting) -> Iterator[Check]:
+    from enginebay.testing.sample_op import sample_checks
+
+    yield from sample_checks(impl)
+
+
+def _add_rms_norm(impl: Any, setting: Setting) -> Iterator[Check]:
+    from enginebay.testing.fused import check_add_rms_norm
+
+    yield "add_rms_norm", functools.partial(check_add_rms_norm, impl, setting.dtype)
+
+
+def _rope_kv_write(impl: Any, setting: Setting) -> Iterator[Check]:
+    from enginebay.testing.fused import rope_kv_write_checks
+
+    yield from rope_kv_write_checks(impl, [setting.layout_type], [setting.dtype])
+
+
 def _nothing(impl: Any, setting: Setting) -> Iterator[Check]:
     return iter(())
 
 
 _PLAIN: dict[str, Callable[[Any, Setting], Iterator[Check]]] = {
+    "add_rms_norm": _add_rms_norm,
     "embedding": _embedding,
     "kv_write": _kv_write,
     "linear": _linear,
     "rms_norm": _rms_norm,
     "rope": _rope,
+    "rope_kv_write": _rope_kv_write,
+    "sample": _sample,
 }
