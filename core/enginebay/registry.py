@@ -112,7 +112,7 @@ class Registry:
     def load(self, entry: Entry) -> Any:
         """Import the code behind an entry. An import that fails raises PluginError with its reason."""
         assert entry.declaration is not None, "find() returns declared parts only"
-        return _import_target(
+        return import_target(
             entry.declaration.target, f"{entry.kind} {entry.name!r} of plugin {entry.package!r}"
         )
 
@@ -130,14 +130,15 @@ class Registry:
                     )
                 )
             return None
-        model = _import_target(entry.declaration.options, f"options of {what}")
+        model = import_target(entry.declaration.options, f"options of {what}")
         try:
             return model(**values)
         except ValidationError as error:
             raise ConfigError(f"{what}: {describe_validation(error, model)}") from None
 
 
-def _import_target(target: str, what: str) -> Any:
+def import_target(target: str, what: str) -> Any:
+    """The attribute that "module:attribute" names; PluginError, with `what` it is and the reason, when it cannot be had."""
     module, _, attribute = target.partition(":")
     try:
         found: Any = importlib.import_module(module)

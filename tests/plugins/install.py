@@ -35,6 +35,11 @@ def install(example: str, site: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return site
+    return put(source, site)
+
+
+def put(source: Path, site: Path) -> Path:
+    """Write by hand what pip would write of a plugin's folder."""
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(parents=True)
@@ -53,12 +58,9 @@ def run(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
 
 
 def python(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process that sees the folder, with more environment variables."""
-    env = (
-        {k: v for k, v in os.environ.items() if k != "ENGINEBAY_PLUGINS"}
-        | {"PYTHONPATH": str(site)}
-        | variables
-    )
+    """Python in a process that sees the folder, and what the caller sees, with more environment variables."""
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {k: v for k, v in os.environ.items() if k != "ENGINEBAY_PLUGINS"} | {"PYTHONPATH": path} | variables
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=300, env=env, cwd=site

@@ -19,6 +19,10 @@ COMMANDS = {
     "explain": ("enginebay.cli.inform", "show what a configuration chooses, and why"),
     "config": ("enginebay.cli.inform", "show a configuration in full, or the schema of configurations"),
     "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
+    "check": (
+        "enginebay.cli.check",
+        "hold registered parts to their contracts, each case in a process of its own",
+    ),
     "bench": ("enginebay.cli.bench", "measure engines side by side, or every implementation of an op"),
     "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
 }

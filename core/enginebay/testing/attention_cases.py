@@ -17,6 +17,32 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, derive_batch
 
 SPARE_PAGES = 2
 
+HEAD_DIMS = (16, 32, 64, 128, 256)
+PAGE_SIZES = (16, 32, 64, 128, 256)
+"""What a case may be rounded up to for a kernel that does not claim its own sizes."""
+
+REPRESENTATIVE = frozenset(
+    {
+        "decode_paged_float32",
+        "prefill_paged_float32",
+        "mixed_paged_float32",
+        "decode_paged_bfloat16",
+        "mixed_paged_bfloat16",
+        "prefill_contiguous_float32",
+        "decode_rows_are_pages_float32",
+        "decode_group_8_dim_64_float32",
+        "mixed_group_4_dim_128_float32",
+        "mixed_window",
+        "mixed_softcap",
+        "prefill_softcap",
+        "mixed_all",
+        "decode_constant_v_bfloat16",
+        "mixed_finite_poison",
+    }
+)
+"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, and each feature in the mode that is
+hardest for it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
 from enginebay.testing import oracle
 from enginebay.testing.attention_cases import AttentionCase, AttentionProblem, attention_cases, make_problem
+from enginebay.testing.verdicts import InexactError
 
 __all__ = [
     "ROPE_SPECS",
@@ -128,11 +130,22 @@ def _check_output(problem: AttentionProblem, out: np.ndarray) -> None:
     assert not padding.any(), f"{case.name}: padding tokens give {np.abs(padding).max()}, expected exactly 0"
     exact, allowed, _ = _expected(problem)
     error = np.abs(got - exact).max(axis=(1, 2))
-    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error - allowed)))
-    assert (error <= allowed).all(), (
-        f"{case.name}, layout {problem.layout.name}: token {worst} of row {problem.token_rows[worst]} is off by "
-        f"{error[worst]:.3g}, allowed {allowed[worst]:.3g}"
+    _hold(
+        error,
+        allowed,
+        lambda i: f"{case.name}, layout {problem.layout.name}: token {i} of row {problem.token_rows[i]}",
     )
+
+
+def _hold(error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str) -> None:
+    """Raise InexactError at the worst of `error` [places] unless each is within `allowed`; a NaN is the worst of all."""
+    error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
+    if (error <= allowed).all():
+        return
+    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error - allowed)))
+    where = name_of if isinstance(name_of, str) else name_of(worst)
+    off, bound = float(error[worst]), float(allowed[worst])
+    raise InexactError(f"{where} is off by {off:.3g}, allowed {bound:.3g}", off, bound)
 
 
 def _expected(problem: AttentionProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -169,8 +182,7 @@ def _check_lse(problem: AttentionProblem, lse: np.ndarray) -> None:
         if keys.size
     )
     unit = F32_BOUND if case.spec.q_dtype == "float32" else oracle.EPS[case.spec.q_dtype]
-    error = np.abs(lse[real] - expected[real]).max()
-    assert error <= unit * (1.0 + largest), f"{case.name}: log-sum-exp is off by {error:.3g}"
+    _hold(np.abs(lse[real] - expected[real]), unit * (1.0 + largest), f"{case.name}: log-sum-exp")
 
 
 def _check_cache(problem: AttentionProblem, cache: dict[str, jax.Array]) -> None:
@@ -232,7 +244,7 @@ def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
     unit = oracle.EPS["float32"] * (2.0 + positions) + oracle.EPS[dtype]
     allowed = unit * factor * np.abs(x.astype(np.float64)).max() * 2
     error = np.abs(got.astype(np.float64) - oracle.rope(x, positions, spec)).max(axis=(1, 2))
-    assert (error <= allowed).all(), f"{spec.scaling} {dtype}: off by {error}, allowed {allowed}"
+    _hold(error, allowed, lambda i: f"{spec.scaling} {dtype}, position {positions[i]}")
 
 
 def check_rms_norm(op: RmsNormOp, dtype: str) -> None:
@@ -271,7 +283,7 @@ def check_linear(
     sums = oracle.linear(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
     error = np.abs(got.astype(np.float64) - expected)
     allowed = oracle.EPS[str(wanted[1])] * np.abs(expected) + 4 * oracle.EPS["float32"] * sums
-    assert (error <= allowed).all(), f"linear {dtype} {rows} rows: off by {error.max():.3g}"
+    _hold(error, allowed, f"linear {dtype} {rows} rows")
 
 
 def check_embedding(op: EmbeddingOp, dtype: str) -> None:
@@ -284,5 +296,4 @@ def check_embedding(op: EmbeddingOp, dtype: str) -> None:
 
 
 def _assert_close(got: np.ndarray, expected: np.ndarray, relative: float, what: str) -> None:
-    error, allowed = np.abs(got.astype(np.float64) - expected), relative * np.abs(expected)
-    assert (error <= allowed).all(), f"{what}: off by {(error - allowed).max():.3g} more than allowed"
+    _hold(np.abs(got.astype(np.float64) - expected), relative * np.abs(expected), what)

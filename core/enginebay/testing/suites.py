@@ -13,6 +13,7 @@ from enginebay.cache import KVLayout
 from enginebay.config import Choice, EngineConfig
 from enginebay.errors import PluginError, UnsupportedError, explain, unknown_name
 from enginebay.hooks import INTERFACE_VERSIONS
+from enginebay.ops.caps import Env
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
 
@@ -193,39 +194,27 @@ def _kernel(registry: Registry, entry: Entry) -> list[Check]:
         if not isinstance(error.__cause__, UnsupportedError):
             raise
         return [("runs_here", functools.partial(_skip, str(error.__cause__)))]
-    if entry.op == "attention":
+    return op_checks(registry, entry.op, kernel, env)
+
+
+def op_checks(registry: Registry, op: str, kernel: Any, env: Env) -> list[Check]:
+    """Every check of one implementation of an op in an environment, whatever its declaration says of platforms."""
+    if op == "attention":
         return list(_attention(registry, kernel, env))
-    names = entry.declaration.capabilities.get("layouts") or registry.names("layout")
-    layouts = [registry.load(registry.find("layout", name)) for name in names]
-    return list(_plain_op(entry.op, kernel, layouts))
+    layouts = [registry.load(registry.find("layout", name)) for name in registry.names("layout")]
+    return list(_plain_op(op, kernel, layouts))
 
 
-def _attention(registry: Registry, kernel: Any, env: Any) -> Iterable[Check]:
-    """Every case in the first layout, the plain ones in all; rows are compared bit by bit in one case of each mode."""
-    from enginebay.testing import kernels
+def _attention(registry: Registry, kernel: Any, env: Env) -> Iterable[Check]:
+    from enginebay.testing.attention_suite import attention_checks
 
-    layouts = [
-        registry.load(registry.find("layout", name))
-        for name in kernel.caps.layouts
-        if name in registry.names("layout")
-    ]
+    return ((check.name, check.run) for check in attention_checks(kernel, env, layouts_of(registry, kernel)))
 
-    def run(check: Callable[..., None], case: kernels.AttentionCase, layout: type[KVLayout]) -> None:
-        reason = kernels.why_not(kernel, case, layout, env)
-        if reason is not None:
-            raise unittest.SkipTest(reason)
-        check(kernel, case, layout, env)
 
-    for case in kernels.attention_cases():
-        everywhere = case.name.endswith(("_paged_float32", "_paged_bfloat16"))
-        for layout in layouts if everywhere else layouts[:1]:
-            yield (
-                f"{case.name}[{layout.__name__}]",
-                functools.partial(run, kernels.check_attention, case, layout),
-            )
-        if case.name.endswith("_paged_float32"):
-            independent = functools.partial(run, kernels.check_rows_are_independent, case, layouts[0])
-            yield f"rows_are_independent[{case.mode}]", independent
+def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
+    """The registered layouts of an attention kernel, in its order of preference."""
+    known = registry.names("layout")
+    return [registry.load(registry.find("layout", name)) for name in kernel.caps.layouts if name in known]
 
 
 def _plain_op(op: str, kernel: Any, layouts: Iterable[type[KVLayout]]) -> Iterable[Check]:

@@ -1,0 +1,33 @@
+"""What an attention problem is about, by axis: the columns of the support matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from enginebay.ops.spec import AttnSpec
+
+AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
+"""The axes of an attention problem. `feature` is what only some layers have, in the words of `Caps.features`."""
+
+FEATURES = ("window", "softcap", "sinks", "lse", "kv_share")
+
+
+def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
+    """The value of a problem on each axis; several features are joined by "+", none is ""."""
+    on = (spec.window is not None, spec.softcap is not None, spec.sinks, spec.return_lse, spec.kv_shared)
+    return {
+        "mode": mode,
+        "dtype": spec.q_dtype,
+        "head_dim": str(spec.head_dim),
+        "group": str(spec.group),
+        "page_size": str(page_size),
+        "feature": "+".join(name for name, has in zip(FEATURES, on, strict=True) if has),
+    }
+
+
+def values_of(traits: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Each axis with each of its values: a case with two features is about both."""
+    for axis, value in traits.items():
+        for one in value.split("+") if axis == "feature" else (value,):
+            if one:
+                yield axis, one

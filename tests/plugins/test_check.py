@@ -1,0 +1,162 @@
+"""`enginebay check` against planted faults: each is found, named and survived."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.install import put, run
+
+pytestmark = pytest.mark.xdist_group("check")
+
+PLANTED = Path(__file__).parent / "planted"
+FAULTY = ("wrong", "not_a_number", "raises", "asserts", "exits", "crashes", "declines")
+
+Records = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put(PLANTED, tmp_path_factory.mktemp("site"))
+
+
+def by_case(records: list[dict[str, Any]], name: str) -> Records:
+    return {r["case"]: r for r in records if r["name"] == name}
+
+
+@pytest.fixture(scope="module")
+def planted(site: Path) -> tuple[int, list[dict[str, Any]]]:
+    """What the command says of all norms but the one that never ends, in one run."""
+    done = run(site, "check", *FAULTY, "kills_the_importer", "needs_more", "--json", "--jobs", "2")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_faults_make_the_exit_code_1(planted: tuple[int, list[dict[str, Any]]]) -> None:
+    assert planted[0] == 1
+
+
+def test_wrong_result_is_incorrect_with_its_error_and_bound(
+    planted: tuple[int, list[dict[str, Any]]],
+) -> None:
+    found = by_case(planted[1], "wrong")["rms_norm[float32]"]
+    assert found["verdict"] == "INCORRECT"
+    assert found["error"] > 100 * found["bound"] > 0
+    assert "allowed" in found["detail"]
+    assert (found["part"], found["op"], found["package"]) == ("kernel:rms_norm:wrong", "rms_norm", "planted")
+    assert (found["version"], found["level"], found["target"]) == ("0.3.0", "run", "cpu")
+
+
+def test_not_a_number_is_incorrect_and_json_stays_strict(planted: tuple[int, list[dict[str, Any]]]) -> None:
+    found = by_case(planted[1], "not_a_number")["rms_norm[float32]"]
+    assert (found["verdict"], found["error"]) == ("INCORRECT", None)
+    assert "nan" in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "detail"),
+    [
+        ("raises", "ERROR", "RuntimeError: the planted exception"),
+        ("asserts", "ERROR", "AssertionError: an assertion of the kernel itself"),
+        ("exits", "ERROR", "ended with exit code 0"),
+        ("crashes", "ERROR", "died of SIGSEGV"),
+        ("declines", "UNSUPPORTED", "it has no f32 form"),
+    ],
+)
+def test_fault_is_named_and_the_other_cases_go_on(
+    planted: tuple[int, list[dict[str, Any]]], name: str, verdict: str, detail: str
+) -> None:
+    found = by_case(planted[1], name)
+    assert found["rms_norm[float32]"]["verdict"] == verdict
+    assert detail in found["rms_norm[float32]"]["detail"]
+    others = [r["verdict"] for case, r in found.items() if case != "rms_norm[float32]"]
+    assert others == ["PASS"] * 3
+
+
+def test_module_that_kills_its_importer_is_one_error(planted: tuple[int, list[dict[str, Any]]]) -> None:
+    (found,) = by_case(planted[1], "kills_the_importer").values()
+    assert found["verdict"] == "ERROR"
+    assert "exit code 5" in found["detail"]
+
+
+def test_part_that_is_not_installed_is_unsupported_with_its_reason(
+    planted: tuple[int, list[dict[str, Any]]],
+) -> None:
+    (found,) = by_case(planted[1], "needs_more").values()
+    assert (found["verdict"], "no_such_module" in found["detail"]) == ("UNSUPPORTED", True)
+
+
+def test_case_that_never_ends_in_c_is_a_timeout(site: Path) -> None:
+    done = run(site, "check", "hangs", "--json", "--timeout", "8")
+    found = by_case(json.loads(done.stdout), "hangs")
+    assert done.returncode == 1
+    assert {case: r["verdict"] for case, r in found.items()} == {
+        "declaration_holds": "PASS",
+        "rms_norm[float32]": "TIMEOUT",
+        "rms_norm[bfloat16]": "PASS",
+        "rms_norm[float16]": "PASS",
+    }
+    assert "no answer within 8 s" in found["rms_norm[float32]"]["detail"]
+
+
+def test_table_shows_the_error_against_its_bound(site: Path) -> None:
+    done = run(site, "check", "kernel:rms_norm:wrong")
+    assert done.returncode == 1
+    assert " of allowed " in done.stdout
+    assert "kernel:rms_norm:wrong run cpu: 1 INCORRECT, 3 PASS" in done.stdout
+
+
+def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
+    done = run(site, "check", "toy_wrnog")
+    assert done.returncode == 2
+    assert "Did you mean 'toy_wrong'?" in done.stderr
+
+
+def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> None:
+    done = run(site, "check", "kernel:attention:toy", "kernel:rms_norm:toy_norm", "--json", "--jobs", "2")
+    records = json.loads(done.stdout)
+    assert done.returncode == 0, [r for r in records if r["verdict"] in ("INCORRECT", "ERROR", "TIMEOUT")]
+    verdicts = {(r["name"], r["level"], r["target"], r["verdict"]) for r in records}
+    assert {v[1:3] for v in verdicts} == {
+        ("interpret", "interpreter"),
+        ("compile", "npu1"),
+        ("compile", "npu2"),
+    }
+    assert {v for v in verdicts if v[2] == "npu2"} == {
+        (name, "compile", "npu2", "UNSUPPORTED") for name in ("toy", "toy_norm")
+    }
+    interpreted = {r["case"]: r for r in records if r["level"] == "interpret" and r["name"] == "toy"}
+    assert interpreted["decode_paged_float32-dim_32-page_32[NhdLayout]"]["verdict"] == "PASS"
+    assert interpreted["decode_group_8_dim_64_float32[NhdLayout]"]["verdict"] == "PASS"
+    refused = interpreted["mixed_softcap-dim_32-page_32[NhdLayout]"]
+    assert refused["verdict"] == "UNSUPPORTED"
+    assert refused["detail"] == "does not support mode mixed; does not support features softcap"
+    compiled = next(r for r in records if (r["target"], r["case"]) == ("npu1", "decode_8b"))
+    assert compiled["verdict"] == "PASS"
+    assert compiled["figures"]["alias_bytes"] >= 32 * 4096 * 8 * 128 * 2 * 2
+    assert compiled["traits"]["group"] == "4"
+
+
+def test_wrong_kernel_is_found_by_interpretation_alone(site: Path) -> None:
+    done = run(site, "check", "toy_wrong", "--level", "interpret", "--json")
+    found = by_case(json.loads(done.stdout), "toy_wrong")
+    assert done.returncode == 1
+    assert found["decode_paged_float32-dim_32-page_32[NhdLayout]"]["verdict"] == "INCORRECT"
+
+
+def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
+    done = run(site, "check", "toy_copies", "--level", "compile", "--json")
+    found = [r for r in json.loads(done.stdout) if r["target"] == "npu1" and r["case"] == "decode_8b"]
+    assert done.returncode == 1
+    assert found[0]["verdict"] == "INCORRECT"
+    assert "the program copies it" in found[0]["detail"]
+
+
+def test_level_that_a_part_lacks_is_unsupported(site: Path) -> None:
+    done = run(site, "check", "kernel:rms_norm:wrong", "scheduler:fcfs", "--level", "interpret", "--json")
+    records = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [r["verdict"] for r in records] == ["UNSUPPORTED"] * 2
+    assert "interpreted" in records[0]["detail"]
