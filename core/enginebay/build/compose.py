@@ -14,6 +14,7 @@ from enginebay.build.jaxconfig import configure_compile_cache
 from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
 from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
+from enginebay.build.start import settle_platforms
 from enginebay.build.tuned import BucketConfig, bucket_configs
 from enginebay.config import AUTO, EngineConfig, Reason
 from enginebay.engine import Engine
@@ -66,6 +67,7 @@ def make_plan(
     """
     registry = registry or load_registry()
     configure_compile_cache(config.compile_cache)
+    settle_platforms()
     platforms = _platforms(registry)
     platform = _pick_platform(registry, config, platforms)
     if checkpoint is None:

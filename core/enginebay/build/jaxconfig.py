@@ -1,4 +1,4 @@
-"""The one place that touches jax.config: the persistent compilation cache, in a folder of the user's own."""
+"""The one place that touches jax.config: the platforms to start, and the compilation cache, in a folder of the user's own."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ def keeping_nothing() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+def keep_to_cpu() -> bool:
+    """Let JAX start the CPU alone; whether it was done: platforms that somebody chose (JAX_PLATFORMS) stay."""
+    if jax.config.jax_platforms:
+        return False
+    jax.config.update("jax_platforms", "cpu")
+    return True
 
 
 def _find_folder(choice: str) -> tuple[Path, str | None]:

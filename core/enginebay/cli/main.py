@@ -28,6 +28,9 @@ COMMANDS = {
 }
 """Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what it does."""
 
+WITHOUT_JAX = ("plugins", "config")
+"""Commands that end without importing JAX."""
+
 INTERRUPTED = 130
 
 
@@ -58,6 +61,10 @@ def _dispatch(arguments: list[str]) -> int:
     name = next((a for a in arguments if not a.startswith("-")), None)
     if name is not None and name not in COMMANDS:
         return _run_plugin_command(name, arguments)
+    if name is not None and name not in WITHOUT_JAX and not {"-h", "--help"} & set(arguments):
+        from enginebay.build.start import start_jax
+
+        start_jax()
     parser = _Parser(prog="enginebay", description="Serve language models with JAX out of replaceable parts.")
     parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)

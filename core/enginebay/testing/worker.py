@@ -78,6 +78,9 @@ class Bench:
 
 def serve(requests: int, answers: int) -> None:
     """Answer until the requests end."""
+    from enginebay.build.start import start_jax
+
+    start_jax()
     from enginebay.build.jaxconfig import configure_compile_cache
 
     for pipe in (requests, answers):

@@ -1,0 +1,110 @@
+"""JAX is started quietly where it has plugins for devices that are not there, and as ever where they may be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from enginebay.build import jaxconfig, start
+
+BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins"))
+NO_DEVICE = not (start._may_have_cuda() or start._may_have_tpu())
+
+
+@pytest.fixture
+def nobody_chose(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if JAX_PLATFORMS were not set, and the plugins of both extras were installed."""
+    monkeypatch.setattr(start, "_installed_plugins", lambda: {"xla_cuda12"})
+    monkeypatch.setattr(start, "_may_have_cuda", lambda: False)
+    monkeypatch.setattr(start, "_may_have_tpu", lambda: False)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    yield
+    jax.config.update("jax_platforms", before)
+
+
+@pytest.mark.usefixtures("nobody_chose")
+def test_jax_keeps_to_the_cpu_where_no_device_can_be() -> None:
+    assert start.settle_platforms()
+    assert jax.config.jax_platforms == "cpu"
+
+
+@pytest.mark.usefixtures("nobody_chose")
+@pytest.mark.parametrize(
+    ("what", "answer"),
+    [
+        ("_may_have_cuda", True),
+        ("_may_have_tpu", True),
+        ("_installed_plugins", {"xla_cuda12", "somebody_elses"}),
+    ],
+)
+def test_jax_looks_for_devices_that_may_be_there(
+    monkeypatch: pytest.MonkeyPatch, what: str, answer: object
+) -> None:
+    monkeypatch.setattr(start, what, lambda: answer)
+    assert not start.settle_platforms()
+    assert not jax.config.jax_platforms
+
+
+@pytest.mark.usefixtures("nobody_chose")
+def test_platforms_that_somebody_chose_stay() -> None:
+    jax.config.update("jax_platforms", "cuda,cpu")
+    assert not start.settle_platforms()
+    assert jax.config.jax_platforms == "cuda,cpu"
+
+
+def test_platforms_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.config, "update", lambda *given: pytest.fail(f"changed {given}"))
+    assert jax.config.jax_platforms, "the tests run with a choice"
+    assert not jaxconfig.keep_to_cpu()
+
+
+def test_only_the_known_lines_are_held_back(capfd: pytest.CaptureFixture[str]) -> None:
+    with start._without_noise():
+        os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers\nsomething else\n")
+    assert capfd.readouterr().err == "something else\n"
+
+
+def test_what_was_said_before_an_error_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with start._without_noise():
+            os.write(2, b"a reason\n")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert capfd.readouterr().err == "a reason\n"
+
+
+@pytest.mark.skipif(not BOTH_EXTRAS, reason="needs libtpu and jax's CUDA plugin, of the extras tpu and gpu")
+@pytest.mark.skipif(not NO_DEVICE, reason="there may be a device")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plugins",),
+        ("explain",),
+        ("env",),
+        ("generate", "One day", "--max-tokens", "2"),
+        ("check", "sampler:greedy"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_are_quiet_with_both_extras_and_no_device(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    unset = ("JAX_PLATFORMS", "XLA_FLAGS", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL")
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    command = [sys.executable, "-m", "enginebay", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.strip()
