@@ -167,7 +167,7 @@ def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         for case in _attention_cases(registry, interpreted, HOST):
             yield dataclasses.replace(case, level="interpret", target="interpreter")
         return
-    checks = suites.op_checks(registry, entry.op, interpreted, HOST)
+    checks = suites.op_checks(registry, entry, interpreted, HOST)
     if not checks:
         yield _unsupported("interpret", f"there is no suite of op {entry.op}")
     for name, check in checks:
@@ -189,7 +189,9 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         return
     kernel = registry.load(entry)
     compiler: KernelCompiler = import_target(declared, f"compiler of {suites.label(entry)}")
+    named = entry.declaration.capabilities.get("layouts") if entry.declaration else None
     layouts = suites.layouts_of(registry, kernel) if entry.op == "attention" else []
+    layouts += [registry.load(registry.find("layout", name)) for name in named or ()]
     found = False
     for check in compile_checks(entry.op, kernel, compiler, layouts):
         found = True

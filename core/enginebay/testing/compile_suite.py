@@ -16,7 +16,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.levels import KernelCompiler
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
-from enginebay.testing.compile_problems import OP_PROBLEMS
+from enginebay.testing.compile_problems import problems_of
 from enginebay.testing.traits import traits_of
 
 
@@ -114,10 +114,10 @@ def _spec(shape: Shape, dtype: str = "bfloat16") -> AttnSpec:
 def compile_checks(
     op: str, kernel: Any, compiler: KernelCompiler, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[CompileCheck]:
-    """Every problem of an op for every target of a compiler; `layouts` are an attention kernel's own."""
+    """Every problem of an op for every target of a compiler; `layouts` are those that a kernel says it knows."""
     for target in compiler.targets:
         if op != "attention":
-            for problem in OP_PROBLEMS.get(op, ()):
+            for problem in problems_of(op, layouts):
                 run = functools.partial(
                     _compile, compiler, target, problem.function(kernel), problem.arguments, problem.donated
                 )

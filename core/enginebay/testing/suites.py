@@ -194,15 +194,17 @@ def _kernel(registry: Registry, entry: Entry) -> list[Check]:
         if not isinstance(error.__cause__, UnsupportedError):
             raise
         return [("runs_here", functools.partial(_skip, str(error.__cause__)))]
-    return op_checks(registry, entry.op, kernel, env)
+    return op_checks(registry, entry, kernel, env)
 
 
-def op_checks(registry: Registry, op: str, kernel: Any, env: Env) -> list[Check]:
-    """Every check of one implementation of an op in an environment, whatever its declaration says of platforms."""
-    if op == "attention":
+def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[Check]:
+    """Every check of one form of a kernel in an environment, whatever its declaration says of platforms."""
+    if entry.op == "attention":
         return list(_attention(registry, kernel, env))
-    layouts = [registry.load(registry.find("layout", name)) for name in registry.names("layout")]
-    return list(_plain_op(op, kernel, layouts))
+    declared = {} if entry.declaration is None else entry.declaration.capabilities
+    names = declared.get("layouts") or registry.names("layout")
+    layouts = [registry.load(registry.find("layout", name)) for name in names]
+    return list(_plain_op(entry.op, kernel, layouts))
 
 
 def _attention(registry: Registry, kernel: Any, env: Env) -> Iterable[Check]:
