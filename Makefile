@@ -14,6 +14,10 @@ PARITY_VENV := .venv-parity
 PARITY_PYTHON ?= 3.11
 TORCH ?= torch==2.13.0
 
+# The tool chains of TPUs and GPUs, with no device: libtpu, Triton and the CUDA plugin, which nobody else needs.
+KERNELS_VENV := .venv-kernels
+KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
+
 N ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -61,6 +65,23 @@ parity: env-parity ## compare live with transformers on torch
 bench: env-test env-parity ## speed, with transformers beside us (BENCH_ARGS="--models M")
 	@$(BIN)/python -m tests.benchmarks --torch-python $(PARITY_VENV)/bin/python $(BENCH_ARGS)
 
+.PHONY: check-kernels
+check-kernels: env-kernels ## kernels without their devices: interpreted and compiled, representative cases
+	@$(KERNELS_VENV)/bin/enginebay check kernel --jobs $(N) --timeout 300
+
+.PHONY: check-kernels-all
+check-kernels-all: env-kernels ## the same, every case
+	@$(KERNELS_VENV)/bin/enginebay check kernel --all --jobs $(N) --timeout 600
+
+.PHONY: test-kernels
+test-kernels: env-kernels ## tests that need the tool chains of TPUs and GPUs, and no device
+	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not slow" $(KERNEL_TESTS) $(PYTEST_ARGS)
+
+.PHONY: support
+support: env-kernels ## docs/support.md, from what kernels declare and what checks find
+	@$(KERNELS_VENV)/bin/enginebay check kernel --jobs $(N) --timeout 300 --matrix docs/support.json
+	@$(KERNELS_VENV)/bin/python tools/support_page.py docs/support.json docs/support.md
+
 .PHONY: goldens
 goldens: env-parity ## write the stored reference outputs anew
 	@$(PARITY_VENV)/bin/python -m tests.parity.make_goldens
@@ -75,13 +96,15 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-dev env-parity
+.PHONY: env env-test env-dev env-parity env-kernels
 env:
 	@$(SETUP)
 env-test:
 	@$(SETUP) test
 env-dev:
 	@$(SETUP) dev
+env-kernels:
+	@tools/setup_env.sh --venv $(KERNELS_VENV) gpu,tpu,test
 env-parity:
 	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" test
 

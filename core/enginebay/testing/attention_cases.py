@@ -33,15 +33,18 @@ REPRESENTATIVE = frozenset(
         "decode_group_8_dim_64_float32",
         "mixed_group_4_dim_128_float32",
         "mixed_window",
+        "decode_window",
+        "prefill_window",
         "mixed_softcap",
-        "prefill_softcap",
+        "decode_softcap",
         "mixed_all",
+        "decode_all",
         "decode_constant_v_bfloat16",
         "mixed_finite_poison",
     }
 )
-"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, and each feature in the mode that is
-hardest for it."""
+"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, large heads and groups, and each
+feature in decode steps, which some kernels alone serve, and in another mode."""
 
 
 @dataclasses.dataclass(frozen=True)

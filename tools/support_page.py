@@ -1,0 +1,102 @@
+"""Writes docs/support.md from docs/support.json, which `enginebay check --matrix` wrote.
+
+python tools/support_page.py docs/support.json docs/support.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Support
+
+What kernels declare, and what `enginebay check` found of it: `make support` writes this page from [support.json](support.json), on a machine
+without a TPU or a GPU. [checking](checking.md) explains levels and verdicts.
+
+A cell holds the worst verdict of the representative cases that are about a value; an empty one means that none is, "unsupported" that the
+kernel claims none of them.
+
+"""
+
+Part = dict[str, Any]
+
+
+def page(parts: Sequence[Part]) -> str:
+    """The page of a support matrix (see enginebay.testing.matrix)."""
+    lines = [*_summary(parts)]
+    for part in parts:
+        if part["declared"]:
+            lines += ["", f"## {part['part']}", "", *_kernel(part)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_row(columns), _row(["---"] * len(columns)), *map(_row, rows)]
+
+
+def _summary(parts: Sequence[Part]) -> Iterator[str]:
+    yield "## Checks"
+    yield ""
+    rows = []
+    for part in parts:
+        totals = [c for c in part["checked"] if not c["axis"]]
+        for total in totals:
+            counts = total["cases"]
+            done = sum(n for verdict, n in counts.items() if verdict != "UNSUPPORTED")
+            faults = done - counts.get("PASS", 0)
+            numbers = (counts.get("PASS", 0), counts.get("UNSUPPORTED", 0), faults)
+            note = "" if done else _short(total["reason"])
+            rows.append(
+                (f"`{part['part']}`", total["level"], total["target"] or "-", *map(str, numbers), note)
+            )
+    yield from _table(("part", "level", "target", "pass", "unsupported", "faults", "note"), rows)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _kernel(part: Part) -> Iterator[str]:
+    platforms = ", ".join(part["platforms"]) or "any"
+    layouts = ", ".join(f"`{name}`" for name in part["layouts"])
+    yield f"{part['summary'][:1].upper()}{part['summary'][1:]}. Platforms: {platforms}. Layouts: {layouts}."
+    yield ""
+    places = list(dict.fromkeys((c["level"], c["target"]) for c in part["checked"] if c["axis"]))
+    found = {(c["level"], c["target"], c["axis"], c["value"]): c["verdict"].lower() for c in part["checked"]}
+    declared = {(d["axis"], d["value"]): "yes" if d["supported"] else "no" for d in part["declared"]}
+    also = [(c["axis"], c["value"]) for c in part["checked"] if c["axis"]]
+    order = list(dict.fromkeys(axis for axis, _ in [*declared, *also]))
+    values = sorted(dict.fromkeys([*declared, *also]), key=lambda at: (order.index(at[0]), _number(at[1])))
+    rows = [
+        (
+            axis.replace("_", " "),
+            value,
+            declared.get((axis, value), ""),
+            *(found.get((*p, axis, value), "") for p in places),
+        )
+        for axis, value in values
+    ]
+    names = [level if level != "compile" else f"compile {target}" for level, target in places]
+    yield from _table(("axis", "value", "declared", *names), rows)
+
+
+def _number(value: str) -> int:
+    """Sizes in order, words as they come."""
+    return int(value) if value.isdecimal() else 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read the first file, write the second."""
+    source, target = map(Path, argv)
+    target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
