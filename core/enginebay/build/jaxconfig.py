@@ -66,14 +66,6 @@ def keeping_nothing() -> Iterator[None]:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
-def keep_to_cpu() -> bool:
-    """Let JAX start the CPU alone; whether it was done: platforms that somebody chose (JAX_PLATFORMS) stay."""
-    if jax.config.jax_platforms:
-        return False
-    jax.config.update("jax_platforms", "cpu")
-    return True
-
-
 def _find_folder(choice: str) -> tuple[Path, str | None]:
     """The folder of a choice, made if need be, and why it cannot be used, or None."""
     try:
@@ -87,3 +79,11 @@ def _find_folder(choice: str) -> tuple[Path, str | None]:
 def _keep_everything() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_to_cpu() -> bool:
+    """Let JAX start the CPU alone; whether it was done: platforms that somebody chose (JAX_PLATFORMS) stay."""
+    if jax.config.jax_platforms:
+        return False
+    jax.config.update("jax_platforms", "cpu")
+    return True
