@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugins.install import put, run
+from tests.plugins.install import put, python, run
 
 pytestmark = pytest.mark.xdist_group("check")
 
@@ -160,3 +160,16 @@ def test_level_that_a_part_lacks_is_unsupported(site: Path) -> None:
     assert done.returncode == 0
     assert [r["verdict"] for r in records] == ["UNSUPPORTED"] * 2
     assert "interpreted" in records[0]["detail"]
+
+
+def test_levels_of_the_pytest_plugin_are_those_of_the_command(site: Path) -> None:
+    options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
+    part = ("--enginebay-check", "toy_norm", "--enginebay-level")
+    told = {
+        level: python(site, "-m", "pytest", *options, *part, level).stdout
+        for level in ("interpret", "compile")
+    }
+    assert "3 passed" in told["interpret"]
+    assert "8 passed, 8 skipped" in told["compile"]
+    assert "rms_norm_32x4096_bfloat16@npu1" in told["compile"]
+    assert "npu2 needs a tool chain that nobody has" in told["compile"]
