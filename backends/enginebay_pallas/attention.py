@@ -1,0 +1,167 @@
+"""The op attention on TPUs: ragged paged attention that writes the new tokens itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import UnsupportedError, explain
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_pallas import attention_config
+from enginebay_pallas.attention_config import AttentionConfig
+from enginebay_pallas.attention_kernel import Plan, Tables, paged_attention
+from enginebay_pallas.attention_units import (
+    Units,
+    chunk_units,
+    pack_new,
+    pack_queries,
+    single_token_units,
+    unpack_queries,
+)
+from enginebay_pallas.generations import round_up, sublanes
+from enginebay_pallas.interpret import interpreting
+
+DTYPES = frozenset({"float32", "bfloat16"})
+
+CAPS = Caps(
+    platforms=frozenset({"tpu"}),
+    layouts=("tpu_rpa",),
+    q_dtypes=DTYPES,
+    kv_dtypes=DTYPES,
+    features=frozenset(
+        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map", "fused_write"}
+    ),
+    head_dim=lambda width: width <= 256,
+    group=lambda group: group <= 16,
+    page_size=lambda size: size <= 1024,
+    ragged_decode=True,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasAttention:
+    """Each row's pages are read once, up to its own length, into two buffers in turn; see attention_kernel.
+
+    Rows with one new token and rows with several are two kernels, and a mixed step is both. Sums are f32, in an order
+    that depends on the row's positions and block sizes alone. `is_interpreted` runs them on the host.
+    """
+
+    name: str = "pallas"
+    version: str = "1"
+    priority: int = 20
+    caps: Caps = CAPS
+    is_interpreted: bool = False
+
+    def interpreted(self) -> PallasAttention:
+        """The same kernels by Pallas' TPU interpreter, with its race detector: for checks on a CPU."""
+        return dataclasses.replace(
+            self,
+            is_interpreted=True,
+            caps=dataclasses.replace(CAPS, platforms=frozenset({"cpu"})),
+        )
+
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> AttentionConfig:
+        """Block sizes for the generation and the shapes."""
+        return attention_config.default_config(env, spec, bucket, layout)
+
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> Sequence[AttentionConfig]:
+        """Block sizes worth trying, that fit the generation's memory."""
+        return attention_config.candidates(env, spec, bucket, layout)
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: AttentionConfig,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
+            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
+            raise UnsupportedError(
+                explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
+            )
+        mode = batch.bucket.mode
+        new = None if k is None or v is None else pack_new(k, v, layout, config.block_kv)
+        call = Call(spec, layout, config, self.is_interpreted)
+        kv = cache["kv"]
+        if mode == "decode":
+            out, lse, kv = call(single_token_units(batch), q, new, kv, batch)
+        elif mode == "prefill":
+            out, lse, kv = call(chunk_units(batch, config.block_q), q, new, kv, batch)
+        else:
+            num_decode = batch.distribution[0]
+            first = call(single_token_units(batch, num_decode), q, new, kv, batch)
+            others = call(chunk_units(batch, config.block_q, num_decode), q, new, first[2], batch)
+            is_first = jnp.arange(batch.bucket.tokens)[:, None] < num_decode
+            out = jnp.where(is_first[..., None], first[0], others[0])
+            lse = jnp.where(is_first, first[1], others[1])
+            kv = others[2]
+        real = (batch.seq_ids < batch.bucket.seqs)[:, None]
+        if sinks is not None:
+            with_sink = jnp.logaddexp(lse, sinks.astype(jnp.float32))
+            out = out * jnp.exp(lse - with_sink)[..., None]
+            lse = with_sink
+        out = jnp.where(real[..., None], out, 0.0).astype(q.dtype)
+        return out, {"kv": kv}, jnp.where(real, lse, 0.0) if spec.return_lse else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One kernel over units of work, with packed tokens before and after it."""
+
+    spec: AttnSpec
+    layout: KVLayout
+    config: AttentionConfig
+    is_interpreted: bool
+
+    def __call__(
+        self, units: Units, q: jax.Array, new: jax.Array | None, kv: jax.Array, batch: AttnBatch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(out [T, Hq, D], log-sum-exp f32 [T, Hq], or 0 when nobody asks for it; the cache)."""
+        spec, config = self.spec, self.config
+        one_token = units.tokens.shape[1] == 1
+        block_q = units.tokens.shape[1]
+        plan = Plan(
+            spec,
+            page_size=self.layout.page_size,
+            pages_per_seq=batch.bucket.pages_per_seq,
+            block_q=block_q,
+            rows=round_up(spec.group * block_q, sublanes(spec.q_dtype)),
+            block_kv=config.decode_block_kv if one_token else config.block_kv,
+            chunk_kv=config.chunk_kv,
+            vmem_limit_bytes=config.vmem_limit_bytes,
+            one_token=one_token,
+            fresh=new is not None,
+            is_wide=spec.return_lse or spec.sinks,
+            is_interpreted=self.is_interpreted,
+        )
+        tables = Tables(
+            units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1)
+        )
+        run = interpreting(paged_attention) if self.is_interpreted else paged_attention
+        packed = pack_queries(q.astype(spec.kv_dtype), units, spec.num_kv_heads, plan.rows)
+        out, lse, kv = run(plan, tables, packed, new, kv)
+        out = unpack_queries(out, units, spec.group, spec.head_dim)
+        if lse is None:
+            return out, jnp.zeros(out.shape[:2], jnp.float32), kv
+        return out, unpack_queries(lse[..., None], units, spec.group, 1)[..., 0], kv
+
+
+attention = PallasAttention()

@@ -1,0 +1,115 @@
+"""Block sizes of paged attention: what a kernel is built with, the defaults by generation and shape, and what to try."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from enginebay.cache import KVLayout
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay_pallas.generations import LANES, generation, round_up, sublanes
+
+DECODE_BUFFER_BYTES = 8 << 20
+"""Each of the two buffers of a decode step: large enough that a DMA's latency does not count."""
+
+CHUNK_BUFFER_BYTES = 2 << 20
+"""Each of the two buffers of a step with several tokens a row, which computes more than it reads."""
+
+SCORE_ROWS = 256
+"""Query rows of a KV head that a chunk's scores have: tokens times query heads."""
+
+SCORE_COLUMNS = 512
+"""Keys whose scores are computed at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Sizes in tokens. `block_q` tokens of a row are attended together, a power of two.
+
+    A DMA buffer holds `block_kv` tokens where rows have several new tokens and `decode_block_kv` where they have one;
+    scores of `chunk_kv` keys, which divides both, are computed at a time.
+    """
+
+    block_q: int
+    block_kv: int
+    decode_block_kv: int
+    chunk_kv: int
+    vmem_limit_bytes: int
+
+
+def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
+    """What the generation's memory and the bucket's lengths suggest; small blocks where it will be interpreted."""
+    budget = generation(env.arch if env.platform == "tpu" else "").vmem_limit_bytes
+    if env.platform != "tpu":
+        block = 2 * layout.page_size if layout.page_size <= 32 else layout.page_size
+        return AttentionConfig(16, block, block, block, budget)
+    token_bytes = _token_bytes(layout)
+    longest = round_up(bucket.max_kv_len, layout.page_size)
+    chunk = _chunk(layout.page_size, min(SCORE_COLUMNS, longest))
+    sizes = (
+        max(chunk, min(target // token_bytes, longest) // chunk * chunk)
+        for target in (min(CHUNK_BUFFER_BYTES, budget // 8), min(DECODE_BUFFER_BYTES, budget // 4))
+    )
+    block_kv, decode_block_kv = sizes
+    block_q = _power_below(SCORE_ROWS // spec.group)
+    block_q = max(16, min(128, block_q, _power_below(2 * bucket.max_q_len - 1)))
+    config = AttentionConfig(block_q, block_kv, decode_block_kv, chunk, budget)
+    while vmem_bytes(config, spec, layout) > budget and config.block_q > 16:
+        config = dataclasses.replace(config, block_q=config.block_q // 2)
+    return config
+
+
+def candidates(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[AttentionConfig]:
+    """The default and its neighbours that fit the memory, for the tuner."""
+    first = default_config(env, spec, bucket, layout)
+    found = [first]
+    if bucket.mode == "decode":
+        tried = [
+            dataclasses.replace(first, chunk_kv=chunk, decode_block_kv=chunk * blocks, block_kv=chunk)
+            for chunk in (first.chunk_kv // 2, first.chunk_kv, 2 * first.chunk_kv)
+            for blocks in (1, 2, 4, 8)
+        ]
+    else:
+        tried = [
+            dataclasses.replace(first, block_q=block_q, chunk_kv=chunk, block_kv=chunk, decode_block_kv=chunk)
+            for block_q in (16, 32, 64, 128)
+            for chunk in (first.chunk_kv // 2, first.chunk_kv, 2 * first.chunk_kv)
+        ]
+    for config in tried:
+        whole_pages = config.chunk_kv >= layout.page_size and config.chunk_kv % layout.page_size == 0
+        if config not in found and whole_pages and vmem_bytes(config, spec, layout) <= first.vmem_limit_bytes:
+            found.append(config)
+    return found
+
+
+def vmem_bytes(config: AttentionConfig, spec: AttnSpec, layout: KVLayout) -> int:
+    """An estimate of what the larger of the two kernels of a configuration takes."""
+    width = round_up(spec.head_dim, LANES)
+    itemsize = jnp.dtype(spec.q_dtype).itemsize
+    needs = []
+    for rows, block_kv in (
+        (round_up(spec.group, sublanes(spec.q_dtype)), config.decode_block_kv),
+        (spec.group * config.block_q, config.block_kv),
+    ):
+        state = spec.num_kv_heads * rows * (width + 2 * LANES) * 4
+        queries = 4 * spec.num_kv_heads * rows * width * itemsize
+        scores = 4 * rows * config.chunk_kv * 4 + 4 * config.chunk_kv * width * 4
+        needs.append(2 * block_kv * _token_bytes(layout) + state + queries + scores)
+    return max(needs)
+
+
+def _token_bytes(layout: KVLayout) -> int:
+    return layout.num_bytes() // (layout.num_pages * layout.page_size)
+
+
+def _chunk(page_size: int, most: int) -> int:
+    """Whole pages, as many as fit into `most` tokens, and at least one."""
+    return max(1, most // page_size) * page_size
+
+
+def _power_below(number: int) -> int:
+    """The largest power of two that is not above a number of at least 1."""
+    return 1 << (max(1, number).bit_length() - 1)

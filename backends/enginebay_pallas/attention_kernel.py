@@ -1,0 +1,410 @@
+"""The kernel of ragged paged attention: pages by DMA into two buffers, an online softmax, new tokens written in place.
+
+Online softmax after Milakov and Gimelshein (arXiv 1805.02867) and Dao et al. (arXiv 2205.14135); pages that are
+prefetched across rows and a write that is part of the kernel after ragged paged attention (arXiv 2604.15464).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from enginebay.ops.spec import AttnSpec
+from enginebay_pallas.generations import LANES
+
+MASKED = -1e30
+"""A finite score for keys that are not seen: the difference of two of them is 0, not NaN."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q` tokens.
+
+    `one_token`: each unit is a row's only new token. `fresh`: new keys and values are given, and are written. `is_wide`:
+    outputs are f32 and come with their log-sum-exp.
+    """
+
+    spec: AttnSpec
+    page_size: int
+    pages_per_seq: int
+    block_q: int
+    rows: int
+    block_kv: int
+    chunk_kv: int
+    vmem_limit_bytes: int
+    one_token: bool
+    fresh: bool
+    is_wide: bool
+    is_interpreted: bool
+
+
+class Tables(NamedTuple):
+    """Scalar-prefetched int32 arrays: Units.rows and Units.first, and the batch's; page_table is flat."""
+
+    unit_rows: Any
+    unit_first: Any
+    cu_q_lens: Any
+    kv_lens: Any
+    page_table: Any
+
+
+class Scratch(NamedTuple):
+    """VMEM: two buffers of keys and values and the softmax's state; the DMAs' semaphores; SMEM: blocks read so far."""
+
+    buffers: Any
+    highest: Any
+    total: Any
+    sums: Any
+    read_done: Any
+    write_done: Any
+    num_blocks: Any
+
+
+class Span(NamedTuple):
+    """What a unit reads: `num_cached` blocks of pages from `first_cached` on, then `num_fresh` of the new tokens."""
+
+    row: Any
+    start: Any
+    q_len: Any
+    kv_len: Any
+    position: Any
+    end: Any
+    cached: Any
+    first_cached: Any
+    num_cached: Any
+    first_fresh: Any
+    num_fresh: Any
+
+    @property
+    def num_blocks(self) -> Any:
+        """Blocks of both kinds."""
+        return self.num_cached + self.num_fresh
+
+
+def blocks_of(tokens: Any, size: int) -> Any:
+    """Blocks that hold a number of tokens, which is not negative."""
+    return lax.div(tokens + (size - 1), jnp.int32(size))
+
+
+def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
+    """The extent of a unit's work; no blocks for a unit without work."""
+    spec, size = plan.spec, plan.block_kv
+    real = tables.unit_rows[unit] >= 0
+    row = jnp.maximum(tables.unit_rows[unit], 0)
+    start, kv_len = tables.cu_q_lens[row], tables.kv_lens[row]
+    q_len = jnp.int32(1) if plan.one_token else tables.cu_q_lens[row + 1] - start
+    before = kv_len - q_len
+    position = before + tables.unit_first[unit]
+    end = jnp.minimum(position + plan.block_q, kv_len) if spec.causal else kv_len
+    begin = jnp.int32(0) if spec.window is None else jnp.maximum(position - (spec.window - 1), 0)
+    apart = plan.fresh and not plan.one_token
+    cached = jnp.minimum(before if apart else kv_len, end)
+    first_cached = lax.div(begin, jnp.int32(size))
+    num_cached = jnp.where(real, jnp.maximum(blocks_of(cached, size) - first_cached, 0), 0)
+    first_fresh = num_fresh = jnp.int32(0)
+    if apart:
+        first_fresh = lax.div(jnp.maximum(begin - before, 0), jnp.int32(size))
+        num_fresh = jnp.where(real, blocks_of(end - before, size) - first_fresh, 0)
+    return Span(
+        row, start, q_len, kv_len, position, end, cached, first_cached, num_cached, first_fresh, num_fresh
+    )
+
+
+def place_of_block(plan: Plan, span: Span, step: Any) -> tuple[Any, Any]:
+    """(first position of the block of a step, position that its keys end before)."""
+    base = (span.first_cached + step) * plan.block_kv
+    if not plan.fresh or plan.one_token:
+        return base, span.cached
+    fresh = span.kv_len - span.q_len + (span.first_fresh + step - span.num_cached) * plan.block_kv
+    is_cached = step < span.num_cached
+    return jnp.where(is_cached, base, fresh), jnp.where(is_cached, span.cached, span.end)
+
+
+def for_each_copy(
+    plan: Plan, tables: Tables, span: Span, step: Any, act: Callable[[Any, Any, int], None]
+) -> None:
+    """act(source of pages, or None for the new tokens; its place in the buffer; tokens) for a block's copies.
+
+    Pages that no visible key lies in are not read: they may be another row's, which is writing them.
+    """
+
+    def pages() -> None:
+        block = span.first_cached + step
+        in_block = plan.block_kv // plan.page_size
+        needed = blocks_of(span.cached - block * plan.block_kv, plan.page_size)
+
+        def page(i: Any, _: None) -> None:
+            at = span.row * plan.pages_per_seq + block * in_block + i
+            act(tables.page_table[at], i * plan.page_size, plan.page_size)
+
+        lax.fori_loop(0, jnp.minimum(needed, in_block), page, None)
+
+    if not plan.fresh or plan.one_token:
+        pages()
+        return
+    pl.when(step < span.num_cached)(pages)
+
+    @pl.when(step >= span.num_cached)
+    def _() -> None:
+        act(None, jnp.int32(0), plan.block_kv)
+
+
+def read_copies(
+    plan: Plan, tables: Tables, scratch: Scratch, cache: Any, new: Any, slot: Any, span: Span, step: Any
+) -> Callable[[Callable[[Any], None]], None]:
+    """A function that gives every DMA of a block to another: to start them, and to wait for them."""
+
+    def each(act: Callable[[Any], None]) -> None:
+        def copy(page: Any, offset: Any, tokens: int) -> None:
+            if page is None:
+                first = span.start + (span.first_fresh + step - span.num_cached) * plan.block_kv
+                source = new.at[pl.ds(first, tokens)]
+            else:
+                source = cache.at[page]
+            target = scratch.buffers.at[slot, pl.ds(offset, tokens)]
+            act(pltpu.make_async_copy(source, target, scratch.read_done.at[slot]))
+
+        for_each_copy(plan, tables, span, step, copy)
+
+    return each
+
+
+def for_each_write(
+    plan: Plan, tables: Tables, span: Span, cache: Any, new: Any, done: Any, act: Callable[[Any], None]
+) -> None:
+    """act(DMA) for the copies that put all of a row's new tokens into its pages.
+
+    A page's share is split into runs of powers of two, because a DMA's size is static.
+    """
+    size = plan.page_size
+    before = span.kv_len - span.q_len
+
+    def page(i: Any, _: None) -> None:
+        low = jnp.maximum(before - i * size, 0)
+        num_tokens = jnp.minimum(span.kv_len - i * size, size) - low
+        target = tables.page_table[span.row * plan.pages_per_seq + i]
+        first = span.start + i * size + low - before
+        for bit in reversed(range(size.bit_length())):
+            run = 1 << bit
+            # Longer runs come first: what lies before this one are the bits above.
+            at = lax.shift_left(lax.shift_right_logical(num_tokens, bit + 1), bit + 1)
+
+            @pl.when(lax.bitwise_and(num_tokens, run) != 0)
+            def _(at: Any = at, run: int = run) -> None:
+                source = new.at[pl.ds(first + at, run)]
+                act(pltpu.make_async_copy(source, cache.at[target, pl.ds(low + at, run)], done))
+
+    lax.fori_loop(lax.div(before, jnp.int32(size)), blocks_of(span.kv_len, size), page, None)
+
+
+def load_head(plan: Plan, buffers: Any, slot: Any, offset: Any, head: int, valid: jax.Array) -> tuple[Any, Any]:
+    """(keys, values) [chunk_kv, lanes] of a KV head, 0 where not `valid` [chunk_kv, 1].
+
+    A word of 32 bits holds a key's and a value's 16: the device reads words, with a stride, and takes them apart; the
+    interpreter, whose references have one dtype, reads halves.
+    """
+    tokens = pl.ds(offset, plan.chunk_kv)
+    if buffers.dtype.itemsize == 4:
+        k, v = (buffers[slot, tokens, 2 * head + i, 0, :] for i in range(2))
+        return jnp.where(valid, k, 0.0), jnp.where(valid, v, 0.0)
+    if plan.is_interpreted:
+        k, v = (buffers[slot, tokens, head, i, :] for i in range(2))
+        zero = jnp.zeros((), k.dtype)
+        return jnp.where(valid, k, zero), jnp.where(valid, v, zero)
+    words = buffers.bitcast(jnp.uint32)[slot, tokens, head, 0, :]
+    words = jnp.where(valid, words, jnp.uint32(0))
+    k = lax.bitcast_convert_type(lax.shift_left(words, jnp.uint32(16)), jnp.float32)
+    v = lax.bitcast_convert_type(lax.bitwise_and(words, jnp.uint32(0xFFFF0000)), jnp.float32)
+    return k.astype(buffers.dtype), v.astype(buffers.dtype)
+
+
+def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, position: Any) -> None:
+    """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has position `base`."""
+    spec, size = plan.spec, plan.chunk_kv
+    precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else None
+    if plan.one_token:
+        seen_to = position
+    else:
+        place = lax.broadcasted_iota(jnp.int32, (plan.rows, 1), 0)
+        seen_to = position + lax.bitwise_and(place, plan.block_q - 1)
+
+    def chunk(i: Any, _: None) -> None:
+        first = base + i * size
+        valid = first + lax.broadcasted_iota(jnp.int32, (size, 1), 0) < limit
+        keys = first + lax.broadcasted_iota(jnp.int32, (plan.rows, size), 1)
+        visible = keys < limit
+        if spec.causal:
+            visible &= keys <= seen_to
+        if spec.window is not None:
+            visible &= keys > seen_to - spec.window
+        for head in range(spec.num_kv_heads):
+            k, v = load_head(plan, scratch.buffers, slot, i * size, head, valid)
+            scores = lax.dot_general(
+                q[0, head], k, (((1,), (1,)), ((), ())), precision, preferred_element_type=jnp.float32
+            )
+            scores = scores * spec.softmax_scale
+            if spec.softcap is not None:
+                scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+            scores = jnp.where(visible, scores, MASKED)
+            before = scratch.highest[head]
+            highest = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+            weights = jnp.where(visible, jnp.exp(scores - highest[:, :1]), 0.0)
+            kept = jnp.exp(before - highest)
+            scratch.highest[head] = highest
+            scratch.total[head] = scratch.total[head] * kept + jnp.sum(weights, axis=1, keepdims=True)
+            added = lax.dot_general(
+                weights.astype(v.dtype),
+                v,
+                (((1,), (0,)), ((), ())),
+                precision,
+                preferred_element_type=jnp.float32,
+            )
+            scratch.sums[head] = scratch.sums[head] * kept[:, :1] + added
+
+    lax.fori_loop(0, blocks_of(jnp.minimum(limit - base, plan.block_kv), size), chunk, None)
+
+
+def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
+    """Outputs of a unit: 0 and -inf where no key was visible."""
+    for head in range(plan.spec.num_kv_heads):
+        total = scratch.total[head]
+        seen = total > 0.0
+        safe = jnp.where(seen, total, 1.0)
+        out[0, head] = (scratch.sums[head] / safe[:, :1]).astype(out.dtype)
+        if lse is not None:
+            lse[0, head] = jnp.where(seen, scratch.highest[head] + jnp.log(safe), -jnp.inf)
+
+
+def kernel(plan: Plan, *refs: Any) -> None:
+    """One unit. References: Tables, q, the new tokens if any, the cache twice (it is aliased), outputs, Scratch."""
+    tables = Tables(*refs[:5])
+    q, *rest = refs[5:]
+    new = rest.pop(0) if plan.fresh else None
+    rest.pop(0)  # the cache as an argument: the same memory as the result
+    out = rest.pop(0)
+    lse = rest.pop(0) if plan.is_wide else None
+    cache = rest.pop(0)
+    scratch = Scratch(*rest)
+    unit = pl.program_id(0)
+    span, following = span_of(plan, tables, unit), span_of(plan, tables, unit + 1)
+    is_started = (unit > 0) & (span_of(plan, tables, jnp.maximum(unit - 1, 0)).num_blocks > 0)
+
+    @pl.when(unit == 0)
+    def _() -> None:
+        scratch.num_blocks[0] = 0
+
+    done_before = scratch.num_blocks[0]
+    scratch.highest[...] = jnp.full_like(scratch.highest, MASKED)
+    scratch.total[...] = jnp.zeros_like(scratch.total)
+    scratch.sums[...] = jnp.zeros_like(scratch.sums)
+
+    def copies(of: Span, step: Any, slot: Any) -> Callable[[Callable[[Any], None]], None]:
+        return read_copies(plan, tables, scratch, cache, new, slot, of, step)
+
+    @pl.when((span.num_blocks > 0) & ~is_started)
+    def _() -> None:
+        copies(span, jnp.int32(0), lax.bitwise_and(done_before, 1))(lambda copy: copy.start())
+
+    def writes(act: Callable[[Any], None]) -> None:
+        if plan.one_token:
+            last = span.kv_len - 1
+            at = span.row * plan.pages_per_seq + lax.div(last, jnp.int32(plan.page_size))
+            target = cache.at[tables.page_table[at], pl.ds(lax.rem(last, jnp.int32(plan.page_size)), 1)]
+            act(pltpu.make_async_copy(new, target, scratch.write_done))
+        else:
+            for_each_write(plan, tables, span, cache, new, scratch.write_done, act)
+
+    # The row's last unit writes, once the row's pages have been read: nobody else reads those it writes to.
+    is_last = span.num_blocks > 0
+    if plan.fresh and not plan.one_token:
+        is_last &= tables.unit_first[unit] + plan.block_q >= span.q_len
+    writing_step = span.num_cached - 1 if plan.one_token else span.num_cached
+
+    def block(step: Any, _: None) -> None:
+        slot = lax.bitwise_and(done_before + step, 1)
+        other = 1 - slot
+
+        @pl.when(step + 1 < span.num_blocks)
+        def _() -> None:
+            copies(span, step + 1, other)(lambda copy: copy.start())
+
+        @pl.when((step + 1 == span.num_blocks) & (following.num_blocks > 0))
+        def _() -> None:
+            copies(following, jnp.int32(0), other)(lambda copy: copy.start())
+
+        copies(span, step, slot)(lambda copy: copy.wait())
+        base, limit = place_of_block(plan, span, step)
+        if plan.fresh:
+
+            @pl.when(is_last & (step == writing_step))
+            def _() -> None:
+                if plan.one_token:
+                    scratch.buffers[slot, pl.ds(span.kv_len - 1 - base, 1)] = new[...]
+                writes(lambda copy: copy.start())
+
+        attend_block(plan, q, scratch, slot, base, limit, span.position)
+
+    lax.fori_loop(0, span.num_blocks, block, None)
+    scratch.num_blocks[0] = done_before + span.num_blocks
+    finish(plan, out, lse, scratch)
+    if plan.fresh:
+        pl.when(is_last)(lambda: writes(lambda copy: copy.wait()))
+
+
+def paged_attention(
+    plan: Plan, tables: Tables, q: jax.Array, new: jax.Array | None, cache: jax.Array
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """(out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache) of queries in units.
+
+    `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, `block_kv` more lie behind them.
+    """
+    num_units, heads, rows, lanes = q.shape
+    by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))
+    in_memory = pl.BlockSpec(memory_space=pltpu.HBM)
+    in_specs, arguments = [by_unit], [q]
+    if plan.fresh and new is not None:
+        most = new.shape[0] - 1
+        token = pl.BlockSpec((1, *new.shape[1:]), lambda unit, *_: (jnp.minimum(unit, most), 0, 0, 0))
+        in_specs.append(token if plan.one_token else in_memory)
+        arguments.append(new)
+    wide = jax.ShapeDtypeStruct((num_units, heads, rows, LANES), jnp.float32)
+    out_dtype = jnp.float32 if plan.is_wide else q.dtype
+    outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), by_unit)]
+    if plan.is_wide:
+        outputs.append((wide, pl.BlockSpec((1, heads, rows, LANES), lambda unit, *_: (unit, 0, 0, 0))))
+    outputs.append((jax.ShapeDtypeStruct(cache.shape, cache.dtype), in_memory))
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=len(tables),
+        grid=(num_units,),
+        in_specs=[*in_specs, in_memory],
+        out_specs=[block for _, block in outputs],
+        scratch_shapes=list(Scratch(
+            buffers=pltpu.VMEM((2, plan.block_kv, *cache.shape[2:]), cache.dtype),
+            highest=pltpu.VMEM((heads, rows, LANES), jnp.float32),
+            total=pltpu.VMEM((heads, rows, LANES), jnp.float32),
+            sums=pltpu.VMEM((heads, rows, lanes), jnp.float32),
+            read_done=pltpu.SemaphoreType.DMA((2,)),
+            write_done=pltpu.SemaphoreType.DMA,
+            num_blocks=pltpu.SMEM((1,), jnp.int32),)
+        ),
+    )
+    call = pl.pallas_call(
+        functools.partial(kernel, plan),
+        out_shape=[shape for shape, _ in outputs],
+        grid_spec=grid_spec,
+        input_output_aliases={len(tables) + len(arguments): len(outputs) - 1},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=plan.vmem_limit_bytes
+        ),
+        name="paged_decode" if plan.one_token else "paged_chunks",
+    )
+    out, *lse, cache = call(*tables, *arguments, cache)
+    return out, lse[0][..., 0] if lse else None, cache
