@@ -65,9 +65,7 @@ class PallasAttention:
             caps=dataclasses.replace(CAPS, platforms=frozenset({"cpu"})),
         )
 
-    def default_config(
-        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
-    ) -> AttentionConfig:
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
         """Block sizes for the generation and the shapes."""
         return attention_config.default_config(env, spec, bucket, layout)
 
@@ -98,7 +96,7 @@ class PallasAttention:
                 explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
             )
         mode = batch.bucket.mode
-        new = None if k is None or v is None else pack_new(k, v, layout, config.block_kv)
+        new = None if k is None or v is None else pack_new(k, v, layout, layout.page_size)
         call = Call(spec, layout, config, self.is_interpreted)
         kv = cache["kv"]
         if mode == "decode":
@@ -149,12 +147,11 @@ class Call:
             vmem_limit_bytes=config.vmem_limit_bytes,
             one_token=one_token,
             fresh=new is not None,
+            unroll_heads=1,
             is_wide=spec.return_lse or spec.sinks,
             is_interpreted=self.is_interpreted,
         )
-        tables = Tables(
-            units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1)
-        )
+        tables = Tables(units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1))
         run = interpreting(paged_attention) if self.is_interpreted else paged_attention
         packed = pack_queries(q.astype(spec.kv_dtype), units, spec.num_kv_heads, plan.rows)
         out, lse, kv = run(plan, tables, packed, new, kv)

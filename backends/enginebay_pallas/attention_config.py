@@ -49,11 +49,10 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     token_bytes = _token_bytes(layout)
     longest = round_up(bucket.max_kv_len, layout.page_size)
     chunk = _chunk(layout.page_size, min(SCORE_COLUMNS, longest))
-    sizes = (
+    block_kv, decode_block_kv = (
         max(chunk, min(target // token_bytes, longest) // chunk * chunk)
         for target in (min(CHUNK_BUFFER_BYTES, budget // 8), min(DECODE_BUFFER_BYTES, budget // 4))
     )
-    block_kv, decode_block_kv = sizes
     block_q = _power_below(SCORE_ROWS // spec.group)
     block_q = max(16, min(128, block_q, _power_below(2 * bucket.max_q_len - 1)))
     config = AttentionConfig(block_q, block_kv, decode_block_kv, chunk, budget)

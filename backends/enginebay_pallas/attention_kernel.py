@@ -43,6 +43,7 @@ class Plan:
     one_token: bool
     fresh: bool
     is_wide: bool
+    unroll_heads: int
     is_interpreted: bool
 
 
@@ -57,7 +58,9 @@ class Tables(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """VMEM: two buffers of keys and values and the softmax's state; the DMAs' semaphores; SMEM: blocks read so far."""
+    """VMEM: two buffers of keys and values, and the softmax's state; the DMAs' semaphores; `progress` in SMEM: the number
+    of blocks read so far, and whether the next unit's first is on its way.
+    """
 
     buffers: Any
     highest: Any
@@ -65,7 +68,7 @@ class Scratch(NamedTuple):
     sums: Any
     read_done: Any
     write_done: Any
-    num_blocks: Any
+    progress: Any
 
 
 class Span(NamedTuple):
@@ -128,24 +131,33 @@ def place_of_block(plan: Plan, span: Span, step: Any) -> tuple[Any, Any]:
     return jnp.where(is_cached, base, fresh), jnp.where(is_cached, span.cached, span.end)
 
 
-def for_each_copy(
-    plan: Plan, tables: Tables, span: Span, step: Any, act: Callable[[Any, Any, int], None]
+def for_each_read(
+    plan: Plan,
+    tables: Tables,
+    scratch: Scratch,
+    sources: tuple[Any, Any],
+    span: Span,
+    step: Any,
+    slot: Any,
+    act: Callable[[Any], None],
 ) -> None:
-    """act(source of pages, or None for the new tokens; its place in the buffer; tokens) for a block's copies.
+    """act(DMA) for the copies of a block into buffer `slot`; `sources` are the cache and the new tokens.
 
     Pages that no visible key lies in are not read: they may be another row's, which is writing them.
     """
+    cache, new = sources
+    size = plan.page_size
+    in_block = plan.block_kv // size
+
+    def copy(source: Any, i: Any) -> None:
+        target = scratch.buffers.at[slot, pl.ds(i * size, size)]
+        act(pltpu.make_async_copy(source, target, scratch.read_done.at[slot]))
 
     def pages() -> None:
-        block = span.first_cached + step
-        in_block = plan.block_kv // plan.page_size
-        needed = blocks_of(span.cached - block * plan.block_kv, plan.page_size)
-
-        def page(i: Any, _: None) -> None:
-            at = span.row * plan.pages_per_seq + block * in_block + i
-            act(tables.page_table[at], i * plan.page_size, plan.page_size)
-
-        lax.fori_loop(0, jnp.minimum(needed, in_block), page, None)
+        first = (span.first_cached + step) * in_block
+        table = span.row * plan.pages_per_seq + first
+        needed = jnp.minimum(blocks_of(span.cached, size) - first, in_block)
+        lax.fori_loop(0, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None)
 
     if not plan.fresh or plan.one_token:
         pages()
@@ -154,58 +166,53 @@ def for_each_copy(
 
     @pl.when(step >= span.num_cached)
     def _() -> None:
-        act(None, jnp.int32(0), plan.block_kv)
-
-
-def read_copies(
-    plan: Plan, tables: Tables, scratch: Scratch, cache: Any, new: Any, slot: Any, span: Span, step: Any
-) -> Callable[[Callable[[Any], None]], None]:
-    """A function that gives every DMA of a block to another: to start them, and to wait for them."""
-
-    def each(act: Callable[[Any], None]) -> None:
-        def copy(page: Any, offset: Any, tokens: int) -> None:
-            if page is None:
-                first = span.start + (span.first_fresh + step - span.num_cached) * plan.block_kv
-                source = new.at[pl.ds(first, tokens)]
-            else:
-                source = cache.at[page]
-            target = scratch.buffers.at[slot, pl.ds(offset, tokens)]
-            act(pltpu.make_async_copy(source, target, scratch.read_done.at[slot]))
-
-        for_each_copy(plan, tables, span, step, copy)
-
-    return each
+        first = (span.first_fresh + step - span.num_cached) * in_block
+        needed = jnp.minimum(blocks_of(span.end - span.kv_len + span.q_len, size) - first, in_block)
+        source = span.start + first * size
+        lax.fori_loop(0, needed, lambda i, _: copy(new.at[pl.ds(source + i * size, size)], i), None)
 
 
 def for_each_write(
-    plan: Plan, tables: Tables, span: Span, cache: Any, new: Any, done: Any, act: Callable[[Any], None]
+    plan: Plan, tables: Tables, scratch: Scratch, span: Span, cache: Any, new: Any, act: Callable[[Any], None]
 ) -> None:
-    """act(DMA) for the copies that put all of a row's new tokens into its pages.
+    """act(DMA) for the copies that put a row's new tokens into its pages.
 
-    A page's share is split into runs of powers of two, because a DMA's size is static.
+    A DMA's size is static: a page's share goes in whole pages, runs of eight and single tokens.
     """
-    size = plan.page_size
+    size, done = plan.page_size, scratch.write_done
+    table = span.row * plan.pages_per_seq
+    if plan.one_token:
+        last = span.kv_len - 1
+        page_id = tables.page_table[table + lax.div(last, jnp.int32(size))]
+        target = cache.at[page_id, pl.ds(lax.rem(last, jnp.int32(size)), 1)]
+        act(pltpu.make_async_copy(new, target, done))
+        return
     before = span.kv_len - span.q_len
 
     def page(i: Any, _: None) -> None:
         low = jnp.maximum(before - i * size, 0)
-        num_tokens = jnp.minimum(span.kv_len - i * size, size) - low
-        target = tables.page_table[span.row * plan.pages_per_seq + i]
-        first = span.start + i * size + low - before
-        for bit in reversed(range(size.bit_length())):
-            run = 1 << bit
-            # Longer runs come first: what lies before this one are the bits above.
-            at = lax.shift_left(lax.shift_right_logical(num_tokens, bit + 1), bit + 1)
+        high = jnp.minimum(span.kv_len - i * size, size)
+        page_id = tables.page_table[table + i]
+        first = span.start + i * size - before
 
-            @pl.when(lax.bitwise_and(num_tokens, run) != 0)
-            def _(at: Any = at, run: int = run) -> None:
-                source = new.at[pl.ds(first + at, run)]
-                act(pltpu.make_async_copy(source, cache.at[target, pl.ds(low + at, run)], done))
+        def runs(length: int, at: Any) -> Any:
+            def run(_: Any, at: Any) -> Any:
+                source, target = new.at[pl.ds(first + at, length)], cache.at[page_id, pl.ds(at, length)]
+                act(pltpu.make_async_copy(source, target, done))
+                return at + length
+
+            return lax.fori_loop(0, lax.div(high - at, jnp.int32(length)), run, at)
+
+        at = low
+        for length in sorted({size, min(8, size), 1}, reverse=True):
+            at = runs(length, at)
 
     lax.fori_loop(lax.div(before, jnp.int32(size)), blocks_of(span.kv_len, size), page, None)
 
 
-def load_head(plan: Plan, buffers: Any, slot: Any, offset: Any, head: int, valid: jax.Array) -> tuple[Any, Any]:
+def load_head(
+    plan: Plan, buffers: Any, slot: Any, offset: Any, head: Any, valid: jax.Array
+) -> tuple[Any, Any]:
     """(keys, values) [chunk_kv, lanes] of a KV head, 0 where not `valid` [chunk_kv, 1].
 
     A word of 32 bits holds a key's and a value's 16: the device reads words, with a stride, and takes them apart; the
@@ -226,7 +233,9 @@ def load_head(plan: Plan, buffers: Any, slot: Any, offset: Any, head: int, valid
     return k.astype(buffers.dtype), v.astype(buffers.dtype)
 
 
-def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, position: Any) -> None:
+def attend_block(
+    plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, position: Any
+) -> None:
     """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has position `base`."""
     spec, size = plan.spec, plan.chunk_kv
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else None
@@ -245,7 +254,8 @@ def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, lim
             visible &= keys <= seen_to
         if spec.window is not None:
             visible &= keys > seen_to - spec.window
-        for head in range(spec.num_kv_heads):
+
+        def one_head(head: Any, _: None) -> None:
             k, v = load_head(plan, scratch.buffers, slot, i * size, head, valid)
             scores = lax.dot_general(
                 q[0, head], k, (((1,), (1,)), ((), ())), precision, preferred_element_type=jnp.float32
@@ -269,12 +279,15 @@ def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, lim
             )
             scratch.sums[head] = scratch.sums[head] * kept[:, :1] + added
 
+        lax.fori_loop(0, spec.num_kv_heads, one_head, None, unroll=plan.unroll_heads)
+
     lax.fori_loop(0, blocks_of(jnp.minimum(limit - base, plan.block_kv), size), chunk, None)
 
 
 def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
     """Outputs of a unit: 0 and -inf where no key was visible."""
-    for head in range(plan.spec.num_kv_heads):
+
+    def one_head(head: Any, _: None) -> None:
         total = scratch.total[head]
         seen = total > 0.0
         safe = jnp.where(seen, total, 1.0)
@@ -282,12 +295,14 @@ def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
         if lse is not None:
             lse[0, head] = jnp.where(seen, scratch.highest[head] + jnp.log(safe), -jnp.inf)
 
+    lax.fori_loop(0, plan.spec.num_kv_heads, one_head, None)
+
 
 def kernel(plan: Plan, *refs: Any) -> None:
     """One unit. References: Tables, q, the new tokens if any, the cache twice (it is aliased), outputs, Scratch."""
     tables = Tables(*refs[:5])
     q, *rest = refs[5:]
-    new = rest.pop(0) if plan.fresh else None
+    new: Any = rest.pop(0) if plan.fresh else None
     rest.pop(0)  # the cache as an argument: the same memory as the result
     out = rest.pop(0)
     lse = rest.pop(0) if plan.is_wide else None
@@ -295,32 +310,19 @@ def kernel(plan: Plan, *refs: Any) -> None:
     scratch = Scratch(*rest)
     unit = pl.program_id(0)
     span, following = span_of(plan, tables, unit), span_of(plan, tables, unit + 1)
-    is_started = (unit > 0) & (span_of(plan, tables, jnp.maximum(unit - 1, 0)).num_blocks > 0)
 
     @pl.when(unit == 0)
     def _() -> None:
-        scratch.num_blocks[0] = 0
+        scratch.progress[0] = 0
+        scratch.progress[1] = 0
 
-    done_before = scratch.num_blocks[0]
+    done_before, is_started = scratch.progress[0], scratch.progress[1] != 0
     scratch.highest[...] = jnp.full_like(scratch.highest, MASKED)
     scratch.total[...] = jnp.zeros_like(scratch.total)
     scratch.sums[...] = jnp.zeros_like(scratch.sums)
 
-    def copies(of: Span, step: Any, slot: Any) -> Callable[[Callable[[Any], None]], None]:
-        return read_copies(plan, tables, scratch, cache, new, slot, of, step)
-
-    @pl.when((span.num_blocks > 0) & ~is_started)
-    def _() -> None:
-        copies(span, jnp.int32(0), lax.bitwise_and(done_before, 1))(lambda copy: copy.start())
-
-    def writes(act: Callable[[Any], None]) -> None:
-        if plan.one_token:
-            last = span.kv_len - 1
-            at = span.row * plan.pages_per_seq + lax.div(last, jnp.int32(plan.page_size))
-            target = cache.at[tables.page_table[at], pl.ds(lax.rem(last, jnp.int32(plan.page_size)), 1)]
-            act(pltpu.make_async_copy(new, target, scratch.write_done))
-        else:
-            for_each_write(plan, tables, span, cache, new, scratch.write_done, act)
+    reads = functools.partial(for_each_read, plan, tables, scratch, (cache, new))
+    writes = functools.partial(for_each_write, plan, tables, scratch, span, cache, new)
 
     # The row's last unit writes, once the row's pages have been read: nobody else reads those it writes to.
     is_last = span.num_blocks > 0
@@ -328,32 +330,34 @@ def kernel(plan: Plan, *refs: Any) -> None:
         is_last &= tables.unit_first[unit] + plan.block_q >= span.q_len
     writing_step = span.num_cached - 1 if plan.one_token else span.num_cached
 
+    def write(slot: Any, base: Any) -> None:
+        if plan.one_token:
+            scratch.buffers[slot, pl.ds(span.kv_len - 1 - base, 1)] = new[...]
+        writes(lambda copy: copy.start())
+
     def block(step: Any, _: None) -> None:
         slot = lax.bitwise_and(done_before + step, 1)
-        other = 1 - slot
+        is_mine = step + 1 < span.num_blocks
+        after = jax.tree.map(functools.partial(jnp.where, is_mine), span, following)
 
-        @pl.when(step + 1 < span.num_blocks)
-        def _() -> None:
-            copies(span, step + 1, other)(lambda copy: copy.start())
+        def ask() -> None:
+            reads(after, jnp.where(is_mine, step + 1, 0), 1 - slot, lambda copy: copy.start())
 
-        @pl.when((step + 1 == span.num_blocks) & (following.num_blocks > 0))
-        def _() -> None:
-            copies(following, jnp.int32(0), other)(lambda copy: copy.start())
+        def attend() -> None:
+            reads(span, step, slot, lambda copy: copy.wait())
+            base, limit = place_of_block(plan, span, step)
+            if plan.fresh:
+                pl.when(is_last & (step == writing_step))(functools.partial(write, slot, base))
+            attend_block(plan, q, scratch, slot, base, limit, span.position)
 
-        copies(span, step, slot)(lambda copy: copy.wait())
-        base, limit = place_of_block(plan, span, step)
-        if plan.fresh:
+        pl.when(is_mine | (following.num_blocks > 0))(ask)
+        pl.when(step >= 0)(attend)
 
-            @pl.when(is_last & (step == writing_step))
-            def _() -> None:
-                if plan.one_token:
-                    scratch.buffers[slot, pl.ds(span.kv_len - 1 - base, 1)] = new[...]
-                writes(lambda copy: copy.start())
-
-        attend_block(plan, q, scratch, slot, base, limit, span.position)
-
-    lax.fori_loop(0, span.num_blocks, block, None)
-    scratch.num_blocks[0] = done_before + span.num_blocks
+    # A unit whose first block nobody has asked for begins a step earlier, to ask for it.
+    first_step = jnp.where((span.num_blocks > 0) & ~is_started, -1, 0)
+    lax.fori_loop(first_step, span.num_blocks, block, None)
+    scratch.progress[0] = done_before + span.num_blocks
+    scratch.progress[1] = ((span.num_blocks > 0) & (following.num_blocks > 0)).astype(jnp.int32)
     finish(plan, out, lse, scratch)
     if plan.fresh:
         pl.when(is_last)(lambda: writes(lambda copy: copy.wait()))
@@ -364,7 +368,7 @@ def paged_attention(
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     """(out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache) of queries in units.
 
-    `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, `block_kv` more lie behind them.
+    `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, a page more lies behind them.
     """
     num_units, heads, rows, lanes = q.shape
     by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))
@@ -386,14 +390,16 @@ def paged_attention(
         grid=(num_units,),
         in_specs=[*in_specs, in_memory],
         out_specs=[block for _, block in outputs],
-        scratch_shapes=list(Scratch(
-            buffers=pltpu.VMEM((2, plan.block_kv, *cache.shape[2:]), cache.dtype),
-            highest=pltpu.VMEM((heads, rows, LANES), jnp.float32),
-            total=pltpu.VMEM((heads, rows, LANES), jnp.float32),
-            sums=pltpu.VMEM((heads, rows, lanes), jnp.float32),
-            read_done=pltpu.SemaphoreType.DMA((2,)),
-            write_done=pltpu.SemaphoreType.DMA,
-            num_blocks=pltpu.SMEM((1,), jnp.int32),)
+        scratch_shapes=list(
+            Scratch(
+                buffers=pltpu.VMEM((2, plan.block_kv, *cache.shape[2:]), cache.dtype),
+                highest=pltpu.VMEM((heads, rows, LANES), jnp.float32),
+                total=pltpu.VMEM((heads, rows, LANES), jnp.float32),
+                sums=pltpu.VMEM((heads, rows, lanes), jnp.float32),
+                read_done=pltpu.SemaphoreType.DMA((2,)),
+                write_done=pltpu.SemaphoreType.DMA,
+                progress=pltpu.SMEM((2,), jnp.int32),
+            )
         ),
     )
     call = pl.pallas_call(

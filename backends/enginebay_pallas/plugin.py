@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from enginebay.hooks import Register, hookimpl
 
+COMPILER = "enginebay_pallas.compiler:compiler"
+
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """None yet."""
+    """attention."""
+    register(
+        "pallas",
+        "enginebay_pallas.attention:attention",
+        op="attention",
+        platforms=("tpu",),
+        extra="tpu",
+        summary="ragged paged attention that writes the new tokens itself",
+        capabilities={"priority": 20, "compiler": COMPILER},
+    )
