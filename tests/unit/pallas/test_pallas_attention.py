@@ -1,0 +1,130 @@
+"""Ragged paged attention by the TPU interpreter: the suite of any attention, shards, and its block sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from enginebay.cache import HndLayout, TpuRpaLayout
+from enginebay.errors import UnsupportedError
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.testing import kernels
+from enginebay.testing.attention_cases import attention_cases, make_problem
+from enginebay.testing.kernels import AttentionCase
+from enginebay_pallas import attention_config
+from enginebay_pallas.attention import attention
+from enginebay_pallas.generations import GENERATIONS, generation
+
+CASES = {case.name: case for case in attention_cases()}
+OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")
+"""Each mode, both dtypes, features. Compiling an interpreted kernel costs seconds, so the others are slow ones."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in CASES]
+)
+def test_conforms(name: str) -> None:
+    interpreted = attention.interpreted()
+    reason = kernels.why_not(interpreted, CASES[name], TpuRpaLayout, Env("cpu"))
+    if reason is not None:
+        pytest.skip(reason)
+    kernels.check_attention(interpreted, CASES[name], TpuRpaLayout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decode_paged_bfloat16", "mixed_paged_float32"])
+def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
+    kernels.check_rows_are_independent(attention.interpreted(), CASES[name], TpuRpaLayout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [16, 256])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
+    spec = AttnSpec(2, 1, 256, q_dtype=dtype, kv_dtype=dtype)
+    case = AttentionCase(
+        "wide", "mixed", (1, 5, 20), (270, 5, 290), spec, page_size=page_size, capacity=512, padding_rows=0
+    )
+    kernels.check_attention(attention.interpreted(), case, TpuRpaLayout)
+
+
+@pytest.mark.slow
+def test_runs_under_shard_map() -> None:
+    problem = make_problem(CASES["decode_paged_float32"], TpuRpaLayout)
+    spec, layout = problem.case.spec, dataclasses.replace(problem.layout, num_kv_heads=1)
+    kernel = attention.interpreted()
+    config = kernel.default_config(Env("cpu"), spec.per_shard(2), problem.case.bucket, layout)
+    op = functools.partial(kernel, spec=spec.per_shard(2), layout=layout, config=config)
+    heads, whole = PartitionSpec(None, "kv_heads"), PartitionSpec()
+    pages = {name: PartitionSpec(*[None] * axis, "kv_heads") for name, axis in layout.head_axis().items()}
+    sharded = jax.shard_map(
+        lambda *args: op(*args)[:2],
+        mesh=Mesh(np.array(jax.devices()[:2]), ("kv_heads",)),
+        in_specs=(heads, heads, heads, pages, whole),
+        out_specs=(heads, pages),
+        check_vma=False,
+    )
+    out, cache = jax.jit(sharded)(problem.q, problem.k, problem.v, dict(problem.cache), problem.batch)
+    kernels.check_result(problem, np.asarray(out), dict(cache), None)
+
+
+def test_it_says_what_it_cannot_serve() -> None:
+    case = CASES["decode_paged_float16"]
+    reason = str(kernels.why_not(attention, case, HndLayout, Env("cpu")))
+    for part in ("needs platform tpu", "layout hnd", "float16"):
+        assert part in reason, f"{part!r} is missing in {reason!r}"
+    assert kernels.why_not(attention, CASES["mixed_all"], TpuRpaLayout, Env("tpu", "v6e")) is None
+
+
+def problem_sizes(
+    mode: str, dtype: str, page_size: int, head_dim: int
+) -> tuple[AttnSpec, Bucket, TpuRpaLayout]:
+    spec = AttnSpec(32, 8, head_dim, q_dtype=dtype, kv_dtype=dtype)
+    tokens = 32 if mode == "decode" else 2048
+    bucket = Bucket(tokens, 32, 8192 // page_size, 1 if mode == "decode" else 2048, 8192, mode)  # type: ignore[arg-type]
+    return spec, bucket, TpuRpaLayout(64, page_size, 8, head_dim, dtype)
+
+
+@pytest.mark.parametrize("mode", ["decode", "mixed"])
+@pytest.mark.parametrize(
+    ("arch", "dtype", "page_size", "head_dim"),
+    [
+        *((each.name, "bfloat16", 16, 64) for each in GENERATIONS),
+        *((each.name, "float32", 256, 256) for each in GENERATIONS if each.name != "v4"),
+    ],
+)
+def test_block_sizes_fit_the_generation(
+    arch: str, mode: str, dtype: str, page_size: int, head_dim: int
+) -> None:
+    spec, bucket, layout = problem_sizes(mode, dtype, page_size, head_dim)
+    env = Env("tpu", arch)
+    found = attention.candidates(env, spec, bucket, layout)
+    assert found[0] == attention.default_config(env, spec, bucket, layout)
+    assert len(set(found)) == len(found)
+    for config in found:
+        assert attention_config.vmem_bytes(config, spec, layout) <= config.vmem_limit_bytes
+        assert config.vmem_limit_bytes < generation(arch).vmem_bytes
+        assert config.chunk_kv % page_size == config.block_kv % config.chunk_kv == 0
+        assert config.decode_block_kv % config.chunk_kv == 0
+        assert config.block_q.bit_count() == 1
+
+
+def test_larger_memories_get_larger_blocks() -> None:
+    sizes = [
+        attention.default_config(
+            Env("tpu", arch), *problem_sizes("decode", "bfloat16", 64, 128)
+        ).decode_block_kv
+        for arch in ("v4", "v6e")
+    ]
+    assert sizes[0] < sizes[1]
+
+
+def test_unknown_generations_have_no_block_sizes() -> None:
+    with pytest.raises(UnsupportedError, match="7x"):
+        attention.default_config(Env("tpu", "v99"), *problem_sizes("decode", "bfloat16", 64, 128))
