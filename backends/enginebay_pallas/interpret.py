@@ -15,6 +15,10 @@ from jax.experimental.pallas import tpu as pltpu
 STATE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
 """Where JAX keeps what its race detector found; it has no public name for it (jax 0.10 and 0.11 alike)."""
 
+CLOCKS = 256
+"""Places in a vector clock, of cores and DMAs. By default there are as many for DMAs as there are cores, that is one, and a
+wait for any DMA then seems to have been one for all: races in double buffering go unseen."""
+
 RACE = "a kernel races with its own DMAs"
 
 
@@ -26,6 +30,7 @@ def interpret_params() -> pltpu.InterpretParams:
     """A strict TPU: memory that nobody wrote is NaN, a DMA moves its data when it is waited for, and no earlier."""
     return pltpu.InterpretParams(
         detect_races=True,
+        vector_clock_size=CLOCKS,
         dma_execution_mode="on_wait",
         uninitialized_memory="nan",
         out_of_bounds_reads="raise",
