@@ -100,6 +100,10 @@ class EngineConfig(Frozen):
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
     kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
+    interpret: bool = Field(
+        default=False,
+        description="a kernel for another platform that is chosen by name is interpreted, where it can be",
+    )
     shadow: dict[Literal["attention"], ShadowChoice] = Field(
         default_factory=dict, description="op -> candidate that is compared on a share of the steps"
     )

@@ -80,3 +80,68 @@ def test_attention_that_cannot_be_sharded_is_refused_on_a_mesh() -> None:
     assert ("unsharded", UNSHARDED) in decode.refused
     with pytest.raises(UnsupportedError, match=UNSHARDED):
         make_plan(make_config(mesh.model_dump(), {"kernels": {"attention": "unsharded"}}), registry)
+
+
+ON_NPU = dataclasses.replace(CAPS, platforms=frozenset({"npu"}), layouts=("tpu_rpa",))
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignAttention(XlaAttention):
+    """Attention for a device that is not here, with the highest priority; interpreted, it is XLA's."""
+
+    name: str = "foreign"
+    priority: int = 100
+    caps: Caps = ON_NPU
+
+    def interpreted(self) -> ForeignAttention:
+        here = dataclasses.replace(self.caps, platforms=frozenset({"cpu"}))
+        return dataclasses.replace(self, caps=here)
+
+
+class ForeignNorm:
+    """A norm for a device that is not here, whose interpreter is not installed."""
+
+    def interpreted(self) -> ForeignNorm:
+        raise UnsupportedError("its interpreter is not installed")
+
+
+FOREIGN, FOREIGN_NORM = ForeignAttention(), ForeignNorm()
+
+
+def foreign_parts() -> Registry:
+    return with_parts(
+        Declaration("kernel", "foreign", f"{__name__}:FOREIGN", op="attention", platforms=("npu",)),
+        Declaration("kernel", "foreign", f"{__name__}:FOREIGN_NORM", op="rms_norm", platforms=("npu",)),
+        Declaration("kernel", "foreign", "enginebay_xla.rope:rope", op="rope", platforms=("npu",)),
+    )
+
+
+HERE = {"compile_cache": "off", "platform": "cpu", "max_model_len": 64, "interpret": True}
+
+
+def test_a_kernel_for_another_platform_is_interpreted_when_it_is_named() -> None:
+    """The phases that leave it to auto get another, in the layout of the one that is named."""
+    plan = make_plan(make_config(HERE, {"kernels": {"attention": {"decode": "foreign"}}}), foreign_parts())
+    decode, prefill = (choice(plan.reasons, f"kernels.attention.{p}") for p in ("decode", "prefill"))
+    assert (decode.chosen, decode.why) == ("foreign", "chosen by name, interpreted: slow")
+    assert choice(plan.reasons, "layout").chosen == "tpu_rpa"
+    assert prefill.chosen != "foreign"
+    assert ("foreign", ELSEWHERE) in prefill.refused
+    without = make_config(HERE, {"interpret": False, "kernels": {"attention": "foreign"}})
+    with pytest.raises(UnsupportedError, match=ELSEWHERE):
+        make_plan(without, foreign_parts())
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        ("rms_norm", "its interpreter is not installed"),
+        ("rope", f"{ELSEWHERE}, and it has no way of being interpreted"),
+    ],
+)
+def test_what_cannot_be_interpreted_is_refused_with_the_reason(op: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        make_plan(make_config(HERE, {"kernels": {op: "foreign"}}), foreign_parts())
+    assert ("foreign", ELSEWHERE) in choice(
+        make_plan(make_config(HERE), foreign_parts()).reasons, f"kernels.{op}"
+    ).refused

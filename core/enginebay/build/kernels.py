@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from enginebay.errors import ConfigError, PluginError, UnsupportedError, explain
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.caps import Env
+from enginebay.ops.levels import Interpretable
 from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, RopeSpec
 from enginebay.ops.tuning import TunedConfigs
@@ -62,42 +63,70 @@ class ChosenKernels:
 
 
 def candidates(
-    registry: Registry, op: str, env: Env, *, is_sharded: bool = False, layout: str | None = None
+    registry: Registry,
+    op: str,
+    env: Env,
+    *,
+    is_sharded: bool = False,
+    layout: str | None = None,
+    interpret: Collection[str] = (),
 ) -> list[Candidate]:
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
     With `is_sharded` those that declare the capability sharded = False cannot serve, nor can those whose capability
-    `layouts` lacks `layout`.
+    `layouts` lacks `layout`. Of the names in `interpret`, those that are made for another platform serve this one by
+    interpretation.
     """
-    kernels = (e for e in registry.entries if e.kind == "kernel" and e.op == op)
-    return [_candidate(registry, e, env, is_sharded=is_sharded, layout=layout) for e in kernels]
+    kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
+    unable = [_why_not_declared(e, layout, is_sharded=is_sharded) for e in kernels]
+    return [
+        _candidate(registry, e, env, interpret=e.name in interpret)
+        if reason is None
+        else Candidate(e.name, 0, unavailable=reason)
+        for e, reason in zip(kernels, unable, strict=True)
+    ]
 
 
-def _candidate(
-    registry: Registry, entry: Entry, env: Env, *, is_sharded: bool, layout: str | None
-) -> Candidate:
+def _why_not_declared(entry: Entry, layout: str | None, *, is_sharded: bool) -> str | None:
+    """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is not looked at."""
+    known = {} if entry.declaration is None else entry.declaration.capabilities
+    layouts = known.get("layouts")
+    if is_sharded and known.get("sharded") is False:
+        return "does not support weights split over devices"
+    if layout is not None and layouts is not None and layout not in layouts:
+        return f"does not support layout {layout} (has {', '.join(layouts)})"
+    return None
+
+
+def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -> Candidate:
     declared = entry.declaration
     if entry.state != "ready" or declared is None:
         return Candidate(entry.name, 0, unavailable=entry.reason)
     reason = entry.why_not_on(env.platform)
-    if reason is not None:
+    if reason is not None and not interpret:
         return Candidate(entry.name, 0, unavailable=reason)
-    if is_sharded and declared.capabilities.get("sharded") is False:
-        return Candidate(entry.name, 0, unavailable="does not support weights split over devices")
-    layouts = declared.capabilities.get("layouts")
-    if layout is not None and layouts is not None and layout not in layouts:
-        return Candidate(
-            entry.name, 0, unavailable=f"does not support layout {layout} (has {', '.join(layouts)})"
-        )
     try:
         impl = registry.load(entry)
+        if reason is not None:
+            if not isinstance(impl, Interpretable):
+                return Candidate(
+                    entry.name, 0, unavailable=f"{reason}, and it has no way of being interpreted"
+                )
+            impl = impl.interpreted()
     except PluginError as error:
         # One that finds on import that it cannot serve here says so itself.
         cause = error.__cause__ if isinstance(error.__cause__, UnsupportedError) else error
         return Candidate(entry.name, 0, unavailable=str(cause))
+    except UnsupportedError as error:  # its interpreter is not installed
+        return Candidate(entry.name, 0, unavailable=str(error))
     priority = getattr(impl, "priority", declared.capabilities.get("priority", 0))
     calls = tuple(declared.capabilities.get("custom_calls", ()))
-    return Candidate(entry.name, int(priority), impl, custom_calls=calls)
+    return Candidate(entry.name, int(priority), impl, custom_calls=calls, interpreted=reason is not None)
+
+
+def _interpreted(config: EngineConfig, *names: str) -> set[str]:
+    """Which of the wanted names may be interpreted; "auto" is none, so that it never takes such a kernel."""
+    return set(names) - {AUTO} if config.interpret else set()
 
 
 def choose_kernels(
@@ -126,7 +155,7 @@ def choose_kernels(
         found, why = choose(
             f"kernels.attention.{phase}",
             getattr(wanted, phase),
-            candidates(registry, "attention", env),
+            candidates(registry, "attention", env, interpret=_interpreted(config, getattr(wanted, phase))),
             functools.partial(
                 why_not, env=env, specs=specs, phase=phase, layout=layout, is_sharded=shards > 1
             ),
@@ -159,8 +188,10 @@ def choose_plain(
     layout: str | None = None,
 ) -> tuple[Candidate, Reason]:
     """Settle one of PLAIN_OPS."""
-    able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)
-    return choose(f"kernels.{op}", _wanted(config, op), able, lambda _: None)
+    wanted = _wanted(config, op)
+    may = _interpreted(config, wanted)
+    able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
+    return choose(f"kernels.{op}", wanted, able, lambda _: None)
 
 
 def _choose_plain(
@@ -173,7 +204,8 @@ def _choose_plain(
         plain[op], why = choose_plain(registry, config, env, op, is_sharded=is_sharded, layout=layout)
         reasons.append(why)
     for op, made_of in FUSED_OPS.items():
-        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout)
+        may = _interpreted(config, _wanted(config, op))
+        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
         parts = [Part(part, plain[part], is_named=_wanted(config, part) != AUTO) for part in made_of]
         found, why = choose_fused(f"kernels.{op}", _wanted(config, op), able, parts)
         reasons.append(why)
@@ -233,7 +265,7 @@ def _choose_layout(
     wanted = config.kernels.get("attention", KernelChoice())
     named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
     found: dict[str, Candidate] = {}
-    for candidate in candidates(registry, "attention", env):
+    for candidate in candidates(registry, "attention", env, interpret=_interpreted(config, *named)):
         found.setdefault(
             candidate.name, candidate
         )  # one of a name that is taken comes after the one that has it

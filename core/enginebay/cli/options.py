@@ -69,6 +69,12 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         help="kernel of an op; may be repeated",
     )
     group.add_argument(
+        "--interpret",
+        action="store_true",
+        default=None,
+        help="a kernel for another platform that is chosen by name is interpreted",
+    )
+    group.add_argument(
         "--shadow",
         metavar="OP=NAME[@SHARE]",
         action="append",
@@ -91,6 +97,7 @@ PLAIN = (
     "engine",
     "scheduler",
     "sampler",
+    "interpret",
     "layout",
     "tuned",
     "tuned_folder",

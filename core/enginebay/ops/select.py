@@ -19,6 +19,8 @@ class Candidate:
     impl: Any = None
     unavailable: str | None = None
     custom_calls: tuple[str, ...] = ()
+    interpreted: bool = False
+    """Whether it is made for another platform, and serves this one by interpretation."""
 
 
 def is_import_path(name: str) -> bool:
@@ -52,7 +54,8 @@ def choose(
         refused = [f"{c.name}: {reason}" for c, reason in reasons if c.name == wanted]
         chosen = next((candidate for candidate in able if candidate.name == wanted), None)
         if chosen is not None:
-            return chosen, Reason(setting, wanted, "chosen by name")
+            how = "chosen by name, interpreted: slow" if chosen.interpreted else "chosen by name"
+            return chosen, Reason(setting, wanted, how)
     else:
         refused = [f"{c.name}: {reason}" for c, reason in reasons]
         if able:
