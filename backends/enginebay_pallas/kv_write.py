@@ -1,0 +1,129 @@
+"""The op kv_write on TPUs: new tokens go to their slots by DMA, and nothing else of the cache is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import UnsupportedError, explain
+from enginebay_pallas.interpret import interpreting
+
+LAYOUT = "tpu_rpa"
+
+RUN = 8
+"""Tokens of a prompt that one DMA takes when their slots follow one another, which they do within a page."""
+
+IN_FLIGHT = 64
+"""DMAs of a kind that are under way at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasKvWrite:
+    """By the contract of the op kv_write: layout tpu_rpa alone, in place when the cache is donated."""
+
+    is_interpreted: bool = False
+
+    def interpreted(self) -> PallasKvWrite:
+        """The same kernel by Pallas' TPU interpreter."""
+        return dataclasses.replace(self, is_interpreted=True)
+
+    def __call__(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
+    ) -> CacheArrays:
+        """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped."""
+        if layout.name != LAYOUT:
+            raise UnsupportedError(explain(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla."))
+        kv = cache["kv"]
+        missing = -slots.shape[0] % RUN
+        new = jnp.pad(_packed(k, v, kv), ((0, missing), (0, 0), (0, 0), (0, 0)))
+        slots = jnp.pad(slots, (0, missing), constant_values=-1)
+        # Slots count positions of all pages, so with the two axes as one a run may cross a page's end.
+        flat = kv.reshape(-1, *kv.shape[2:])
+        run = interpreting(_write) if self.is_interpreted else _write
+        return {"kv": run(slots, new, flat).reshape(kv.shape)}
+
+
+def _packed(k: jax.Array, v: jax.Array, kv: jax.Array) -> jax.Array:
+    """Keys and values [T, pairs, packing, width] as a token lies in the cache: heads in turn, padded with 0."""
+    tokens, heads, features = k.shape
+    pairs, packing, width = kv.shape[2:]
+    both = jnp.stack([k, v], axis=2).reshape(tokens, 2 * heads, features).astype(kv.dtype)
+    both = jnp.pad(both, ((0, 0), (0, pairs * packing - 2 * heads), (0, width - features)))
+    return both.reshape(tokens, pairs, packing, width)
+
+
+def _write(slots: jax.Array, new: jax.Array, flat: jax.Array) -> jax.Array:
+    written: jax.Array = pl.pallas_call(
+        _kernel,
+        out_shape=jax.ShapeDtypeStruct(flat.shape, flat.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(1,),
+            in_specs=[pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.HBM)],
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+            scratch_shapes=[pltpu.SemaphoreType.DMA((2,))],
+        ),
+        input_output_aliases={2: 0},
+        name="kv_write",
+    )(slots, new, flat)
+    return written
+
+
+def _kernel(slots: Any, new: Any, _: Any, cache: Any, done: Any) -> None:
+    """Runs of RUN tokens and single tokens have a semaphore each, whose DMAs are all of one size."""
+
+    def copy(token: Any, slot: Any, size: int) -> Any:
+        source, target = new.at[pl.ds(token, size)], cache.at[pl.ds(slot, size)]
+        return pltpu.make_async_copy(source, target, done.at[int(size == RUN)])
+
+    def wait(size: int) -> None:
+        copy(0, 0, size).wait()  # any of its size will do: a semaphore counts
+
+    def start(token: Any, slot: Any, size: int, under_way: Any) -> Any:
+        """Start one, after another is done when there are too many; returns how many are under way."""
+        full = under_way >= IN_FLIGHT
+        pl.when(full)(lambda: wait(size))
+        copy(token, slot, size).start()
+        return jnp.where(full, under_way, under_way + 1)
+
+    def turn(i: Any, under_way: tuple[Any, Any]) -> tuple[Any, Any]:
+        first, start_slot = i * RUN, slots[i * RUN]
+        follows = start_slot >= 0
+        for token in range(1, RUN):
+            follows = follows & (slots[first + token] == start_slot + token)
+
+        def together(singles: Any, runs: Any) -> tuple[Any, Any]:
+            return singles, start(first, start_slot, RUN, runs)
+
+        def apart(singles: Any, runs: Any) -> tuple[Any, Any]:
+            for token in range(RUN):
+                singles = lax.cond(
+                    slots[first + token] >= 0,
+                    lambda n, token=token: start(first + token, slots[first + token], 1, n),
+                    lambda n: n,
+                    singles,
+                )
+            return singles, runs
+
+        both: tuple[Any, Any] = lax.cond(follows, together, apart, *under_way)
+        return both
+
+    zero = jnp.int32(0)
+    singles, runs = lax.fori_loop(0, slots.shape[0] // RUN, turn, (zero, zero))
+    _repeat(singles, lambda: wait(1))
+    _repeat(runs, lambda: wait(RUN))
+
+
+def _repeat(times: Any, act: Callable[[], None]) -> None:
+    lax.fori_loop(0, times, lambda *_: act(), None)
+
+
+kv_write = PallasKvWrite()
