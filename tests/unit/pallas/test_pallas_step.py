@@ -1,0 +1,85 @@
+"""The whole jitted decode step of an 8B-shaped model compiles for TPUs that are not there, with one copy of the cache."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from enginebay.build.abroad import DecodeShape, StepReport, compile_decode_step
+from enginebay.config import EngineConfig
+from enginebay.registry import load_registry
+from enginebay_pallas.compiler import compiler
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)"
+)
+
+NEWEST = ("v5e", "v6e", "7x")
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+"""Llama-3.1-8B."""
+
+
+def compiled(target: str, num_devices: int, num_layers: int, num_pages: int) -> StepReport:
+    config = EngineConfig(mesh={"tensor": num_devices}) if num_devices > 1 else EngineConfig()
+    return compile_decode_step(
+        load_registry(),
+        LLAMA_8B | {"num_hidden_layers": num_layers},
+        compiler,
+        target,
+        num_devices=num_devices,
+        shape=DecodeShape(num_pages=num_pages),
+        config=config,
+    )
+
+
+def check(report: StepReport) -> None:
+    """The cache that comes out lies where the one that went in lay, and working space is far too small for another."""
+    figures = report.compiled.figures
+    assert report.kernels["layout"] == "tpu_rpa"
+    assert report.kernels["attention.decode"] == "pallas"
+    assert report.cache_bytes <= figures["alias_bytes"] < report.cache_bytes + (8 << 20)
+    assert figures["argument_bytes"] >= report.cache_bytes + report.weight_bytes
+    assert figures["temp_bytes"] < report.cache_bytes // 4
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("target", NEWEST)
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_a_step_of_two_layers_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
+    check(compiled(target, num_devices, 2, num_pages=32 * 64 + 1))
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "num_devices"), [("v6e", 1), ("7x", 1), *((target, 8) for target in NEWEST)]
+)
+def test_the_step_of_an_8b_model_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
+    """One v5e has no room for the weights."""
+    check(compiled(target, num_devices, 32, num_pages=1025))
