@@ -60,8 +60,14 @@ def check(target: str, mode: Mode, spec: AttnSpec, page_size: int = 64) -> None:
     assert 0 < figures["vmem_bytes"] <= config.vmem_limit_bytes
 
 
-@pytest.mark.parametrize("mode", get_args(Mode))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("target", "mode"),
+    [
+        pytest.param(target, mode, marks=() if mode == "decode" or target == "v6e" else pytest.mark.slow)
+        for target in TARGETS
+        for mode in get_args(Mode)
+    ],
+)
 def test_8b_shapes(target: str, mode: Mode) -> None:
     check(target, mode, AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16"))
 
