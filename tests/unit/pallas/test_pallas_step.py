@@ -58,13 +58,17 @@ def compiled(target: str, num_devices: int, num_layers: int, num_pages: int) -> 
 
 
 def check(report: StepReport) -> None:
-    """The cache that comes out lies where the one that went in lay, and working space is far too small for another."""
+    """The cache that comes out lies where the one that went in lay, and working space is too small for another.
+
+    A 7x holds weights in another tiling than they come in, so there working space has up to their size; the caches here
+    are larger than that.
+    """
     figures = report.compiled.figures
     assert report.kernels["layout"] == "tpu_rpa"
     assert report.kernels["attention.decode"] == "pallas"
     assert report.cache_bytes <= figures["alias_bytes"] < report.cache_bytes + (8 << 20)
     assert figures["argument_bytes"] >= report.cache_bytes + report.weight_bytes
-    assert figures["temp_bytes"] < report.cache_bytes // 4
+    assert figures["temp_bytes"] < report.cache_bytes // 2
 
 
 @needs_libtpu
@@ -72,14 +76,12 @@ def check(report: StepReport) -> None:
 @pytest.mark.parametrize("target", NEWEST)
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_a_step_of_two_layers_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
-    check(compiled(target, num_devices, 2, num_pages=32 * 64 + 1))
+    check(compiled(target, num_devices, 2, num_pages=8 * 2048 + 1))
 
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "num_devices"), [("v6e", 1), ("7x", 1), *((target, 8) for target in NEWEST)]
-)
+@pytest.mark.parametrize(("target", "num_devices"), [("v6e", 1), *((target, 8) for target in NEWEST)])
 def test_the_step_of_an_8b_model_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
     """One v5e has no room for the weights."""
-    check(compiled(target, num_devices, 32, num_pages=1025))
+    check(compiled(target, num_devices, 32, num_pages=1025 if num_devices == 1 else 8193))
