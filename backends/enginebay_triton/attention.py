@@ -1,0 +1,184 @@
+"""The op attention on NVIDIA GPUs: every mode, over paged and contiguous caches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_triton import interpreter
+from enginebay_triton.attention_config import AttentionConfig, candidates, default_config, next_power
+from enginebay_triton.call import Launch, Launcher, launch, require_versions
+
+require_versions()
+
+from enginebay_triton.attention_kernels import attention_kernel, reduce_kernel  # noqa: E402  # imports triton
+
+DTYPES = frozenset({"bfloat16", "float16", "float32"})
+FEATURES = frozenset(
+    {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map", "command_buffer"}
+)
+
+CAPS = Caps(
+    platforms=frozenset({"cuda"}),
+    layouts=("nhd", "hnd"),
+    q_dtypes=DTYPES,
+    kv_dtypes=DTYPES,
+    features=FEATURES,
+    head_dim=lambda width: width <= 256,
+    group=lambda heads: heads <= 16,
+    ragged_decode=True,
+)
+INTERPRETED_CAPS = dataclasses.replace(
+    CAPS, platforms=frozenset({"cpu"}), q_dtypes=interpreter.DTYPES, kv_dtypes=interpreter.DTYPES
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TritonAttention:
+    """Reads each row's pages up to its own length, splits long contexts of small batches, and copies no cache."""
+
+    name: str = "triton"
+    version: str = "1"
+    priority: int = 10
+    caps: Caps = CAPS
+    launcher: Launcher = launch
+
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
+        """Block sizes by head size and dtype; splits so that a small batch fills the device."""
+        return default_config(env, spec, bucket, layout)
+
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> Sequence[AttentionConfig]:
+        """Configurations worth timing, the default first; none takes more shared memory than the architecture has."""
+        return candidates(env, spec, bucket, layout)
+
+    def interpreted(self) -> TritonAttention:
+        """The same kernels by Triton's interpreter, for platform "cpu"."""
+        interpreter.require()
+        return dataclasses.replace(self, caps=INTERPRETED_CAPS, launcher=interpreter.interpret)
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: AttentionConfig,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        if k is not None or v is not None:
+            raise InternalError("triton attention is given keys that kv_write has put into the cache")
+        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
+            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
+            raise UnsupportedError(
+                explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
+            )
+        keys, values, strides = _cache_arguments(cache, layout)
+        constants = {**_problem(spec, batch.bucket), **_blocks(spec, batch.bucket, config), **strides}
+        no_sinks = batch.kv_lens  # any array will do
+        arrays = [q, keys, values, batch.page_table, batch.kv_lens, batch.cu_q_lens]
+        arrays.append(no_sinks if sinks is None else sinks.astype(jnp.float32))
+        out, lse = self._run(arrays, constants, batch.bucket, config, spec)
+        return out, cache, lse if spec.return_lse else None
+
+    def _run(
+        self,
+        arrays: list[jax.Array],
+        constants: dict[str, Any],
+        bucket: Bucket,
+        config: AttentionConfig,
+        spec: AttnSpec,
+    ) -> tuple[jax.Array, jax.Array]:
+        q, heads, splits = arrays[0], spec.num_q_heads, config.splits
+        decode = bucket.mode == "decode"
+        blocks = bucket.seqs if decode else bucket.tokens // constants["BLOCK_Q"] + bucket.seqs + 1
+        grid = (blocks, spec.num_kv_heads, splits)
+        f32 = jnp.float32
+        if splits == 1:
+            shapes = (q.shape, (1,), q.shape[:2])
+            types = (q.dtype, f32, f32)
+        else:
+            parts = (bucket.seqs, splits, heads)
+            shapes = ((*parts, constants["BLOCK_D"]), parts, parts)
+            types = (f32, f32, f32)
+        made = tuple(jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, types, strict=True))
+        how = Launch(grid, made, constants, num_warps=config.num_warps, num_stages=config.num_stages)
+        out, largest, total = self.launcher(attention_kernel, arrays, how)
+        if splits == 1:
+            return out, total
+        reduction = Launch(
+            (bucket.seqs, heads),
+            (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], f32)),
+            {
+                "NUM_Q_HEADS": heads,
+                "HEAD_DIM": spec.head_dim,
+                "BLOCK_D": constants["BLOCK_D"],
+                "SPLITS": splits,
+                "BLOCK_S": next_power(splits),
+            },
+            num_warps=1,
+        )
+        combined, lse = self.launcher(reduce_kernel, [out, largest, total], reduction)
+        return combined, lse
+
+
+def _cache_arguments(cache: CacheArrays, layout: KVLayout) -> tuple[jax.Array, jax.Array, dict[str, int]]:
+    """Keys, values, and where a page, a token and a head begin, counted in elements."""
+    heads, width, page = layout.num_kv_heads, layout.head_dim, layout.page_size
+    if layout.name == "nhd":
+        token = heads * 2 * width
+        strides = (page * token, token, 2 * width, width)
+        keys = values = cache["kv"]
+    else:
+        strides = (heads * page * width, width, page * width, 0)
+        keys, values = cache["k"], cache["v"]
+    names = ("PAGE_STRIDE", "TOKEN_STRIDE", "HEAD_STRIDE", "V_OFFSET")
+    return keys, values, {"PAGE_SIZE": page, **dict(zip(names, strides, strict=True))}
+
+
+def _problem(spec: AttnSpec, bucket: Bucket) -> dict[str, Any]:
+    return {
+        "SCALE": float(spec.softmax_scale),
+        "SOFTCAP": float(spec.softcap or 0.0),
+        "WINDOW": spec.window or 0,
+        "CAUSAL": spec.causal,
+        "HAS_SINKS": spec.sinks,
+        "IS_DECODE": bucket.mode == "decode",
+        "NUM_TOKENS": bucket.tokens,
+        "NUM_ROWS": bucket.seqs,
+        "PAGES_PER_ROW": bucket.pages_per_seq,
+        "NUM_KV_HEADS": spec.num_kv_heads,
+        "GROUP": spec.group,
+        "HEAD_DIM": spec.head_dim,
+    }
+
+
+def _blocks(spec: AttnSpec, bucket: Bucket, config: AttentionConfig) -> dict[str, int]:
+    decode = bucket.mode == "decode"
+    return {
+        "BLOCK_M": config.block_m,
+        "BLOCK_Q": 1 if decode else config.block_m // spec.group,
+        "BLOCK_N": config.block_n,
+        "BLOCK_D": max(16, next_power(spec.head_dim)),
+        "SPLITS": config.splits,
+        "CHUNK": config.chunk,
+        "STEPS": bucket.seqs.bit_length(),
+    }
+
+
+attention = TritonAttention()

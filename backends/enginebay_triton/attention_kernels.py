@@ -1,0 +1,215 @@
+"""Paged attention: one kernel for decode, prefill and mixed steps, and the reduction over splits of the context.
+
+A program takes one KV head, a block of a row's queries and a share of the row's context, tile by tile, with a running
+maximum and sum (FlashAttention-2, arXiv 2307.08691); shares of the same queries are combined afterwards
+(Flash-Decoding). Rows of a tile are (token, query head of the group), so that one read of K and V serves the group.
+Nothing but Triton is imported: the interpreter's process loads this module too.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+MASKED: tl.constexpr = tl.constexpr(-1.0e30)
+"""Score of what may not be seen: finite, so that two of them differ by 0 and not by NaN."""
+
+
+@triton.jit
+def find_row(cu_q_lens_ptr, block, NUM_ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, STEPS: tl.constexpr):
+    """The row that a block of queries belongs to: row r's blocks begin at cu_q_lens[r] // BLOCK_Q + r."""
+    low = 0
+    high = NUM_ROWS
+    for _ in range(STEPS):
+        middle = (low + high + 1) // 2
+        start = tl.load(cu_q_lens_ptr + middle) // BLOCK_Q + middle
+        low = tl.where(start <= block, middle, low)
+        high = tl.where(start <= block, high, middle - 1)
+    return low
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr,  # [tokens, NUM_KV_HEADS * GROUP, HEAD_DIM]
+    k_ptr,
+    v_ptr,
+    page_table_ptr,  # [NUM_ROWS, PAGES_PER_ROW]
+    kv_lens_ptr,  # [NUM_ROWS]
+    cu_q_lens_ptr,  # [NUM_ROWS + 1]
+    sinks_ptr,  # [query heads], or anything
+    out_ptr,  # [tokens, query heads, HEAD_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
+    max_ptr,  # f32 [tokens, SPLITS, query heads]
+    sum_ptr,  # the same; of one split the log-sum-exp
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_DECODE: tl.constexpr,
+    NUM_TOKENS: tl.constexpr,
+    NUM_ROWS: tl.constexpr,
+    PAGES_PER_ROW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """See the module. CHUNK 0 shares each row's context out evenly, otherwise a split is CHUNK positions from 0 on."""
+    NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    block = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    if IS_DECODE:
+        row = block
+        kv_len = tl.load(kv_lens_ptr + row)
+        first_token = row
+        q_len = 1
+        first_query = 0
+    else:
+        row = find_row(cu_q_lens_ptr, block, NUM_ROWS, BLOCK_Q, STEPS)
+        begin = tl.load(cu_q_lens_ptr + row)
+        is_row = row < NUM_ROWS  # what follows the last row is padding: its outputs are zeros
+        end = tl.load(cu_q_lens_ptr + row + 1, mask=is_row, other=NUM_TOKENS)
+        kv_len = tl.load(kv_lens_ptr + row, mask=is_row, other=0)
+        q_len = end - begin
+        first_query = (block - begin // BLOCK_Q - row) * BLOCK_Q
+        if first_query >= q_len:
+            return
+        first_token = begin + first_query
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    head = kv_head * GROUP + m % GROUP
+    query = first_query + m // GROUP
+    is_query = (m < BLOCK_Q * GROUP) & (query < q_len)
+    is_feature = d < HEAD_DIM
+    place = ((first_token + m // GROUP) * NUM_Q_HEADS + head).to(tl.int64)
+    q = tl.load(
+        q_ptr + place[:, None] * HEAD_DIM + d[None, :],
+        mask=is_query[:, None] & is_feature[None, :],
+        other=0.0,
+    )
+    position = kv_len - q_len + query
+    if CAUSAL:
+        stop = tl.minimum(kv_len, kv_len - q_len + first_query + BLOCK_Q)
+    else:
+        stop = kv_len
+    # Every tile begins at a multiple of BLOCK_N, so that it lies within one page where pages are such multiples.
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(kv_len - q_len + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if SPLITS > 1:
+        if CHUNK > 0:
+            start = tl.maximum(start, split * CHUNK)
+            stop = tl.minimum(stop, split * CHUNK + CHUNK)
+        else:
+            share = tl.cdiv(tl.cdiv(stop - start, SPLITS), BLOCK_N) * BLOCK_N
+            start = start + split * share
+            stop = tl.minimum(stop, start + share)
+
+    largest = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_SINKS:
+        if split == 0:
+            largest = tl.load(sinks_ptr + head, mask=is_query, other=MASKED) * LOG2_E
+            total = total + 1.0
+    head_offset = kv_head * HEAD_STRIDE
+    table = page_table_ptr + row.to(tl.int64) * PAGES_PER_ROW
+    for tile in range(start, stop, BLOCK_N):
+        at = tile + n
+        is_key = at < stop
+        if PAGE_SIZE % BLOCK_N == 0:
+            page = tl.load(table + tile // PAGE_SIZE).to(tl.int64)
+            offset = page * PAGE_STRIDE + (tile % PAGE_SIZE + n) * TOKEN_STRIDE + head_offset
+        else:
+            pages = tl.load(table + at // PAGE_SIZE, mask=is_key, other=0).to(tl.int64)
+            offset = pages * PAGE_STRIDE + (at % PAGE_SIZE) * TOKEN_STRIDE + head_offset
+        k = tl.load(
+            k_ptr + offset[None, :] + d[:, None], mask=is_key[None, :] & is_feature[:, None], other=0.0
+        )
+        # A stale value may be NaN, and 0 * NaN is NaN: what may not be seen is read as 0.
+        v = tl.load(
+            v_ptr + V_OFFSET + offset[:, None] + d[None, :],
+            mask=is_key[:, None] & is_feature[None, :],
+            other=0.0,
+        )
+        score = tl.dot(q, k, input_precision="ieee") * SCALE
+        if SOFTCAP > 0.0:
+            # tanh x = 1 - 2 / (exp 2x + 1)
+            score = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(score * (2.0 * LOG2_E / SOFTCAP)) + 1.0)
+        score = score * LOG2_E
+        seen = is_key[None, :] & is_query[:, None]
+        if CAUSAL:
+            seen = seen & (at[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen = seen & (at[None, :] > position[:, None] - WINDOW)
+        score = tl.where(seen, score, MASKED)
+        new_largest = tl.maximum(largest, tl.max(score, 1))
+        weight = tl.where(seen, tl.exp2(score - new_largest[:, None]), 0.0)
+        shrink = tl.exp2(largest - new_largest)
+        # The sum is of the weights that V is multiplied with, after their rounding.
+        rounded = weight.to(v.dtype)
+        total = total * shrink + tl.sum(rounded.to(tl.float32), 1)
+        acc = tl.dot(rounded, v, acc * shrink[:, None], input_precision="ieee")
+        largest = new_largest
+    if SPLITS == 1:
+        is_empty = total == 0.0
+        out = acc / tl.where(is_empty, 1.0, total)[:, None]
+        tl.store(
+            out_ptr + place[:, None] * HEAD_DIM + d[None, :],
+            out.to(out_ptr.dtype.element_ty),
+            mask=is_query[:, None] & is_feature[None, :],
+        )
+        lse = (largest + tl.log2(tl.where(is_empty, 1.0, total))) * LN_2
+        tl.store(sum_ptr + place, lse, mask=is_query)
+    else:
+        part = ((row * SPLITS + split) * NUM_Q_HEADS + head).to(tl.int64)
+        tl.store(out_ptr + part[:, None] * BLOCK_D + d[None, :], acc, mask=is_query[:, None])
+        tl.store(max_ptr + part, largest, mask=is_query)
+        tl.store(sum_ptr + part, total, mask=is_query)
+
+
+@triton.jit
+def reduce_kernel(
+    parts_ptr,  # f32 [rows, SPLITS, NUM_Q_HEADS, BLOCK_D]
+    max_ptr,  # f32 [rows, SPLITS, NUM_Q_HEADS]
+    sum_ptr,
+    out_ptr,  # [rows, NUM_Q_HEADS, HEAD_DIM]
+    lse_ptr,  # f32 [rows, NUM_Q_HEADS]
+    NUM_Q_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Combine the splits of one row and head, in their order: empty ones add exactly nothing."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    s = tl.arange(0, BLOCK_S)
+    first = (row * SPLITS * NUM_Q_HEADS + head).to(tl.int64)
+    largest = tl.max(tl.load(max_ptr + first + s * NUM_Q_HEADS, mask=s < SPLITS, other=MASKED), 0)
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for split in range(SPLITS):
+        at = first + split * NUM_Q_HEADS
+        weight = tl.exp2(tl.load(max_ptr + at) - largest)
+        total += tl.load(sum_ptr + at) * weight
+        acc += tl.load(parts_ptr + at * BLOCK_D + d) * weight
+    is_empty = total == 0.0
+    total = tl.where(is_empty, 1.0, total)
+    place = (row * NUM_Q_HEADS + head).to(tl.int64)
+    tl.store(out_ptr + place * HEAD_DIM + d, (acc / total).to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+    tl.store(lse_ptr + place, (largest + tl.log2(total)) * LN_2)
