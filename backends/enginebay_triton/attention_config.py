@@ -46,10 +46,12 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
         block_n = (16 if width > 64 else 32) if wide else (64 if width <= 128 else 32)
         chunk = DETERMINISTIC_CHUNK if spec.deterministic else 0
         return AttentionConfig(group, block_n, _splits(env, spec, bucket), chunk, 4, 2 if wide else 3)
-    most = (16 if width > 64 else 32) if wide else (128 if width <= 128 else 64)
+    most = 32 if wide else (128 if width <= 128 else 64)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
-    block_n = 16 if wide else (64 if width <= 128 else 32)
-    return AttentionConfig(block_m, block_n, num_warps=8 if block_m >= 128 else 4)
+    roomy = width <= 128 and env.arch != "sm_80"  # Ampere keeps the products' operands in registers
+    block_n = 16 if wide else (64 if roomy else 32)
+    many = wide or width > 128 or block_m >= 128
+    return AttentionConfig(block_m, block_n, num_warps=8 if many else 4)
 
 
 def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:

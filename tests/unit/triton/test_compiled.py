@@ -1,0 +1,148 @@
+"""Attention and whole decode steps compiled for GPUs that are not there: no spills, and no second copy of the cache."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
+pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
+
+from enginebay.build.compose import make_sampler
+from enginebay.build.kernels import OpsBinder, choose_kernels
+from enginebay.cache import NhdLayout
+from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig, KernelChoice
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.registry import load_registry
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.sharding import make_placement
+from enginebay.runner.step import Program, StepState, decode_step
+from enginebay_models import llama
+from enginebay_triton.attention import attention
+from enginebay_triton.compiler import compiler
+from enginebay_triton.targets import TARGETS
+
+S = jax.ShapeDtypeStruct
+PAGE = 64
+
+absent = compiler.why_not("sm_90")
+pytestmark = pytest.mark.skipif(absent is not None, reason=absent or "")
+
+HEADS = {"8b": (32, 8, 128), "0.6b": (16, 8, 128)}
+BUCKETS = {
+    "decode_1": Bucket(1, 1, 64, 1, 4096, "decode"),
+    "decode_32": Bucket(32, 32, 64, 1, 4096, "decode"),
+    "prefill": Bucket(2048, 4, 64, 2048, 4096, "prefill"),
+    "mixed": Bucket(512, 32, 64, 512, 4096, "mixed"),
+}
+QUICK = {("8b", "decode_32", "bfloat16", "sm_90"), ("8b", "mixed", "bfloat16", "sm_90")}
+ALL = [
+    (model, bucket, dtype, target)
+    for model in HEADS
+    for bucket in BUCKETS
+    for dtype in ("bfloat16", "float16", "float32")
+    for target in TARGETS
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "dtype", "target"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in ALL],
+)
+def test_default_configurations_do_not_spill(model: str, mode: str, dtype: str, target: str) -> None:
+    spec = AttnSpec(*HEADS[model], q_dtype=dtype, kv_dtype=dtype)
+    bucket = BUCKETS[mode]
+    layout = NhdLayout(1024, PAGE, spec.num_kv_heads, spec.head_dim, dtype)
+    config = attention.default_config(Env("cuda", target), spec, bucket, layout)
+    step = functools.partial(attention, spec=spec, layout=layout, config=config)
+
+    def ints(*shape: int) -> Any:
+        return S(shape, jnp.int32)
+
+    tokens, seqs = bucket.tokens, bucket.seqs
+    batch = AttnBatch(
+        ints(tokens),
+        ints(seqs + 1),
+        ints(seqs),
+        ints(seqs, bucket.pages_per_seq),
+        ints(tokens),
+        ints(tokens),
+        ints(3),
+        bucket,
+    )
+    q = S((tokens, spec.num_q_heads, spec.head_dim), jnp.dtype(dtype))
+    report = compiler.compile(
+        lambda q, cache, batch: step(q, None, None, cache, batch)[:2],
+        [q, layout.shapes(), batch],
+        target=target,
+        donated=(1,),
+    )
+    assert report.figures["spill_bytes"] == 0, report
+    assert report.figures["shared_bytes"] <= TARGETS[target].shared_bytes_per_block, report
+    if "alias_bytes" in report.figures:
+        assert report.figures["alias_bytes"] == layout.num_bytes()
+        assert report.figures["temp_bytes"] < layout.num_bytes() / 10
+
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+ROWS, CONTEXT = 32, 4096
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "sampler", "vocab_size"),
+    [
+        (2, "greedy", 2048),  # most of the time of compiling goes into sorting logits
+        pytest.param(2, "standard", 128256, marks=pytest.mark.slow),
+        pytest.param(32, "standard", 128256, marks=pytest.mark.slow),
+    ],
+)
+def test_a_whole_decode_step_has_one_copy_of_the_cache(
+    num_layers: int, sampler: str, vocab_size: int
+) -> None:
+    registry = load_registry()
+    env = Env("cuda", "sm_90")
+    config = EngineConfig(
+        kernels={"attention": KernelChoice.model_validate("triton")}, layout="nhd", sampler=sampler
+    )
+    shape = {"num_hidden_layers": num_layers, "vocab_size": vocab_size}
+    model = llama.family.build(LLAMA_8B | shape, dtype="bfloat16")
+    placement = make_placement(jax.devices(), {}, dict.fromkeys(DEFAULT_AXIS_RULES))
+    chosen = choose_kernels(registry, config, env, model.info, placement, "nhd")
+    assert chosen.names["attention.decode"] == "triton"
+    program = Program(model, OpsBinder(chosen, model.info, placement), make_sampler(registry, config))
+    (group,) = model.info.groups
+    layout = NhdLayout(ROWS * CONTEXT // PAGE, PAGE, group.num_kv_heads, group.head_dim, "bfloat16")
+    bucket = Bucket(ROWS, ROWS, CONTEXT // PAGE, 1, CONTEXT, "decode")
+    step = functools.partial(decode_step, program, {group.name: layout}, bucket, 8)
+    weights = {path: S(spec.shape, jnp.bfloat16) for path, spec in model.weight_specs().items()}
+    rows = jax.eval_shape(lambda: DeviceRows.empty(ROWS, CONTEXT))
+    state = StepState({group.name: tuple(layout.shapes() for _ in range(num_layers))}, rows)
+    tables = {group.name: S((ROWS, bucket.pages_per_seq), jnp.int32)}
+    report = compiler.compile(
+        step,
+        [weights, state, S((ROWS,), jnp.int32), S((), jnp.int32), tables],
+        target="sm_90",
+        donated=(1,),
+    )
+    assert report.figures["spill_bytes"] == 0, report
+    if "alias_bytes" not in report.figures:
+        pytest.skip("jax's CUDA runtime (jax-cuda12-pjrt) is not installed: memory is not analysed")
+    cache_bytes = layout.num_bytes() * num_layers
+    assert report.figures["alias_bytes"] >= cache_bytes, report
+    assert report.figures["temp_bytes"] < layout.num_bytes(), report
