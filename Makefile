@@ -21,6 +21,8 @@ KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit
 N ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+GPU_PYTHON ?= python3
+GPU_CHECK_ARGS ?=
 
 .PHONY: help
 help: ## list the goals
@@ -81,6 +83,11 @@ test-kernels: env-kernels ## tests that need the tool chains of TPUs and GPUs, a
 support: env-kernels ## docs/support.md, from what kernels declare and what checks find
 	@$(KERNELS_VENV)/bin/enginebay check kernel --jobs $(N) --timeout 300 --matrix docs/support.json
 	@$(KERNELS_VENV)/bin/python tools/support_page.py docs/support.json docs/support.md
+
+.PHONY: gpu-check
+gpu-check: env-test ## check and measure on an NVIDIA GPU (GPU_CHECK_ARGS="--tiny"; GPU_PYTHON has jax and triton)
+	@[ -d build/gpu-check ] || $(BIN)/python tools/gpu_check/bundle.py --out build/gpu-check
+	@$(GPU_PYTHON) tools/gpu_check/run.py --bundle build/gpu-check $(GPU_CHECK_ARGS)
 
 .PHONY: goldens
 goldens: env-parity ## write the stored reference outputs anew

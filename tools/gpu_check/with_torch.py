@@ -1,0 +1,69 @@
+"""transformers on torch beside us: static cache, forward pass compiled; one JSON line a figure.
+
+python tools/gpu_check/with_torch.py --folder F --model M [--batches 1,8] [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import shapes
+
+
+def main() -> int:
+    """Decode rates at each batch; without torch a line that says so."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--model", required=True, choices=shapes.MODELS)
+    parser.add_argument("--batches", default="1,8,32,128")
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        print(
+            json.dumps(
+                {"figure": f"{args.model}, transformers", "value": None, "unit": "torch is not installed"}
+            )
+        )
+        return 0
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = shapes.config(args.model, tiny=args.tiny)
+    folder = shapes.write(args.folder, config, "float32" if args.tiny else "bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
+    model.generation_config.eos_token_id = None
+    prompt, new = (8, 8) if args.tiny else (1024, 128)
+    settings = {"do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+    if args.tiny:
+        settings["disable_compile"] = True
+
+    def timed(batch: int, count: int) -> float:
+        ids = torch.randint(3, config["vocab_size"], (batch, prompt), device=device)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **settings)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    for batch in (int(part) for part in args.batches.split(",")):
+        timed(batch, 2)
+        timed(batch, new)
+        spans = [timed(batch, new) - timed(batch, 2) for _ in range(3)]
+        rate = batch * (new - 2) / max(statistics.median(spans), 1e-9)
+        figure = f"{args.model}, transformers, batch {batch}"
+        print(json.dumps({"figure": figure, "value": rate, "unit": "tokens/s", "fraction": None}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
