@@ -109,14 +109,20 @@ class TritonAttention:
         blocks = bucket.seqs if decode else bucket.tokens // constants["BLOCK_Q"] + bucket.seqs + 1
         grid = (blocks, spec.num_kv_heads, splits)
         f32 = jnp.float32
+        made: tuple[jax.ShapeDtypeStruct, ...]
         if splits == 1:
-            shapes = (q.shape, (1,), q.shape[:2])
-            types = (q.dtype, f32, f32)
+            made = (
+                jax.ShapeDtypeStruct(q.shape, q.dtype),
+                jax.ShapeDtypeStruct((1,), f32),
+                jax.ShapeDtypeStruct(q.shape[:2], f32),
+            )
         else:
             parts = (bucket.seqs, splits, heads)
-            shapes = ((*parts, constants["BLOCK_D"]), parts, parts)
-            types = (f32, f32, f32)
-        made = tuple(jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, types, strict=True))
+            made = (
+                jax.ShapeDtypeStruct((*parts, constants["BLOCK_D"]), f32),
+                jax.ShapeDtypeStruct(parts, f32),
+                jax.ShapeDtypeStruct(parts, f32),
+            )
         how = Launch(grid, made, constants, num_warps=config.num_warps, num_stages=config.num_stages)
         out, largest, total = self.launcher(attention_kernel, arrays, how)
         if splits == 1:
