@@ -1,0 +1,127 @@
+"""Attention "cudnn": first chunks of prompts by NVIDIA's library, through jax.nn.dot_product_attention.
+
+The library wants rows of one length, so packed rows are spread over padded ones, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+
+PADDING = 4
+"""Padded rows that are attended at once have at most this many times the tokens of the step."""
+
+ROW_MULTIPLE = 64
+"""Padded lengths are multiples of the library's tiles."""
+
+
+def _has_flash(arch: str) -> bool:
+    """Ampere or later, or an architecture that is not told."""
+    number = arch.removeprefix("sm_")
+    return not number.isdigit() or int(number) >= 80
+
+
+CAPS = Caps(
+    platforms=frozenset({"cuda"}),
+    layouts=("nhd", "hnd", "tpu_rpa"),
+    modes=frozenset({"prefill"}),
+    q_dtypes=frozenset({"bfloat16", "float16"}),
+    kv_dtypes=frozenset({"bfloat16", "float16"}),
+    features=frozenset({"window", "fused_write", "shard_map"}),
+    arch=_has_flash,
+    head_dim=lambda dim: dim <= 128 and dim % 8 == 0,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CudnnPrefill:
+    """Attention of rows without a prefix, by cuDNN's fused kernel. `implementation` is jax.nn's name for who computes it."""
+
+    name: str = "cudnn"
+    version: str = "1"
+    priority: int = 5
+    caps: Caps = CAPS
+    implementation: Literal["cudnn", "xla"] = "cudnn"
+
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
+        """There is nothing to tune: the library chooses for itself."""
+        return
+
+    def interpreted(self) -> CudnnPrefill:
+        """The same rows, padding and masks with jax.nn's own attention, on platform "cpu", which has no f16 products."""
+        kinds = frozenset({"bfloat16", "float32"})
+        caps = dataclasses.replace(self.caps, platforms=frozenset({"cpu"}), q_dtypes=kinds, kv_dtypes=kinds)
+        return dataclasses.replace(self, implementation="xla", caps=caps)
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: None = None,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl."""
+        if scales is not None or sinks is not None or (spec.window is not None and not spec.causal):
+            given = "scaled cache values, sinks, or a window that is not causal"
+            raise UnsupportedError(explain(given, "none of these", "Choose another kernel."))
+        if k is None or v is None:
+            raise InternalError(f"{self.name} attends from new keys and values, and got none")
+        cache = layout.write(cache, batch.slots, k, v)
+        # What a later step reads back: rounded as the cache is.
+        k, v = (x.astype(layout.dtype).astype(q.dtype) for x in (k, v))
+        num_rows, num_tokens = batch.kv_lens.shape[0], q.shape[0]
+        length = -(-batch.bucket.max_q_len // ROW_MULTIPLE) * ROW_MULTIPLE
+        at_once = min(num_rows, max(1, PADDING * num_tokens // length))
+        num_groups = -(-num_rows // at_once)
+        extra = num_groups * at_once - num_rows
+        starts = jnp.pad(batch.cu_q_lens[:-1], (0, extra))
+        lengths = jnp.pad(batch.q_lens, (0, extra))
+
+        def attend(group: jax.Array | int, out: jax.Array) -> jax.Array:
+            """`out` with the tokens of a group's rows in it."""
+            start, num = (lax.dynamic_slice(x, (group * at_once,), (at_once,)) for x in (starts, lengths))
+            offset = jnp.arange(length, dtype=jnp.int32)
+            is_token = offset < num[:, None]
+            tokens = jnp.where(is_token, start[:, None] + offset, num_tokens)
+            queries, keys, values = (x.at[tokens].get(mode="fill", fill_value=0) for x in (q, k, v))
+            attended = self._attend_rows(queries, keys, values, jnp.maximum(num, 1), spec)
+            return out.at[tokens].set(attended.astype(q.dtype), mode="drop")
+
+        out = jnp.zeros_like(q)
+        out = attend(0, out) if num_groups == 1 else lax.fori_loop(0, num_groups, attend, out)
+        return out, cache, None
+
+    def _attend_rows(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, spec: AttnSpec
+    ) -> jax.Array:
+        """Padded rows [rows, length, heads, D], of which the first `lengths` [rows] tokens count."""
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            scale=spec.softmax_scale,
+            is_causal=spec.causal,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            local_window_size=None if spec.window is None else (spec.window - 1, 0),
+            implementation=self.implementation,
+        )
+
+
+cudnn = CudnnPrefill()

@@ -1,0 +1,185 @@
+"""Attention "triton_flash": first chunks of prompts, from the new keys and values alone, in Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_triton.call import Launch, Launcher, launch, require_versions
+from enginebay_triton.interpreter import interpret, require
+from enginebay_triton.targets import TARGETS
+
+require_versions()
+
+from enginebay_triton.flash_kernels import flash_prefill_kernel  # noqa: E402  # needs Triton
+from enginebay_triton.write import LAYOUTS, KvWrite  # noqa: E402
+
+LEAST_SHARED_BYTES = 99 << 10
+"""Shared memory that a program may ask for on the smallest GPUs of Ampere and later (CUDA C++ Programming Guide)."""
+
+CAPS = Caps(
+    platforms=frozenset({"cuda"}),
+    layouts=LAYOUTS,
+    modes=frozenset({"prefill"}),
+    features=frozenset(
+        {"window", "softcap", "sinks", "lse", "deterministic", "fused_write", "shard_map", "command_buffer"}
+    ),
+    head_dim=lambda dim: dim in (16, 32, 64, 128, 256),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlashConfig:
+    """`block_m` query tokens a program, `block_n` keys at a time; warps and pipeline stages of the compiler."""
+
+    block_m: int = 128
+    block_n: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+
+    def shared_bytes(self, head_dim: int, value_bytes: int) -> int:
+        """About how much shared memory it takes: the queries, and keys and values of every stage."""
+        return (self.block_m + 2 * self.num_stages * self.block_n) * head_dim * value_bytes
+
+
+NARROW_DEFAULTS = {
+    16: FlashConfig(128, 64, 4, 3),
+    32: FlashConfig(128, 64, 4, 3),
+    64: FlashConfig(128, 64, 8, 3),
+    128: FlashConfig(128, 64, 8, 3),
+    256: FlashConfig(64, 32, 8, 2),
+}
+"""By head_dim, for dtypes of two bytes: within registers, and within shared memory from sm_80 on."""
+
+WIDE_DEFAULTS = {
+    16: FlashConfig(64, 32, 4, 2),
+    32: FlashConfig(64, 32, 4, 2),
+    64: FlashConfig(64, 32, 4, 2),
+    128: FlashConfig(32, 32, 4, 2),
+    256: FlashConfig(16, 32, 4, 1),
+}
+"""The same for float32, which has no tensor cores without rounding its operands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FlashPrefill:
+    """Attention of rows without a prefix. Reads q, k and v once, writes the cache, never reads it.
+
+    A row's result depends on its own tokens and the configuration, which depends on head_dim and dtype alone.
+    """
+
+    name: str = "triton_flash"
+    version: str = "1"
+    priority: int = 12
+    caps: Caps = CAPS
+    launcher: Launcher = launch
+
+    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> FlashConfig:
+        """By head_dim and dtype."""
+        table = WIDE_DEFAULTS if jnp.dtype(spec.q_dtype).itemsize > 2 else NARROW_DEFAULTS
+        return table[spec.head_dim]
+
+    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[FlashConfig]:
+        """Those that fit the shared memory of the architecture, and whose sums fit the registers of their warps."""
+        value_bytes, dim = jnp.dtype(spec.q_dtype).itemsize, spec.head_dim
+        known = [target.shared_bytes_per_block for target in TARGETS.values() if target.arch == env.arch]
+        limit = known[0] if known else LEAST_SHARED_BYTES
+        found = [
+            FlashConfig(block_m, block_n, warps, stages)
+            for block_m in (16, 32, 64, 128)
+            for block_n in (32, 64, 128)
+            for warps in (4, 8)
+            for stages in (1, 2, 3, 4)
+        ]
+        return [
+            config
+            for config in found
+            if config.shared_bytes(dim, value_bytes) <= limit
+            and config.block_m * max(dim, config.block_n) <= config.num_warps * 32 * 96
+        ]
+
+    def interpreted(self) -> FlashPrefill:
+        """The same in Triton's interpreter, on platform "cpu"; UnsupportedError without Triton."""
+        require()
+        caps = dataclasses.replace(
+            self.caps,
+            platforms=frozenset({"cpu"}),
+            q_dtypes=frozenset({"float32", "float16"}),
+            kv_dtypes=frozenset({"float32", "float16"}),
+        )
+        return dataclasses.replace(self, launcher=interpret, caps=caps)
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        layout: KVLayout,
+        config: FlashConfig,
+        scales: jax.Array | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
+            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
+            allowed = f"v_head_dim {spec.head_dim}, no scales"
+            raise UnsupportedError(explain(given, allowed, "Choose another kernel."))
+        if k is None or v is None:
+            raise InternalError(f"{self.name} attends from new keys and values, and got none")
+        cache = KvWrite(self.launcher)(cache, batch.slots, k, v, layout=layout)
+        # What a later step reads back: rounded as the cache is.
+        k, v = (x.astype(layout.dtype).astype(q.dtype) for x in (k, v))
+        blocks = _blocks(batch, config.block_m)
+        given_sinks = jnp.zeros((1,), jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+        tokens, heads, dim = q.shape
+        lse_shape = (tokens, heads) if spec.return_lse else (1,)
+        how = Launch(
+            (heads, blocks[1].shape[0]),
+            (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(lse_shape, jnp.float32)),
+            {
+                "NUM_ROWS": batch.kv_lens.shape[0],
+                "NUM_Q_HEADS": heads,
+                "NUM_KV_HEADS": k.shape[1],
+                "HEAD_DIM": dim,
+                "SCALE": float(spec.softmax_scale),
+                "CAP": float(spec.softcap or 0.0),
+                "CAUSAL": spec.causal,
+                "WINDOW": spec.window or 0,
+                "HAS_SINKS": sinks is not None,
+                "RETURN_LSE": spec.return_lse,
+                "BLOCK_M": config.block_m,
+                "BLOCK_N": config.block_n,
+            },
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        out, lse = self.launcher(flash_prefill_kernel, [q, k, v, *blocks, given_sinks], how)
+        return out, cache, lse if spec.return_lse else None
+
+
+def _blocks(batch: AttnBatch, block_m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(starts [S + 2], row of each block, its first token in the row), padding being row S; the same for all layers.
+
+    As many blocks as any rows of the bucket can need: each row adds at most one that is not full.
+    """
+    num_rows, num_tokens = batch.kv_lens.shape[0], batch.positions.shape[0]
+    starts = jnp.concatenate([batch.cu_q_lens, jnp.full(1, num_tokens, jnp.int32)])
+    needed = (starts[1:] - starts[:-1] + block_m - 1) // block_m
+    ends = jnp.cumsum(needed, dtype=jnp.int32)
+    block = jnp.arange(-(-num_tokens // block_m) + num_rows + 1, dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, block, side="right").astype(jnp.int32), num_rows)
+    return starts, row, (block - (ends - needed)[row]) * block_m
+
+
+triton_flash = FlashPrefill()

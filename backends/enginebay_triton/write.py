@@ -1,0 +1,160 @@
+"""The ops kv_write and rope_kv_write in Triton, in place, for the layouts nhd and hnd."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import UnsupportedError, explain
+from enginebay.ops.rotary import rope_frequencies
+from enginebay.ops.spec import RopeSpec
+from enginebay_triton.call import Launch, Launcher, launch, require_versions
+from enginebay_triton.interpreter import interpret, require
+
+require_versions()
+
+from enginebay_triton import write_kernels as kernels  # noqa: E402  # needs Triton
+
+LAYOUTS = ("nhd", "hnd")
+
+TILE = 1024
+"""Values of a token's heads that one program takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Home:
+    """How a layout looks to the kernels: its arrays in their order, and strides as write_kernels names them."""
+
+    arrays: tuple[str, ...]
+    strides: dict[str, int]
+
+
+def _home(layout: KVLayout) -> _Home:
+    """UnsupportedError for a layout that the kernels do not know."""
+    heads, size, dim = layout.num_kv_heads, layout.page_size, layout.head_dim
+    if layout.name == "nhd":
+        token = heads * 2 * dim
+        strides = {"PAGE": size * token, "TOKEN": token, "HEAD": 2 * dim, "V_OFFSET": dim}
+        return _Home(("kv",), {"PAGE_SIZE": size, **strides})
+    if layout.name == "hnd":
+        strides = {"PAGE": heads * size * dim, "TOKEN": dim, "HEAD": size * dim, "V_OFFSET": 0}
+        return _Home(("k", "v"), {"PAGE_SIZE": size, **strides})
+    raise UnsupportedError(explain(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write."))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _heads_per_program(num_heads: int, head_dim: int) -> int:
+    return max(1, min(_power_of_two(num_heads), TILE // _power_of_two(head_dim)))
+
+
+def _shapes(layout: KVLayout, heads: int) -> dict[str, int]:
+    return {
+        "NUM_KV_HEADS": layout.num_kv_heads,
+        "HEAD_DIM": layout.head_dim,
+        "HEADS": heads,
+        "DIM_BLOCK": _power_of_two(layout.head_dim),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class KvWrite:
+    """The op kv_write. See KvWriteOp."""
+
+    launcher: Launcher = launch
+
+    def __call__(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, *, layout: KVLayout
+    ) -> CacheArrays:
+        """k, v [T, kv_heads, head_dim] at slots int32 [T] of the cache; negative slots are dropped."""
+        home = _home(layout)
+        heads = _heads_per_program(layout.num_kv_heads, layout.head_dim)
+        how = Launch(
+            (k.shape[0], -(-layout.num_kv_heads // heads)),
+            (),
+            {**home.strides, **_shapes(layout, heads)},
+            num_warps=2,
+            num_stages=1,
+            num_in_place=len(home.arrays),
+        )
+        kernel = kernels.kv_write_nhd if layout.name == "nhd" else kernels.kv_write_hnd
+        written = self.launcher(kernel, [k, v, slots, *(cache[name] for name in home.arrays)], how)
+        return dict(zip(home.arrays, written, strict=True))
+
+    def interpreted(self) -> KvWrite:
+        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        require()
+        return dataclasses.replace(self, launcher=interpret)
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeKvWrite:
+    """The op rope_kv_write. See RopeKvWriteOp.
+
+    Cosines and sines are made by XLA: they are the same for all layers of a step, so they are computed once, and
+    exactly as enginebay_xla does.
+    """
+
+    launcher: Launcher = launch
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: CacheArrays,
+        positions: jax.Array,
+        slots: jax.Array,
+        *,
+        spec: RopeSpec,
+        layout: KVLayout,
+    ) -> tuple[jax.Array, CacheArrays]:
+        """(q [T, q_heads, head_dim] rotated, the cache with k rotated and v [T, kv_heads, head_dim] at slots)."""
+        home = _home(layout)
+        num_q_heads, dim, half = q.shape[1], layout.head_dim, spec.rotary_dim // 2
+        heads = _heads_per_program(max(num_q_heads, layout.num_kv_heads), dim)
+        rest = dim - 2 * half
+        constants: dict[str, Any] = {
+            **home.strides,
+            **_shapes(layout, heads),
+            "NUM_Q_HEADS": num_q_heads,
+            "HALF": half,
+            "HALF_BLOCK": _power_of_two(half),
+            "REST_BLOCK": _power_of_two(rest) if rest else 0,
+        }
+        blocks = -(-num_q_heads // heads) + -(-layout.num_kv_heads // heads)
+        made = jax.ShapeDtypeStruct(q.shape, q.dtype)
+        how = Launch(
+            (q.shape[0], blocks),
+            (made,),
+            constants,
+            num_warps=2,
+            num_stages=1,
+            num_in_place=len(home.arrays),
+        )
+        arrays = [q, k, v, *_turns(positions, spec), slots, *(cache[name] for name in home.arrays)]
+        kernel = kernels.rope_kv_write_nhd if layout.name == "nhd" else kernels.rope_kv_write_hnd
+        *written, turned = self.launcher(kernel, arrays, how)
+        return turned, dict(zip(home.arrays, written, strict=True))
+
+    def interpreted(self) -> RopeKvWrite:
+        """The same in Triton's interpreter; UnsupportedError without Triton."""
+        require()
+        return dataclasses.replace(self, launcher=interpret)
+
+
+def _turns(positions: jax.Array, spec: RopeSpec) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines f32 [T, rotary_dim / 2] of positions int32 [T]."""
+    inv_freq, factor = rope_frequencies(spec)
+    angles = positions.astype(jnp.float32)[:, None] * inv_freq
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+kv_write = KvWrite()
+rope_kv_write = RopeKvWrite()

@@ -1,0 +1,242 @@
+"""Triton kernels that write the cache: kv_write, and rope_kv_write which rotates on the way. Nothing but Triton is imported.
+
+A layout is told by strides in values: TOKEN and HEAD within a page, PAGE between pages of PAGE_SIZE tokens. Where keys
+and values share an array (nhd), values lie V_OFFSET behind; otherwise (hnd) there are two arrays and V_OFFSET is 0.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _place(slot, PAGE_SIZE: tl.constexpr, PAGE: tl.constexpr, TOKEN: tl.constexpr):
+    """Where a slot begins in an array, for slots that are not negative."""
+    slot = tl.maximum(slot, 0).to(tl.int64)
+    return slot // PAGE_SIZE * PAGE + slot % PAGE_SIZE * TOKEN
+
+
+@triton.jit
+def _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD: tl.constexpr, TO_HEAD: tl.constexpr, FIRST: tl.constexpr,
+                LAST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Features FIRST to LAST of some heads, as they are."""
+    features = FIRST + tl.arange(0, BLOCK)
+    mask = inside[:, None] & (features < LAST)[None, :]
+    values = tl.load(from_ptr + heads[:, None] * FROM_HEAD + features[None, :], mask=mask, other=0.0)
+    tl.store(
+        to_ptr + heads[:, None] * TO_HEAD + features[None, :], values.to(to_ptr.dtype.element_ty), mask=mask
+    )
+
+
+@triton.jit
+def _rotate_heads(
+    from_ptr,
+    to_ptr,
+    cos_ptr,
+    sin_ptr,
+    heads,
+    inside,
+    FROM_HEAD: tl.constexpr,
+    TO_HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+):
+    """Some heads of a token, turned by its cosines and sines [HALF]; features past 2 * HALF stay."""
+    pairs = tl.arange(0, HALF_BLOCK)
+    cos = tl.load(cos_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]
+    mask = inside[:, None] & (pairs < HALF)[None, :]
+    source = from_ptr + heads[:, None] * FROM_HEAD + pairs[None, :]
+    target = to_ptr + heads[:, None] * TO_HEAD + pairs[None, :]
+    narrow = from_ptr.dtype.element_ty
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    kind = to_ptr.dtype.element_ty
+    tl.store(target, (first * cos - second * sin).to(narrow).to(kind), mask=mask)
+    tl.store(target + HALF, (second * cos + first * sin).to(narrow).to(kind), mask=mask)
+    if REST_BLOCK > 0:
+        _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD, TO_HEAD, 2 * HALF, HEAD_DIM, REST_BLOCK)
+
+
+@triton.jit
+def _rope_kv_write(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    out_ptr,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """HEADS heads of one token a program: the first programs of a token turn queries, the others write keys and values."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    q_blocks: tl.constexpr = (NUM_Q_HEADS + HEADS - 1) // HEADS
+    cos_ptr += token * HALF
+    sin_ptr += token * HALF
+    if block < q_blocks:
+        heads = block * HEADS + tl.arange(0, HEADS)
+        start = token * NUM_Q_HEADS * HEAD_DIM
+        _rotate_heads(q_ptr + start, out_ptr + start, cos_ptr, sin_ptr, heads, heads < NUM_Q_HEADS,
+                      HEAD_DIM, HEAD_DIM, HALF, HALF_BLOCK, HEAD_DIM, REST_BLOCK)  # fmt: skip
+    else:
+        heads = (block - q_blocks) * HEADS + tl.arange(0, HEADS)
+        slot = tl.load(slots_ptr + token)
+        inside = (heads < NUM_KV_HEADS) & (slot >= 0)
+        start = token * NUM_KV_HEADS * HEAD_DIM
+        place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
+        _rotate_heads(k_ptr + start, k_cache_ptr + place, cos_ptr, sin_ptr, heads, inside,
+                      HEAD_DIM, HEAD, HALF, HALF_BLOCK, HEAD_DIM, REST_BLOCK)  # fmt: skip
+        _copy_heads(v_ptr + start, v_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
+
+
+@triton.jit
+def rope_kv_write_nhd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    kv_cache_ptr,
+    _kv_cache,
+    out_ptr,
+    V_OFFSET: tl.constexpr,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """Keys and values in one array."""
+    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, kv_cache_ptr, kv_cache_ptr + V_OFFSET, out_ptr,
+                   NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF, PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
+                   REST_BLOCK, DIM_BLOCK)  # fmt: skip
+
+
+@triton.jit
+def rope_kv_write_hnd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    _k_cache,
+    _v_cache,
+    out_ptr,
+    V_OFFSET: tl.constexpr,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """Keys and values in two arrays; V_OFFSET is 0."""
+    _rope_kv_write(q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, out_ptr,
+                   NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, HALF, PAGE_SIZE, PAGE, TOKEN, HEAD, HEADS, HALF_BLOCK,
+                   REST_BLOCK, DIM_BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _kv_write(
+    k_ptr,
+    v_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """HEADS heads of one token a program."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    slot = tl.load(slots_ptr + token)
+    inside = (heads < NUM_KV_HEADS) & (slot >= 0)
+    start = token * NUM_KV_HEADS * HEAD_DIM
+    place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
+    _copy_heads(k_ptr + start, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
+    _copy_heads(v_ptr + start, v_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
+
+
+@triton.jit
+def kv_write_nhd(
+    k_ptr,
+    v_ptr,
+    slots_ptr,
+    kv_cache_ptr,
+    _kv_cache,
+    V_OFFSET: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """Keys and values in one array."""
+    _kv_write(k_ptr, v_ptr, slots_ptr, kv_cache_ptr, kv_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGE,
+              TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip
+
+
+@triton.jit
+def kv_write_hnd(
+    k_ptr,
+    v_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    _k_cache,
+    _v_cache,
+    V_OFFSET: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """Keys and values in two arrays; V_OFFSET is 0."""
+    _kv_write(k_ptr, v_ptr, slots_ptr, k_cache_ptr, v_cache_ptr + V_OFFSET, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGE,
+              TOKEN, HEAD, HEADS, DIM_BLOCK)  # fmt: skip
