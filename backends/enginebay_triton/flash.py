@@ -58,21 +58,17 @@ NARROW_DEFAULTS = {
 }
 """By head_dim, for dtypes of two bytes: within registers, and within shared memory from sm_80 on."""
 
-WIDE_DEFAULTS = {
-    16: FlashConfig(64, 32, 4, 2),
-    32: FlashConfig(64, 32, 4, 2),
-    64: FlashConfig(64, 32, 4, 2),
-    128: FlashConfig(32, 32, 4, 2),
-    256: FlashConfig(16, 32, 4, 1),
-}
-"""The same for float32, which has no tensor cores without rounding its operands."""
+BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
+
+WIDE_DEFAULTS = {dim: FlashConfig(16, 16 if dim == 256 else 32, 8, 1) for dim in (16, 32, 64, 128, 256)}
+"""The same for float32, whose exact products use no tensor cores and hold much in registers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FlashPrefill:
     """Attention of rows without a prefix. Reads q, k and v once, writes the cache, never reads it.
 
-    A row's result depends on its own tokens and the configuration, which depends on head_dim and dtype alone.
+    A row's result depends on its own tokens and the configuration, which does not depend on the bucket.
     """
 
     name: str = "triton_flash"
@@ -82,9 +78,12 @@ class FlashPrefill:
     launcher: Launcher = launch
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> FlashConfig:
-        """By head_dim and dtype."""
-        table = WIDE_DEFAULTS if jnp.dtype(spec.q_dtype).itemsize > 2 else NARROW_DEFAULTS
-        return table[spec.head_dim]
+        """By head_dim, dtype and architecture."""
+        if jnp.dtype(spec.q_dtype).itemsize > 2:
+            return WIDE_DEFAULTS[spec.head_dim]
+        config = NARROW_DEFAULTS[spec.head_dim]
+        # Before Hopper products keep their operands in registers: fewer keys at a time, or these spill.
+        return dataclasses.replace(config, block_n=32) if env.arch in BEFORE_HOPPER else config
 
     def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[FlashConfig]:
         """Those that fit the shared memory of the architecture, and whose sums fit the registers of their warps."""
@@ -94,7 +93,7 @@ class FlashPrefill:
         found = [
             FlashConfig(block_m, block_n, warps, stages)
             for block_m in (16, 32, 64, 128)
-            for block_n in (32, 64, 128)
+            for block_n in (16, 32, 64, 128)
             for warps in (4, 8)
             for stages in (1, 2, 3, 4)
         ]

@@ -19,8 +19,8 @@ from enginebay_triton.cudnn import cudnn
 PREFILL = {case.name: case for case in kernels.attention_cases() if case.mode == "prefill"}
 CPU = Env("cpu")
 
-F32 = AttnSpec(4, 2, 16, q_dtype="float32", kv_dtype="float32")
-LONG = (70, 5, 33)
+F32 = AttnSpec(2, 1, 16, q_dtype="float32", kv_dtype="float32")
+LONG = (60, 3, 17)
 WINDOW = dataclasses.replace(F32, window=37)
 """Longer than two of the small blocks, so that some are masked on the left, some on the right, some on neither side."""
 
@@ -54,7 +54,7 @@ def check(impl: Any, case: AttentionCase, layout: type[KVLayout]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("prefill_paged_float16", NhdLayout), ("prefill_all", HndLayout), ("prefill_not_causal", NhdLayout)],
+    [("prefill_all", HndLayout), ("prefill_not_causal", NhdLayout)],
 )
 def test_flash_attends(name: str, layout: type[KVLayout]) -> None:
     check(flash(), PREFILL[name], layout)
@@ -67,6 +67,7 @@ def test_flash_attends_rows_of_many_blocks(spec: AttnSpec) -> None:
     check(small_blocks(), case, NhdLayout)
 
 
+@pytest.mark.slow
 def test_flash_rows_are_independent() -> None:
     kernels.check_rows_are_independent(flash(), PREFILL["prefill_all"], NhdLayout, CPU)
 
@@ -102,9 +103,7 @@ def test_candidates_are_within_the_shared_memory_of_the_architecture() -> None:
             assert all(c.shared_bytes(head_dim, 2) <= target.shared_bytes_per_block for c in found)
 
 
-@pytest.mark.parametrize(
-    "name", ["prefill_paged_bfloat16", "prefill_window", "prefill_not_causal", "prefill_softcap"]
-)
+@pytest.mark.parametrize("name", ["prefill_paged_bfloat16", "prefill_not_causal"])
 def test_cudnn_attends(name: str) -> None:
     check(cudnn.interpreted(), PREFILL[name], NhdLayout)
 
