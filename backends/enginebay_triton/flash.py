@@ -60,7 +60,7 @@ NARROW_DEFAULTS = {
 
 BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
 
-WIDE_DEFAULTS = {dim: FlashConfig(16, 16 if dim == 256 else 32, 8, 1) for dim in (16, 32, 64, 128, 256)}
+WIDE_DEFAULTS = {dim: FlashConfig(16, 32 if dim == 128 else 16, 8, 1) for dim in (16, 32, 64, 128, 256)}
 """The same for float32, whose exact products use no tensor cores and hold much in registers."""
 
 
