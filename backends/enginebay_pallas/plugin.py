@@ -37,4 +37,12 @@ def register_kernels(register: Register) -> None:
     for op, (facts, summary) in ops.items():
         target = f"enginebay_pallas.{op}:{op}"
         capabilities = {**COMPILER, **facts}
-        register("pallas", target, op=op, platforms=("tpu",), extra="tpu", summary=summary, capabilities=capabilities)
+        register(
+            "pallas",
+            target,
+            op=op,
+            platforms=("tpu",),
+            extra="tpu",
+            summary=summary,
+            capabilities=capabilities,
+        )
