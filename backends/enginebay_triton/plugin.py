@@ -1,4 +1,4 @@
-"""What this package offers: kernels for NVIDIA GPUs, written in Triton and called through jax-triton."""
+"""What this package offers: kernels for NVIDIA GPUs, written in Triton and called through jax-triton, and cuDNN's prefill."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def register_kernels(register: Register) -> None:
         extra="gpu",
         summary="first chunks of prompts from their own keys and values",
         capabilities=CAPABILITIES,
+    )
+    register(
+        "cudnn",
+        "enginebay_triton.cudnn:cudnn",
+        op="attention",
+        platforms=("cuda",),
+        extra="gpu",
+        summary="first chunks of prompts by cuDNN's fused kernel, through jax.nn",
     )
     _register_plain(register)
 
