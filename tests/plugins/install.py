@@ -21,8 +21,12 @@ def can_build() -> bool:
 
 
 def install(example: str, site: Path) -> Path:
-    """Install an example with pip where that is possible, else write by hand what pip would write."""
-    source = EXAMPLES / example
+    """Install an example."""
+    return install_from(EXAMPLES / example, site)
+
+
+def install_from(source: Path, site: Path) -> Path:
+    """Install a folder with pip where that is possible, else write by hand what pip would write."""
     if can_build():
         options = [
             "--quiet",
@@ -47,8 +51,8 @@ def put(source: Path, site: Path) -> Path:
     (info / "METADATA").write_text(heading, encoding="utf-8")
     points = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["enginebay"].items())
     (info / "entry_points.txt").write_text(f"[enginebay]\n{points}", encoding="utf-8")
-    (package,) = (path.parent for path in source.glob("*/__init__.py"))
-    (site / package.name).symlink_to(package, target_is_directory=True)
+    for path in [*(p.parent for p in source.glob("*/__init__.py")), *source.glob("enginebay_*.py")]:
+        (site / path.name).symlink_to(path, target_is_directory=path.is_dir())
     return site
 
 

@@ -25,6 +25,10 @@ COMMANDS = {
     ),
     "bench": ("enginebay.cli.bench", "measure engines side by side, or every implementation of an op"),
     "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
+    "new": (
+        "enginebay.cli.new",
+        "write a plugin to begin with: a kernel, scheduler, sampler, processor, platform or engine",
+    ),
 }
 """Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what it does."""
 

@@ -1,0 +1,137 @@
+"""new: writes a plugin in a folder of its own, which installs and keeps its contract as it stands."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import keyword
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from enginebay.config import AUTO
+from enginebay.errors import InputError, explain, unknown_name
+
+KINDS: Mapping[str, str] = {
+    "kernel": "kernel:attention:",
+    "scheduler": "scheduler:",
+    "sampler": "sampler:",
+    "processor": "logits_processor:",
+    "platform": "platform:",
+    "engine": "engine:",
+}
+"""What can be written, and what stands before the part's name where conformance suites are asked for."""
+
+HOW_TO_CHOOSE: Mapping[str, str] = {
+    "kernel": "enginebay generate --attention {name}",
+    "scheduler": "enginebay generate --scheduler {name}",
+    "sampler": "enginebay generate --sampler {name}",
+    "platform": "enginebay generate --platform {name}",
+    "engine": "enginebay generate --engine {name}",
+}
+"""The command that uses the part; nothing applies logits processors yet."""
+
+MOST_CHARACTERS = 24
+"""Of a name: the lines of what is written stay as short as they are laid out."""
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """What to write, its name, and where."""
+    parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("name", metavar="NAME", help="by which the part will be chosen")
+    parser.add_argument(
+        "--path", metavar="DIR", type=Path, help="the plugin's folder, which must not exist (enginebay-NAME)"
+    )
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Write it, and tell what to do next."""
+    folder = write_plugin(args.kind, args.name, args.path)
+    print(f"wrote a {args.kind} to {folder}:")
+    for path in sorted(folder.iterdir()):
+        print(f"  {path.name}")
+    print("\nnext:")
+    print(f"  pip install -e '{folder}[test]'")
+    print("  enginebay plugins")
+    if args.kind in HOW_TO_CHOOSE:
+        print(f"  {HOW_TO_CHOOSE[args.kind].format(name=args.name)}")
+    else:
+        print("  # no sampler applies logits processors yet: yours would import this one")
+    print(f"  pytest -p enginebay.testing --enginebay-check {KINDS[args.kind]}{args.name}")
+    print(f"  cd '{folder}' && pytest")
+    return 0
+
+
+def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
+    """The folder of a new plugin with a part of this name: pyproject.toml, one module and its test.
+
+    InputError for a kind that cannot be written, a name that is none or is taken, and a folder that exists.
+    """
+    if kind not in KINDS:
+        raise unknown_name("kind of plugin", kind, KINDS)
+    _check_name(name)
+    folder = Path(f"enginebay-{name.replace('_', '-')}") if path is None else path
+    if folder.exists():
+        raise InputError(
+            explain(f"{folder} exists", "a folder that does not exist yet", "Choose another --path.")
+        )
+    files = render(kind, name)
+    try:
+        folder.mkdir(parents=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            explain(f"{folder}: {reason}", "a place that can be written to", "Choose another --path.")
+        ) from None
+    return folder
+
+
+def render(kind: str, name: str) -> dict[str, str]:
+    """File name to text, for a kind of KINDS and a name that was checked."""
+    module = f"enginebay_{name}"
+    words = {
+        "kind": kind,
+        "name": name,
+        "module": module,
+        "cls": "".join(word.capitalize() for word in name.split("_")),
+        "distribution": module.replace("_", "-"),
+        "selector": KINDS[kind] + name,
+    }
+    templates = resources.files("enginebay.cli") / "templates"
+
+    def fill(template: str) -> str:
+        return Template((templates / template).read_text(encoding="utf-8")).substitute(words)
+
+    return {
+        "pyproject.toml": fill("pyproject.toml.txt"),
+        f"{module}.py": fill(f"{kind}.py.txt"),
+        f"test_{module}.py": fill("test_processor.py.txt" if kind == "processor" else "test.py.txt"),
+    }
+
+
+def _check_name(name: str) -> None:
+    """InputError unless the name can be that of a part, a module and a distribution, and nobody has it."""
+    is_right = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and len(name) <= MOST_CHARACTERS
+    if not is_right or name == AUTO or keyword.iskeyword(name):
+        allowed = (
+            f"lower-case words of letters and digits with _ between them, at most {MOST_CHARACTERS} characters, "
+            "not auto and no keyword"
+        )
+        raise InputError(explain(f"name {name!r}", allowed, "Choose a name such as my_kernel."))
+    from enginebay.registry import load_registry
+
+    entries = load_registry(None).entries
+    has_it = [e.distribution for e in entries if name in (e.name, e.package)]
+    if has_it or importlib.util.find_spec(f"enginebay_{name}") is not None:
+        owner = has_it[0] if has_it else f"module enginebay_{name}"
+        raise InputError(
+            explain(
+                f"the name {name!r} is taken by {owner}",
+                "a name that no installed part, plugin or module has",
+                "Choose another; `enginebay plugins` lists what is installed.",
+            )
+        )
