@@ -22,11 +22,11 @@ def can_build() -> bool:
 
 def install(example: str, site: Path) -> Path:
     """Install an example."""
-    return install_from(EXAMPLES / example, site)
+    return install_from(site, EXAMPLES / example)
 
 
-def install_from(source: Path, site: Path) -> Path:
-    """Install a folder with pip where that is possible, else write by hand what pip would write."""
+def install_from(site: Path, *sources: Path) -> Path:
+    """Install folders with pip where that is possible, else write by hand what pip would write."""
     if can_build():
         options = [
             "--quiet",
@@ -35,11 +35,22 @@ def install_from(source: Path, site: Path) -> Path:
             "--no-compile",
             "--disable-pip-version-check",
         ]
-        command = [sys.executable, "-m", "pip", "install", *options, "--target", str(site), str(source)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            *options,
+            "--target",
+            str(site),
+            *map(str, sources),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return site
-    return put(source, site)
+    for source in sources:
+        put(source, site)
+    return site
 
 
 def put(source: Path, site: Path) -> Path:
@@ -53,7 +64,6 @@ def put(source: Path, site: Path) -> Path:
     (info / "entry_points.txt").write_text(f"[enginebay]\n{points}", encoding="utf-8")
     for path in [*(p.parent for p in source.glob("*/__init__.py")), *source.glob("enginebay_*.py")]:
         (site / path.name).symlink_to(path, target_is_directory=path.is_dir())
-    return site
 
 
 def run(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,7 @@ from tests.plugins.install import ROOT, install_from, listed, python, run
 
 pytestmark = pytest.mark.xdist_group("new")
 
-QUICK = {
-    "kernel": "declaration_holds or decode_paged_float32",
-    "scheduler": "declaration_holds or replayed or everything_ends",
-    "sampler": "declaration_holds or top_k_1 or result_is_int32",
-    "processor": "",
-    "platform": "",
-    "engine": "declaration_holds",
-}
+QUICK = "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or last_token"
 """Some checks of each, for everyday; a slow test runs all."""
 
 CHOICES = {
@@ -46,9 +41,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def site(plugins: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    for source in plugins.values():
-        install_from(source, folder)
-    return folder
+    return install_from(folder, *plugins.values())
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +99,7 @@ def test_each_can_be_chosen_by_name(site: Path) -> None:
         assert {kind: chosen[CHOICES[kind][1]] for kind in kinds} == {kind: f"my_{kind}" for kind in kinds}
 
 
+@pytest.mark.slow
 def test_auto_takes_none_of_them(site: Path) -> None:
     done = run(site, "explain", "--json")
     assert done.returncode == 0, done.stderr
@@ -137,32 +131,28 @@ def test_they_serve_together_with_the_built_in_parts_tokens(site: Path) -> None:
     assert with_kernel == reference
 
 
-def conformance(site: Path, kind: str, *more: str) -> str:
-    check = ("--enginebay-check", f"{KINDS[kind]}my_{kind}")
-    done = python(
-        site, "-m", "pytest", "-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", *check, *more
-    )
+def what_pytest_says(site: Path, plugins: dict[str, Path], kinds: Iterable[str], *more: str) -> str:
+    """What pytest says of the tests written with the plugins, and of the suites of their kinds beside them."""
+    parts = [word for kind in kinds for word in ("--enginebay-check", f"{KINDS[kind]}my_{kind}")]
+    tests = [str(plugins[kind]) for kind in kinds]
+    options = ("-q", "-rA", "-p", "enginebay.testing", "-p", "no:cacheprovider", "-W", "error")
+    rootdir = ("--rootdir", str(site), "-c", "/dev/null")
+    done = python(site, "-m", "pytest", *options, *rootdir, *parts, *more, *tests)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_keeps_its_contract_in_short(kind: str, site: Path) -> None:
-    assert " passed" in conformance(site, kind, "-k", QUICK[kind])
+def test_they_keep_their_contracts_in_short(site: Path, plugins: dict[str, Path]) -> None:
+    said = what_pytest_says(site, plugins, KINDS, "-k", QUICK)
+    for kind, selector in KINDS.items():
+        assert f"PASSED {selector}my_{kind}::declaration_holds" in said
+        assert re.search(rf"PASSED \S*test_enginebay_my_{kind}\.py::\S*declaration_holds", said), said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if QUICK[kind]])
-def test_it_keeps_its_contract(kind: str, site: Path) -> None:
-    assert " passed" in conformance(site, kind)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_own_test_passes(kind: str, site: Path, plugins: dict[str, Path]) -> None:
-    options = ("-q", "-p", "no:cacheprovider", "-W", "error", "-k", QUICK[kind])
-    done = python(site, "-m", "pytest", *options, "--rootdir", str(plugins[kind]), str(plugins[kind]))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+def test_it_keeps_its_contract(kind: str, site: Path, plugins: dict[str, Path]) -> None:
+    assert " passed" in what_pytest_says(site, plugins, [kind])
 
 
 def test_the_command_writes_to_the_current_folder_and_tells_what_next(
