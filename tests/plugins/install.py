@@ -77,7 +77,7 @@ def python(site: Path, *arguments: str, **variables: str) -> subprocess.Complete
     env = {k: v for k, v in os.environ.items() if k != "ENGINEBAY_PLUGINS"} | {"PYTHONPATH": path} | variables
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=env, cwd=site
+        command, capture_output=True, text=True, check=False, timeout=900, env=env, cwd=site
     )
 
 
