@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import jax
 
 from enginebay.errors import InputError, explain
 from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.runner.dump import make_writable
 from enginebay_esurge.errors import BusyError
 from enginebay_esurge.service import Service
 from enginebay_esurge.weights import paged
@@ -50,7 +50,9 @@ class Profiler(Observer):
         with self._lock:
             if self._is_active:
                 raise _busy("this engine is being profiled")
-            _check_folder(Path(output_dir))
+            make_writable(
+                output_dir, "output_dir"
+            )  # JAX writes at the end only, and cannot start again when that fails
             options = jax.profiler.ProfileOptions()
             if host_tracer_level is not None:
                 options.host_tracer_level = host_tracer_level
@@ -95,19 +97,3 @@ def _busy(given: str) -> BusyError:
             "Wait for it, or call stop_profiling().",
         )
     )
-
-
-def _check_folder(folder: Path) -> None:
-    """JAX writes at the end only, and cannot start again when that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(
-            explain(
-                f"output_dir = {str(folder)!r}, which cannot be written ({error.strerror})",
-                "a folder",
-                "Choose another.",
-            )
-        ) from error

@@ -135,7 +135,7 @@ class PagedEngine(Engine):
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before = self.geometry
         self.drop_arrays()
-        swap_back = self.runner.swap(Program(parts.model, parts.ops, parts.sampler))
+        swap_back = self.runner.swap(Program(parts.model, parts.ops, parts.sampler, parts.tells_logits))
         self.geometry = dataclasses.replace(before, compact_decode=parts.compact_decode)
 
         def undo() -> None:

@@ -145,6 +145,9 @@ class EngineConfig(Frozen):
     compile_cache: str = Field(
         default=AUTO, description='folder of compiled programs, auto (the user\'s own), or "off"'
     )
+    dump_step: str | None = Field(
+        default=None, min_length=1, description="folder that every compiled program is described in"
+    )
     forbid_compiling: bool = Field(
         default=False, description="after warmup(), a program still to be compiled is an error"
     )

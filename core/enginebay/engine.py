@@ -91,6 +91,19 @@ class Pending(ABC):
         """
         raise InternalError(f"{type(self).__name__} was asked for log-probabilities, which it cannot give")
 
+    def read_logits(self) -> np.ndarray:
+        """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row of the plan, in order.
+
+        For engines that were made, or swapped, with parts that tell logits; what follows the row's tokens means nothing.
+        """
+        raise UnsupportedError(
+            explain(
+                f"the logits of a step, asked of {type(self).__name__}",
+                "an engine whose steps tell all their logits",
+                "Choose another engine.",
+            )
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class RowState:

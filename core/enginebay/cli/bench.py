@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from enginebay.cli.kernels import (
     refuse_flags,
     run_kernels,
 )
-from enginebay.cli.options import add_engine_arguments, flag_values
+from enginebay.cli.options import add_engine_arguments, add_profile_argument, flag_values, traced
 from enginebay.cli.show import print_shadow, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
@@ -56,6 +57,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--num-requests", type=int, metavar="N", help=f"throughput: requests of the batch ({NUM_REQUESTS})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_profile_argument(parser)
     add_kernel_arguments(parser.add_argument_group("kernels"))
     add_engine_arguments(parser)
 
@@ -76,7 +78,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise InputError(explain(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it."))
-    with ExitStack() as stack, progress() as report:
+    with ExitStack() as stack, progress() as report, traced(args):
         llms: dict[str, LLM] = {}
         for variant, values in _variants(args):
             config = make_config(read_toml(args.config) if args.config else {}, values)
@@ -123,6 +125,8 @@ def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
             else:
                 setattr(single, flag, value)
         named = [one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1]
+        if args.dump_step is not None and named:  # each has programs of the same names
+            single.dump_step = str(Path(args.dump_step, "-".join(named).replace("/", "-")))
         variants.append((" ".join(named) or "this configuration", flag_values(single)))
     return variants
 

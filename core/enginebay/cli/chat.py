@@ -14,7 +14,7 @@ from enginebay.cli.generate import (
     read_stdin,
     sampling_from,
 )
-from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 from enginebay.cli.show import progress
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
@@ -32,6 +32,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
     add_sampling_arguments(parser)
+    add_profile_argument(parser)
     add_engine_arguments(parser)
 
 
@@ -44,7 +45,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     with progress() as report:
         llm = LLM(config=config, progress=report)
     history = [{"role": "system", "content": args.system}] if args.system else []
-    with llm:
+    with llm, traced(args):
         for message in _turns(args.message, show_prompt=sys.stdin.isatty()):
             history.append({"role": "user", "content": message})
             history.append({"role": "assistant", "content": _answer(llm, history, params, as_json=args.json)})

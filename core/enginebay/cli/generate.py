@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 from enginebay.cli.show import print_shadow, progress
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
@@ -40,6 +40,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     group.add_argument("--priority", type=int, default=0, metavar="N", help="larger is more urgent")
     group.add_argument("--tenant", metavar="NAME", help="on whose account the prompt runs")
     add_sampling_arguments(parser)
+    add_profile_argument(parser)
     add_engine_arguments(parser)
 
 
@@ -115,7 +116,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     config = config_from(args)
     with progress() as report:
         llm = LLM(config=config, progress=report)
-    with llm:
+    with llm, traced(args):
         # Before anything is printed: the prompt may be refused.
         chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
         if args.json:

@@ -25,6 +25,10 @@ COMMANDS = {
     ),
     "bench": ("enginebay.cli.bench", "measure engines side by side, or every implementation of an op"),
     "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
+    "eval": (
+        "enginebay.cli.eval",
+        "hold a configuration against a reference on a text: perplexity, KL divergence, greedy tokens",
+    ),
     "new": (
         "enginebay.cli.new",
         "write a plugin to begin with: a kernel, scheduler, sampler, processor, platform or engine",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from enginebay.config import PHASES, EngineConfig, make_config, read_toml
@@ -50,6 +52,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
     )
     group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
+    group.add_argument(
+        "--dump-step", metavar="DIR", help="write text and memory use of every compiled program into a folder"
+    )
+
+
+def add_profile_argument(parser: argparse.ArgumentParser) -> None:
+    """--profile, for the commands that run an engine; `traced` does it."""
+    parser.add_argument("--profile", metavar="DIR", help="write a trace of JAX's profiler into a folder")
+
+
+@contextlib.contextmanager
+def traced(args: argparse.Namespace) -> Iterator[None]:
+    """While the block lasts, trace into the folder of --profile, if it is given; InputError when it cannot be written."""
+    if args.profile is None:
+        yield
+        return
+    import jax
+
+    from enginebay.runner.dump import make_writable
+
+    with jax.profiler.trace(make_writable(args.profile, "--profile")):
+        yield
 
 
 def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
@@ -109,6 +133,7 @@ PLAIN = (
     "verify_weights",
     "verify_kernels",
     "compile_cache",
+    "dump_step",
 )
 """Flags whose values are configuration values as they are."""
 

@@ -41,6 +41,8 @@ class EngineParts:
     """The functions outside XLA that they call."""
     shadow: ShadowParts | None = None
     """What is compared with the chosen kernels on live steps."""
+    tells_logits: bool = False
+    """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not count."""
 
 
 def weight_bytes(parts: EngineParts) -> int:

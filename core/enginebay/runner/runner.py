@@ -23,6 +23,7 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.dump import dump_program, make_writable
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
@@ -107,7 +108,9 @@ class LaunchedStep(Pending):
     def __init__(self, sampled: Sampled, order: np.ndarray, *, tells_logprobs: bool) -> None:
         self._sampled = sampled
         self._order = order
-        for array in jax.tree.leaves(sampled if tells_logprobs else sampled.tokens):
+        for array in jax.tree.leaves(
+            (sampled.tokens, sampled.logprobs) if tells_logprobs else sampled.tokens
+        ):
             array.copy_to_host_async()
 
     def read(self) -> np.ndarray:
@@ -119,12 +122,19 @@ class LaunchedStep(Pending):
             np.asarray(logprobs.token_ids)[self._order], np.asarray(logprobs.values)[self._order]
         )
 
+    def read_logits(self) -> np.ndarray:
+        if self._sampled.logits is None:
+            raise InternalError("logits are read of a program that does not tell them")
+        logits = np.asarray(self._sampled.logits)
+        return logits if logits.ndim == 2 else logits[self._order[0]]
+
 
 @dataclasses.dataclass(frozen=True)
 class RunnerSettings:
     """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most tokens of a row.
 
     `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on some steps.
+    `dump_step`: the folder that every compiled program is described in.
     """
 
     num_rows: int
@@ -132,6 +142,7 @@ class RunnerSettings:
     compile_options: Mapping[str, Any]
     max_model_len: int | None = None
     shadow: ShadowParts | None = None
+    dump_step: str | None = None
 
 
 class Runner:
@@ -153,6 +164,9 @@ class Runner:
         self.max_model_len = length = settings.max_model_len or program.model.info.max_model_len
         self._history_key = StepKey("history", Bucket(length, 1, 1, length, length, "prefill"))
         self.compile_options = dict(settings.compile_options)
+        self.dump_folder = (
+            None if settings.dump_step is None else make_writable(settings.dump_step, "dump_step")
+        )
         self.layouts: dict[str, KVLayout] = {}
         self.compilations = compilations
         self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
@@ -265,8 +279,7 @@ class Runner:
                     if progress:
                         progress(done, len(missing), str(ready))
                 if key is not None:
-                    compiling = pool.submit(self._lower(key).compile, compiler_options=self.compile_options)
-                    running.append((key, compiling))
+                    running.append((key, pool.submit(_compile, self, key, self._lower(key))))
         return len(keys)
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
@@ -285,7 +298,7 @@ class Runner:
                 )
             )
         start = time.perf_counter()
-        found = self._lower(key).compile(compiler_options=self.compile_options)
+        found = _compile(self, key, self._lower(key))
         self._programs[self._cache_key(key)] = found
         self.compilations.count += 1
         log.info("compiled %s in %.2f s", key, time.perf_counter() - start)
@@ -324,6 +337,13 @@ class Runner:
         return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(*held, *args)
 
 
+def _compile(runner: Runner, key: StepKey, lowered: Any) -> Any:
+    compiled = lowered.compile(compiler_options=runner.compile_options)
+    if runner.dump_folder is not None:
+        dump_program(runner.dump_folder, str(key), runner.layouts, lowered, compiled)
+    return compiled
+
+
 def _lower_history(rows: DeviceRows, placement: Placement) -> Any:
     args = (jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct(rows.token_ids.shape[1:], jnp.int32))
     outputs = None if placement.mesh is None else placement.replicated
@@ -344,6 +364,7 @@ def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
         parts.platform.compile_options(),
         config.max_model_len,
         parts.shadow,
+        config.dump_step,
     )
-    program = Program(parts.model, parts.ops, parts.sampler)
+    program = Program(parts.model, parts.ops, parts.sampler, parts.tells_logits)
     return Runner(program, parts.load_weights(), parts.placement, settings, compilations)

@@ -36,17 +36,19 @@ class StepState:
     rows: DeviceRows
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["tokens", "logprobs"], meta_fields=[])
+@functools.partial(tree_util.register_dataclass, data_fields=["tokens", "logprobs", "logits"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Sampled:
     """What a step gives besides its state, for S rows and N tokens each.
 
     tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens of -1, and where all
-    rows that were sampled with have a num_logprobs of -1.
+    rows that were sampled with have a num_logprobs of -1. logits f32 where the program tells them: of a prefill [T, vocab],
+    those after each of its tokens, of a decode [S, N, vocab], those that each token was sampled from.
     """
 
     tokens: jax.Array
     logprobs: Logprobs
+    logits: jax.Array | None = None
 
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled]
@@ -60,6 +62,8 @@ class Program:
     model: Model
     make_ops: OpsFactory
     sampler: Sampler
+    tells_logits: bool = False
+    """Whether its steps give all their logits too, which costs memory: it is for measuring, not for serving."""
 
 
 def _batches(
@@ -97,7 +101,10 @@ def prefill_step(
     rows = device.rows_from_plan(ints, floats, whole.history(row_ids, bucket.max_kv_len + 1))
     sampled = _sample(program, program.model.logits(weights, ops, hidden[last]), rows)
     rows = rows.advanced(sampled.tokens, ~rows.finished)
-    return StepState(cache, whole.put(row_ids, rows)), jax.tree.map(lambda array: array[:, None], sampled)
+    sampled = jax.tree.map(lambda array: array[:, None], sampled)
+    if program.tells_logits:
+        sampled = dataclasses.replace(sampled, logits=program.model.logits(weights, ops, hidden))
+    return StepState(cache, whole.put(row_ids, rows)), sampled
 
 
 def _sample(program: Program, logits: jax.Array, rows: DeviceRows) -> Sampled:
@@ -105,7 +112,7 @@ def _sample(program: Program, logits: jax.Array, rows: DeviceRows) -> Sampled:
     active = ~rows.finished
     tokens = program.sampler(logits, rows.sampling_state())
     logprobs = logprobs_of(logits, tokens, active & (rows.num_logprobs >= 0))
-    return Sampled(jnp.where(active, tokens, -1), logprobs)
+    return Sampled(jnp.where(active, tokens, -1), logprobs, logits if program.tells_logits else None)
 
 
 def decode_step(
@@ -140,12 +147,13 @@ def decode_step(
         sampled = jax.tree.map(lambda before, own: before.at[:, step].set(own), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), sampled
 
-    shape = (bucket.seqs, max_steps)
+    shape, vocab_size = (bucket.seqs, max_steps), program.model.info.vocab_size
+    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
     start = (
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, bucket.max_kv_len + 1),
-        Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, program.model.info.vocab_size)),
+        Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits),
     )
     _, cache, rows, sampled = jax.lax.while_loop(unfinished, one, start)
     return StepState(cache, state.rows.put(row_ids, rows)), sampled

@@ -1,0 +1,61 @@
+"""What a compiled step is, written into a folder: its text before and after XLA, and the memory it takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from enginebay.cache import KVLayout
+from enginebay.errors import InputError, explain
+
+log = logging.getLogger("enginebay.runner")
+
+MEMORY_FIGURES = (
+    "argument_size_in_bytes",
+    "output_size_in_bytes",
+    "alias_size_in_bytes",
+    "temp_size_in_bytes",
+    "generated_code_size_in_bytes",
+)
+
+
+def make_writable(path: str | Path, setting: str) -> Path:
+    """The folder, which is made; InputError naming the setting when it cannot be written."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            explain(
+                f"{setting} = {str(folder)!r}, which cannot be written ({error.strerror})",
+                "a folder",
+                "Choose another.",
+            )
+        ) from error
+    return folder
+
+
+def dump_program(
+    folder: Path, title: str, layouts: Mapping[str, KVLayout], lowered: Any, compiled: Any
+) -> None:
+    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json, where NAME follows from the title and the cache's size.
+
+    The JSON has the title, the cache of each group, and XLA's memory analysis in bytes for each device, None where the
+    platform has none. Bytes that are aliased belong to arguments and outputs both: that is the cache, updated in place.
+    """
+    sizes = {name: f"{at.num_pages}x{at.page_size}" for name, at in layouts.items()}
+    name = re.sub(r"[^a-z0-9]+", "-", " ".join([title, *dict.fromkeys(sizes.values())]).lower()).strip("-")
+    (folder / f"{name}.stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
+    (folder / f"{name}.hlo.txt").write_text(compiled.as_text() or "", encoding="utf-8")
+    analysis = compiled.memory_analysis()
+    memory = None if analysis is None else {figure: getattr(analysis, figure) for figure in MEMORY_FIGURES}
+    record = {"program": title, "pages": sizes, "memory": memory}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    log.info("described %s in %s", title, folder / name)

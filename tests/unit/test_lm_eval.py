@@ -1,0 +1,107 @@
+"""The adapter for lm-eval, over a stand-in for its only class that is needed: lm-eval itself brings torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.bench.evaluate import log_softmax
+from enginebay.errors import RequestError, UnsupportedError
+from enginebay.testing.reference import ReferenceModel
+
+pytestmark = pytest.mark.xdist_group("llm")
+MODULE = "enginebay.bench.lm_eval"
+
+
+class LM:
+    """What the adapter needs of lm_eval.api.model.LM: a constructor without arguments."""
+
+    def __init__(self) -> None:
+        self._rank = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    args: tuple[Any, ...]
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    model = types.ModuleType("lm_eval.api.model")
+    model.LM = LM  # type: ignore[attr-defined]
+    for name in ("lm_eval", "lm_eval.api"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", model)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    yield importlib.import_module(MODULE)
+    sys.modules.pop(MODULE, None)
+
+
+def test_likelihoods_are_the_models(adapter: Any, llm: LLM) -> None:
+    lm = adapter.EnginebayLM(llm)
+    reference = ReferenceModel(llm.plan)
+    context, continuation = "Once upon a", " time there"
+    special, whole = llm.tokenizer.encode(""), llm.tokenizer.encode(context + continuation)
+    num = len(special) + len(llm.tokenizer.encode(context, add_special_tokens=False))
+    expected = log_softmax(reference.logits(whole))[np.arange(num - 1, len(whole) - 1), whole[num:]].sum()
+    greedy = llm.generate(context, SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0]
+    found = lm.loglikelihood(
+        [Instance((context, continuation)), Instance((context + " ", "time there")), Instance(("", "Once"))]
+    )
+    assert found[0][0] == pytest.approx(expected, abs=1e-3)
+    assert found[1] == found[0]  # a space between them belongs to the continuation
+    assert found[2][0] < 0
+    assert lm.loglikelihood([Instance((context, greedy.text))])[0][1]
+    assert not lm.loglikelihood([Instance((context, "zzzz"))])[0][1]
+
+
+def test_a_long_text_is_scored_in_windows_each_token_once(adapter: Any, llm: LLM) -> None:
+    lm = adapter.EnginebayLM(llm)
+    text = "The fox ran over the hill and saw a hen. " * 20
+    token_ids = llm.tokenizer.encode(text, add_special_tokens=False)
+
+    class Counter:
+        max_model_len = 160
+
+    windows = lm._windows(token_ids, Counter())
+    assert [t for _, scored in windows for t in scored] == token_ids
+    assert all(len(c) + len(s) <= 159 and c for c, s in windows)
+    assert len(windows) > 1
+    assert len(windows[-1][0]) + len(windows[-1][1]) == 159
+    short = "The fox ran"
+    whole = lm.loglikelihood_rolling([Instance((short,))])[0]
+    assert whole == pytest.approx(lm.loglikelihood([Instance(("", short))])[0][0], abs=1e-6)
+
+
+def test_generation_ends_at_the_texts_that_are_given(adapter: Any, llm: LLM) -> None:
+    lm = adapter.EnginebayLM(llm)
+    text = llm.generate("Once upon a", SamplingParams(max_tokens=12))[0].outputs[0].text
+    stop = text[4:6]
+    requests = [
+        Instance(
+            ("Once upon a", {"until": [stop], "max_gen_toks": 12, "do_sample": False, "temperature": 1.0})
+        ),
+        Instance(("Once upon a " * 200, {"until": stop, "max_gen_toks": 3})),
+    ]
+    first, second = lm.generate_until(requests)
+    assert first == text[: text.index(stop)]
+    assert stop not in second
+    with pytest.raises(RequestError, match="num_beams"):
+        lm.generate_until([Instance(("a", {"num_beams": 2}))])
+    with pytest.raises(RequestError, match="max_gen_toks = 999"):
+        lm.generate_until([Instance(("a", {"max_gen_toks": 999}))])
+
+
+def test_without_lm_eval_the_module_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    with pytest.raises(UnsupportedError, match=r"Install enginebay\[eval\]"):
+        importlib.import_module(MODULE)

@@ -1,0 +1,39 @@
+"""--profile and --dump-step: what a command leaves in their folders, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("llm")
+
+
+def test_a_command_leaves_a_trace_and_a_description_of_every_program(
+    run: Callable[..., tuple[int, str, str]], config: str, tmp_path: Path
+) -> None:
+    trace, dump = tmp_path / "trace", tmp_path / "dump"
+    flags = ["--config", config, "--profile", str(trace), "--dump-step", str(dump)]
+    code, _, err = run("generate", "The fox", "--max-tokens", "4", *flags)
+    assert (code, err) == (0, "")
+    assert list(trace.rglob("*.xplane.pb"))
+    records = {path.stem: json.loads(path.read_text()) for path in dump.glob("*.json")}
+    kinds = {record["program"].split()[0] for record in records.values()}
+    assert kinds == {"prefill", "decode"}
+    for name, record in records.items():
+        assert "stablehlo" in (dump / f"{name}.stablehlo.txt").read_text()
+        assert (dump / f"{name}.hlo.txt").read_text().startswith("HloModule")
+        # cache and rows are updated in place
+        assert 0 < record["memory"]["alias_size_in_bytes"] <= record["memory"]["argument_size_in_bytes"]
+
+
+@pytest.mark.parametrize("flag", ["--profile", "--dump-step"])
+def test_a_folder_that_cannot_be_written_is_refused(
+    flag: str, run: Callable[..., tuple[int, str, str]], config: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, err = run("generate", "The fox", "--config", config, flag, str(tmp_path / "file"))
+    assert (code, out) == (2, "")
+    assert "cannot be written" in err
