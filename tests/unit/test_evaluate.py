@@ -28,7 +28,7 @@ TEXT = "Once upon a time there was a little fox who lived in the wood. " * 4
 
 @pytest.fixture(scope="module")
 def paged() -> Iterator[LLM]:
-    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
+    with LLM(BRIEF, engine={"name": "oengine", "page_size": 16}, **SIZES) as llm:
         yield llm
 
 
@@ -39,9 +39,10 @@ def tokens(paged: LLM) -> list[int]:
 
 @pytest.fixture(scope="module")
 def both(paged: LLM, tokens: list[int]) -> tuple[Scored, Scored]:
-    """The same tokens twice: the second time, their pages are known."""
+    """The same tokens twice, and the second time a request has left their pages in the cache."""
     with scoring(paged) as scorer:
         first = scorer.score(tokens, 6)
+        paged.generate([tokens], SamplingParams(max_tokens=1))
         known = paged.run_on_engine(
             lambda: paged.engine.ledger.num_cached_tokens(np.asarray(tokens, np.int32))
         )
@@ -154,7 +155,7 @@ def test_a_wrong_kernel_is_seen_by_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "text").write_text(TEXT)
-    flags = ["--config", config, "--num-tokens", "40", "--new-tokens", "6", "--no-verify-kernels"]
+    flags = ["--config", config, "--num-tokens", "30", "--new-tokens", "6", "--no-verify-kernels"]
     wrong = f"{HERE}:garbage_attention"
     code, out, err = run("eval", "--text", str(tmp_path / "text"), *flags, "--attention", wrong, "--json")
     assert (code, err) == (0, "")

@@ -53,14 +53,18 @@ def test_likelihoods_are_the_models(adapter: Any, llm: LLM) -> None:
     num = len(special) + len(llm.tokenizer.encode(context, add_special_tokens=False))
     expected = log_softmax(reference.logits(whole))[np.arange(num - 1, len(whole) - 1), whole[num:]].sum()
     greedy = llm.generate(context, SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0]
-    found = lm.loglikelihood(
-        [Instance((context, continuation)), Instance((context + " ", "time there")), Instance(("", "Once"))]
-    )
+    pairs = [
+        (context, continuation),
+        (context + " ", "time there"),
+        ("", "Once"),
+        (context, greedy.text),
+        (context, "zzzz"),
+    ]
+    found = lm.loglikelihood([Instance(pair) for pair in pairs])
     assert found[0][0] == pytest.approx(expected, abs=1e-3)
     assert found[1] == found[0]  # a space between them belongs to the continuation
     assert found[2][0] < 0
-    assert lm.loglikelihood([Instance((context, greedy.text))])[0][1]
-    assert not lm.loglikelihood([Instance((context, "zzzz"))])[0][1]
+    assert (found[3][1], found[4][1]) == (True, False)
 
 
 def test_a_long_text_is_scored_in_windows_each_token_once(adapter: Any, llm: LLM) -> None:
