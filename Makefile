@@ -41,7 +41,7 @@ demo: env ## text from the embedded model, and which parts made it
 
 .PHONY: test
 test: env-test ## all tests but the slow ones
-	@$(PYTEST) -n $(N) --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+	@$(PYTEST) -n $(N) --dist loadgroup -m "not slow and not matrix" $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: env-test ## the slow tests
@@ -77,7 +77,11 @@ check-kernels-all: env-kernels ## the same, every case
 
 .PHONY: test-kernels
 test-kernels: env-kernels ## tests that need the tool chains of TPUs and GPUs, and no device
-	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not slow" $(KERNEL_TESTS) $(PYTEST_ARGS)
+	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not slow and not matrix" $(KERNEL_TESTS) $(PYTEST_ARGS)
+
+.PHONY: test-kernels-all
+test-kernels-all: env-kernels ## the same, every case: hours
+	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not torch" $(KERNEL_TESTS) $(PYTEST_ARGS)
 
 .PHONY: support
 support: env-kernels ## docs/support.md, from what kernels declare and what checks find

@@ -27,7 +27,7 @@ OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.matrix) for name in CASES]
 )
 def test_conforms(name: str) -> None:
     interpreted = attention.interpreted()
@@ -37,13 +37,13 @@ def test_conforms(name: str) -> None:
     kernels.check_attention(interpreted, CASES[name], TpuRpaLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["decode_paged_bfloat16", "mixed_paged_float32"])
 def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     kernels.check_rows_are_independent(attention.interpreted(), CASES[name], TpuRpaLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("page_size", [16, 256])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
@@ -54,7 +54,7 @@ def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
     kernels.check_attention(attention.interpreted(), case, TpuRpaLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_runs_under_shard_map() -> None:
     problem = make_problem(CASES["decode_paged_float32"], TpuRpaLayout)
     spec, layout = problem.case.spec, dataclasses.replace(problem.layout, num_kv_heads=1)

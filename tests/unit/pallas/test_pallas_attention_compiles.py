@@ -63,7 +63,7 @@ def check(target: str, mode: Mode, spec: AttnSpec, page_size: int = 64) -> None:
 @pytest.mark.parametrize(
     ("target", "mode"),
     [
-        pytest.param(target, mode, marks=() if mode == "decode" or target == "v6e" else pytest.mark.slow)
+        pytest.param(target, mode, marks=() if mode == "decode" or target == "v6e" else pytest.mark.matrix)
         for target in TARGETS
         for mode in get_args(Mode)
     ],
@@ -72,7 +72,7 @@ def test_8b_shapes(target: str, mode: Mode) -> None:
     check(target, mode, AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16"))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", [*TARGETS, "v5p", "v4"])
 @pytest.mark.parametrize(
     ("heads", "group", "head_dim", "dtype", "page_size"),
@@ -88,7 +88,7 @@ def test_other_shapes(target: str, heads: int, group: int, head_dim: int, dtype:
     check(target, "mixed", AttnSpec(heads * group, heads, head_dim, q_dtype=dtype, kv_dtype=dtype), page_size)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("mode", ["decode", "mixed"])
 def test_features(target: str, mode: Mode) -> None:

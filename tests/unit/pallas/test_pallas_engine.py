@@ -40,7 +40,7 @@ def tokens_of(folder: Path, **choices: Any) -> list[Any]:
         return [outputs, llm.config.kernels]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_tokens_are_those_of_plain_jax(tmp_path: Path) -> None:
     """Prompts by flash attention, whatever follows by the paged kernel; norms, writes and draws by Pallas too."""
     folder = write_tiny_checkpoint(tmp_path / "tiny", load_registry())

@@ -102,7 +102,7 @@ def test_a_page_read_out_of_bounds_is_found(broken: Callable[..., None]) -> None
 
 
 @pytest.mark.parametrize(
-    "case", [DECODE, pytest.param(PREFILL, marks=pytest.mark.slow)], ids=lambda case: case.mode
+    "case", [DECODE, pytest.param(PREFILL, marks=pytest.mark.matrix)], ids=lambda case: case.mode
 )
 def test_a_write_outside_the_table_is_found(case: AttentionCase, broken: Callable[..., None]) -> None:
     problem = make_problem(case, TpuRpaLayout)

@@ -38,9 +38,9 @@ QUICK = "together-40"
 @pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param("float32", marks=pytest.mark.slow),
+        pytest.param("float32", marks=pytest.mark.matrix),
         "bfloat16",
-        pytest.param("float16", marks=pytest.mark.slow),
+        pytest.param("float16", marks=pytest.mark.matrix),
     ],
 )
 def test_rms_norm(dtype: str) -> None:
@@ -51,7 +51,7 @@ def test_sample() -> None:
     SAMPLE_CHECKS[f"sample[{QUICK}]"]()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [n for n in SAMPLE_CHECKS if n[7:-1] != QUICK])
 def test_sample_everywhere(name: str) -> None:
     SAMPLE_CHECKS[name]()
@@ -78,7 +78,7 @@ def test_kv_write_puts_runs_and_single_tokens_at_their_slots_and_leaves_the_rest
     written(MIXED, TpuRpaLayout(6, 8, 2, 16, "bfloat16"))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kv_write_of_more_tokens_than_are_under_way(dtype: str) -> None:
     num_slots = RUN * (2 * IN_FLIGHT + 2)
@@ -114,13 +114,13 @@ def test_flash_attention() -> None:
     kernels.check_attention(FLASH, CASES[FIRST], TpuRpaLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [n for n in SERVED if n != FIRST])
 def test_flash_attention_everywhere(name: str) -> None:
     kernels.check_attention(FLASH, CASES[name], TpuRpaLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_flash_attention_of_several_blocks() -> None:
     """Rows that end inside of blocks of both kinds, and a window that leaves whole blocks out."""
     case = dataclasses.replace(

@@ -72,7 +72,7 @@ def check(report: StepReport) -> None:
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", NEWEST)
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_a_step_of_two_layers_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
@@ -80,7 +80,7 @@ def test_a_step_of_two_layers_has_one_copy_of_the_cache(target: str, num_devices
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("target", "num_devices"), [("v6e", 1), *((target, 8) for target in NEWEST)])
 def test_the_step_of_an_8b_model_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
     """One v5e has no room for the weights."""

@@ -47,7 +47,7 @@ def test_representative_cases(name: str) -> None:
     check_attention(interpreted, case, NhdLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", [NhdLayout, HndLayout])
 @pytest.mark.parametrize("name", CASES)
 def test_every_case(name: str, layout: Any) -> None:

@@ -101,13 +101,13 @@ def test_flash_prefill_compiles() -> None:
     compiles(prefill("sm_90", 128, "bfloat16"), "sm_90")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", TARGETS)
 def test_sample_compiles_for_every_target(target: str) -> None:
     compiles(draw(), target)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_ops_compile_for_every_target_width_and_layout(target: str, dtype: str) -> None:
@@ -120,7 +120,7 @@ def test_ops_compile_for_every_target_width_and_layout(target: str, dtype: str) 
             compiles(rope_write(kind, head_dim, dtype), target)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -50,7 +50,7 @@ ALL = [
 
 @pytest.mark.parametrize(
     ("model", "mode", "dtype", "target"),
-    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in ALL],
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.matrix) for case in ALL],
 )
 def test_default_configurations_do_not_spill(model: str, mode: str, dtype: str, target: str) -> None:
     spec = AttnSpec(*HEADS[model], q_dtype=dtype, kv_dtype=dtype)
@@ -108,8 +108,8 @@ ROWS, CONTEXT = 32, 4096
     ("num_layers", "sampler", "vocab_size"),
     [
         (2, "greedy", 2048),  # most of the time of compiling goes into sorting logits
-        pytest.param(2, "standard", 128256, marks=pytest.mark.slow),
-        pytest.param(32, "standard", 128256, marks=pytest.mark.slow),
+        pytest.param(2, "standard", 128256, marks=pytest.mark.matrix),
+        pytest.param(32, "standard", 128256, marks=pytest.mark.matrix),
     ],
 )
 def test_a_whole_decode_step_has_one_copy_of_the_cache(

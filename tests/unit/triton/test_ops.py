@@ -60,7 +60,7 @@ def test_rope_kv_write(layout: type[KVLayout], name: str, dtype: str) -> None:
     fused.check_rope_kv_write(rope_kv_write.interpreted(), layout, kernels.ROPE_SPECS[name], dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "check",
     list(fused.rope_kv_write_checks(rope_kv_write.interpreted(), LAYOUTS, DTYPES)),
@@ -89,7 +89,7 @@ def test_sample(config: SampleConfig, case: int) -> None:
     check_sample(dataclasses.replace(sample, config=config).interpreted(), few, case)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("config", [SampleConfig(), FEW_NEAR], ids=["near", "far"])
 @pytest.mark.parametrize("number", range(len(VOCABS) * 5 + 1))
 def test_sample_in_full(config: SampleConfig, number: int) -> None:

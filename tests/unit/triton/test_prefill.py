@@ -67,19 +67,19 @@ def test_flash_attends_rows_of_many_blocks(spec: AttnSpec) -> None:
     check(small_blocks(), case, NhdLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_flash_rows_are_independent() -> None:
     kernels.check_rows_are_independent(flash(), PREFILL["prefill_all"], NhdLayout, CPU)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", [NhdLayout, HndLayout])
 @pytest.mark.parametrize("name", PREFILL)
 def test_flash_attends_in_full(name: str, layout: type[KVLayout]) -> None:
     check(flash(), PREFILL[name], layout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_flash_attends_heads_of_models(group: int, head_dim: int) -> None:
@@ -114,7 +114,7 @@ def test_cudnn_attends_rows_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     check(cudnn.interpreted(), case, NhdLayout)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", [NhdLayout, HndLayout])
 @pytest.mark.parametrize("name", PREFILL)
 def test_cudnn_attends_in_full(name: str, layout: type[KVLayout]) -> None:
