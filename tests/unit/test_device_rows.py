@@ -22,7 +22,6 @@ from enginebay.testing.subject import penalised
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.ledger import SlotLedger
-from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
 ROWS, LENGTH = 4, 12
@@ -129,7 +128,7 @@ def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_ca
 
 
 def test_a_prompt_that_was_cached_is_counted_all_the_same() -> None:
-    with LLM(BRIEF, **WHOLE_PROMPTS) as llm:
+    with LLM("demo", **WHOLE_PROMPTS) as llm:
         for kind in (0, 1, 3):
             params = penalised(16, kind)
             whole, hit = (
@@ -142,7 +141,7 @@ def test_a_prompt_that_was_cached_is_counted_all_the_same() -> None:
 
 
 def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
-    with LLM(BRIEF, **(WHOLE_PROMPTS | {"max_model_len": 64, "max_num_seqs": 1})) as llm:
+    with LLM("demo", **(WHOLE_PROMPTS | {"max_model_len": 64, "max_num_seqs": 1})) as llm:
         compilations = llm.engine.compilations
 
         def without_warmup() -> None:
@@ -161,7 +160,7 @@ def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
 
 
 def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused() -> None:
-    with LLM(BRIEF, **WHOLE_PROMPTS) as llm:
+    with LLM("demo", **WHOLE_PROMPTS) as llm:
 
         def take_and_put() -> None:
             driver = Driver(llm.engine, request_of(PROMPT, penalised(8)))

@@ -13,7 +13,6 @@ import pytest
 from enginebay import LLM
 from enginebay.errors import StoppedError
 from enginebay.types import RequestOutput, StreamChunk
-from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
 
 MESSAGES = [{"role": "user", "content": "What color is the sky?"}]
@@ -95,7 +94,7 @@ def test_unseeded_requests_differ(llm: LLM) -> None:
 def test_a_configured_seed_makes_unseeded_requests_repeatable() -> None:
     runs = []
     for _ in range(2):
-        with LLM(BRIEF, seed=3, **SIZES) as llm:
+        with LLM("demo", seed=3, **SIZES) as llm:
             runs.append(token_ids(llm.generate(["Once", "Once"], HOT)))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
@@ -276,7 +275,7 @@ def test_changing_parameters_later_changes_nothing_under_way(llm: LLM) -> None:
 
 
 def test_a_closed_llm_says_so() -> None:
-    llm = LLM(BRIEF, **SIZES)
+    llm = LLM("demo", **SIZES)
     stream = llm.stream("Once", HOT)
     llm.close()
     llm.close()
@@ -287,7 +286,7 @@ def test_a_closed_llm_says_so() -> None:
 
 
 def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
-    llm = LLM(BRIEF, **SIZES)
+    llm = LLM("demo", **SIZES)
     thread = llm._loop._thread
     del llm
     gc.collect()

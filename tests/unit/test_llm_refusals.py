@@ -11,7 +11,6 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, InputError, RequestError
-from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -75,7 +74,7 @@ def test_bad_messages_are_refused(llm: LLM) -> None:
 
 
 def test_a_greedy_sampler_refuses_temperatures_and_penalties() -> None:
-    with LLM(BRIEF, sampler="greedy", **SIZES) as llm:
+    with LLM("demo", sampler="greedy", **SIZES) as llm:
         with pytest.raises(RequestError, match="greedy only"):
             llm.generate("Once", HOT)
         for penalty, neutral in (("presence", 0), ("frequency", 0), ("repetition", 1)):

@@ -12,14 +12,13 @@ from enginebay.engine import Pending, StepPlan
 from enginebay.model import Model
 from enginebay_esurge import eSurge
 from enginebay_models.source import CheckpointSource
-from tests.brief import BRIEF
 from tests.unit.esurge.small import GREEDY_ON, OPTIONS, PROMPT, assert_idle, with_
 
 
 @pytest.fixture(scope="session")
 def shared_engine() -> Iterator[eSurge]:
     """Every option but the sizes as documented: all programs are compiled ahead, and none may be later."""
-    with eSurge(BRIEF, **OPTIONS) as engine:
+    with eSurge("demo", **OPTIONS) as engine:
         yield engine
 
 
@@ -73,9 +72,9 @@ def shrunk(
     """A fresh engine of Shrunk, not initiated; its end of sequence; and what the shared one says with its weights."""
     shared_engine.update_model_weights(graphstate=shrink(shared_engine))
     tokens = shared_engine.generate(PROMPT, with_(GREEDY_ON, max_tokens=24))[0].outputs[0].token_ids
-    shared_engine.update_model_weights(BRIEF)
+    shared_engine.update_model_weights("demo")
     end = next(token for i, token in enumerate(tokens[4:], 4) if token not in tokens[:i])
-    model = Shrunk(BRIEF)
+    model = Shrunk("demo")
     options = OPTIONS | {"compile_runner": False, "extra_eos_token_ids": [end]}
     with pytest.raises(ValueError, match="tokenizer"):
         eSurge(model, **options)

@@ -7,7 +7,6 @@ import pytest
 from enginebay.loop.book import Tracked
 from enginebay.types import CompletionOutput
 from enginebay_esurge import eSurge
-from tests.brief import BRIEF
 from tests.unit.esurge.small import (
     GREEDY_ON,
     HOT,
@@ -87,7 +86,7 @@ def test_preempted_requests_keep_what_they_were_told(
 
 def test_sampler_metrics_tell_the_chosen_tokens_of_every_request(engine: eSurge) -> None:  # holds S01, S03
     options = OPTIONS | {"compile_runner": False}
-    with eSurge(BRIEF, sampler_metrics=True, **options) as telling:
+    with eSurge("demo", sampler_metrics=True, **options) as telling:
         every, asked = (
             telling.generate([PROMPT, PROMPT], GREEDY_ON)[0],
             telling.generate(PROMPT, with_(GREEDY_ON, logprobs=2))[0],

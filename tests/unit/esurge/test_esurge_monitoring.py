@@ -23,7 +23,6 @@ from rich.console import Console
 from enginebay_esurge import RequestOutput, eSurge
 from enginebay_esurge.console import ConsoleMonitor
 from enginebay_esurge.observing import History
-from tests.brief import BRIEF
 from tests.unit.esurge.small import GREEDY_ON, LONG, OPTIONS, PROMPT, PROMPTS, until
 
 prometheus_client = pytest.importorskip("prometheus_client")
@@ -313,7 +312,7 @@ def test_the_console_runs_beside_requests(monitored: eSurge) -> None:  # holds S
 
 def test_an_engine_that_is_collected_leaves_no_thread_and_no_port(tmp_path: Path) -> None:  # holds S14
     before = set(threading.enumerate())
-    engine = eSurge(BRIEF, **(OPTIONS | {"compile_runner": False}))
+    engine = eSurge("demo", **(OPTIONS | {"compile_runner": False}))
     engine.initiate()
     log_file = str(tmp_path / "log.jsonl")
     url = engine.start_monitoring(**ONLY_METRICS, log_file=log_file, enable_console=True)["prometheus"]

@@ -11,7 +11,6 @@ import pytest
 
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import BusyError, eSurge
-from tests.brief import BRIEF
 from tests.unit.esurge.small import GREEDY_ON, LONG, OPTIONS, PROMPT, until
 
 pytestmark = pytest.mark.xdist_group("esurge")
@@ -77,7 +76,7 @@ def test_a_profile_ends_by_itself_after_exactly_so_many_updates(
 
 @pytest.mark.slow  # an engine of its own
 def test_overlapping_execution_changes_nothing_of_it(tmp_path: Path) -> None:  # holds S16
-    with eSurge(BRIEF, **(OPTIONS | {"compile_runner": False, "overlap_execution": True})) as engine:
+    with eSurge("demo", **(OPTIONS | {"compile_runner": False, "overlap_execution": True})) as engine:
         check_profile_of_four_updates(engine, tmp_path)
 
 

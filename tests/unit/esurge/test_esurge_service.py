@@ -11,7 +11,6 @@ import pytest
 
 from enginebay.errors import StoppedError
 from enginebay_esurge import BusyError, NotRunningError, eSurge
-from tests.brief import BRIEF
 from tests.unit.esurge.small import GREEDY, GREEDY_ON, LONG, PROMPT, PROMPTS, token_ids, until, with_
 
 pytestmark = pytest.mark.xdist_group("esurge")
@@ -162,12 +161,12 @@ def test_new_weights_give_what_a_fresh_engine_gives_and_compile_nothing(
     assert new.metrics is not None
     assert new.metrics["cached_tokens"] == 0, "nothing is found of what the old weights computed"
     engine.terminate()
-    engine.update_model_weights(BRIEF)
+    engine.update_model_weights("demo")
     assert not engine._service.is_running, "it did not run before"
     engine.initiate()
     assert token_ids(engine.generate([ids], params)) == token_ids([old])
     assert engine._service.parts.engine.compilations.count == count
-    engine.update_model_weights(BRIEF, restart_scheduler=False)
+    engine.update_model_weights("demo", restart_scheduler=False)
     assert not engine._service.is_running
     engine.initiate()
 
@@ -182,7 +181,7 @@ def test_weights_that_do_not_fit_and_busy_engines_are_refused(slow_engine: eSurg
             slow_engine.update_model_weights(graphother=wrong)
     stream = slow_engine.stream(PROMPT, LONG)
     with pytest.raises(RuntimeError, match="1 requests") as caught:
-        slow_engine.update_model_weights(BRIEF)
+        slow_engine.update_model_weights("demo")
     assert isinstance(caught.value, BusyError)
     stream.close()
     assert token_ids(slow_engine.generate(PROMPT, GREEDY)) == wanted

@@ -19,10 +19,9 @@ from enginebay_oengine import (
     SampledToken,
     oEngine,
 )
-from tests.brief import BRIEF
 
 MODEL: dict[str, Any] = {
-    "model": BRIEF,
+    "model": "demo",
     "dtype": "float32",
     "max_model_len": 160,
     "max_num_seqs": 4,

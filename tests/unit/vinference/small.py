@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from enginebay_vinference import SampleState, vInference, vInferenceConfig, vInferencePreCompileConfig
-from tests.brief import BRIEF
 
 MODEL: dict[str, Any] = {
-    "model": BRIEF,
+    "model": "demo",
     "dtype": "float32",
     "max_model_len": 160,
     "max_num_seqs": 4,
