@@ -14,8 +14,12 @@ PARITY_VENV := .venv-parity
 PARITY_PYTHON ?= 3.11
 TORCH ?= torch==2.13.0
 
-# The tool chains of TPUs and GPUs, with no device: libtpu, Triton and the CUDA plugin, which nobody else needs.
+# The tool chains of TPUs and GPUs, with no device: what the extras tpu and gpu install, but for the CUDA libraries, three
+# gigabytes that only a GPU needs. Triton's interpreter does not know numpy 2.5.
 KERNELS_VENV := .venv-kernels
+KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --with "numpy<2.5"
+CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
+	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
 N ?= 2
@@ -115,7 +119,8 @@ env-test:
 env-dev:
 	@$(SETUP) dev
 env-kernels:
-	@tools/setup_env.sh --venv $(KERNELS_VENV) gpu,tpu,test
+	@tools/setup_env.sh --venv $(KERNELS_VENV) $(KERNELS_WITH) tpu,test
+	@$(CUDA_COMPILER)
 env-parity:
 	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" test
 
