@@ -64,6 +64,7 @@ def put(source: Path, site: Path) -> Path:
     (info / "entry_points.txt").write_text(f"[enginebay]\n{points}", encoding="utf-8")
     for path in [*(p.parent for p in source.glob("*/__init__.py")), *source.glob("enginebay_*.py")]:
         (site / path.name).symlink_to(path, target_is_directory=path.is_dir())
+    return site
 
 
 def run(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -70,7 +70,7 @@ def written(slots: list[int], layout: TpuRpaLayout, seed: int = 0) -> None:
     assert np.array_equal(np.asarray(got, np.float32), np.asarray(wanted, np.float32)), f"slots {slots}"
 
 
-MIXED = [-1, 40, 17, 3, 5, 6, 7, 8, *range(24, 24 + RUN), *range(12, 20), -1, 41, 42, -1]
+MIXED = [-1, 40, 33, 3, 5, 6, 7, 8, *range(24, 24 + RUN), *range(12, 20), -1, 41, 42, -1]
 
 
 def test_kv_write_puts_runs_and_single_tokens_at_their_slots_and_leaves_the_rest() -> None:

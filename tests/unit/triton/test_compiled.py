@@ -125,7 +125,11 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
     placement = make_placement(jax.devices(), {}, dict.fromkeys(DEFAULT_AXIS_RULES))
     chosen = choose_kernels(registry, config, env, model.info, placement, "nhd")
     assert chosen.names["attention.decode"] == "triton"
-    program = Program(model, OpsBinder(chosen, model.info, placement), make_sampler(registry, config))
+    program = Program(
+        model,
+        OpsBinder(chosen, model.info, placement),
+        make_sampler(registry, config, chosen.plain["sample"]),
+    )
     (group,) = model.info.groups
     layout = NhdLayout(ROWS * CONTEXT // PAGE, PAGE, group.num_kv_heads, group.head_dim, "bfloat16")
     bucket = Bucket(ROWS, ROWS, CONTEXT // PAGE, 1, CONTEXT, "decode")

@@ -15,7 +15,7 @@ from enginebay.cache import HndLayout, KVLayout, NhdLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay.testing import fused, kernels
 from enginebay.testing.sample_op import VOCABS, check_sample, sample_cases, sample_checks
-from enginebay.testing.suites import _kv_write
+from enginebay.testing.suites import check_kv_write
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import SampleConfig, sample
 from enginebay_triton.write import kv_write, rope_kv_write
@@ -50,7 +50,7 @@ def test_a_norm_of_rows_of_any_width_and_number_rounds_where_the_reference_does(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kv_write(layout: type[KVLayout]) -> None:
-    _kv_write(kv_write.interpreted(), layout)
+    check_kv_write(kv_write.interpreted(), layout)
 
 
 @pytest.mark.parametrize(
