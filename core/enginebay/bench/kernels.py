@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.bench.attention import attention_problem
+from enginebay.bench.more_ops import add_rms_norm_problem, rope_kv_write_problem, sample_problem
 from enginebay.bench.plain_ops import (
     PARTS,
     embedding_problem,
@@ -50,6 +51,9 @@ OPS: dict[str, OpBench] = {
     "rope": OpBench(_ROWS, rope_problem),
     "kv_write": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (1024,))), kv_write_problem),
     "embedding": OpBench(_ROWS, embedding_problem),
+    "add_rms_norm": OpBench(_ROWS, add_rms_norm_problem),
+    "rope_kv_write": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (1024,))), rope_kv_write_problem),
+    "sample": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (0,))), sample_problem),
 }
 """One row for each op."""
 
