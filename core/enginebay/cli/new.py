@@ -59,7 +59,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         print(f"  {HOW_TO_CHOOSE[args.kind].format(name=args.name)}")
     else:
         print("  # no sampler applies logits processors yet: yours would import this one")
-    print(f"  pytest -p enginebay.testing --enginebay-check {KINDS[args.kind]}{args.name}")
+    print(f"  enginebay check {KINDS[args.kind]}{args.name}")
     print(f"  cd '{folder}' && pytest")
     return 0
 
