@@ -15,7 +15,7 @@ PARITY_PYTHON ?= 3.11
 TORCH ?= torch==2.13.0
 
 # The tool chains of TPUs and GPUs, with no device: what the extras tpu and gpu install, but for the CUDA libraries, three
-# gigabytes that only a GPU needs. Triton's interpreter does not know numpy 2.5.
+# gigabytes that only a GPU needs.
 KERNELS_VENV := .venv-kernels
 KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --with "numpy<2.5"
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
