@@ -114,7 +114,9 @@ def test_a_write_outside_the_table_is_found(case: AttentionCase, broken: Callabl
         original(plan, tables._replace(page_table=Replaced(free)), *others)
 
     broken("for_each_write", fault)
-    with pytest.raises(AssertionError, match="other places changed"):
+    # Writes of several rows to the one page race too, which is found before the cache is looked at.
+    found = (AssertionError, jax.errors.JaxRuntimeError)
+    with pytest.raises(found, match="other places changed|races with its own"):
         check(case)
 
 
