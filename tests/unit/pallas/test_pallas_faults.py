@@ -116,7 +116,7 @@ def test_a_write_outside_the_table_is_found(case: AttentionCase, broken: Callabl
     broken("for_each_write", fault)
     # Writes of several rows to the one page race too, which is found before the cache is looked at.
     found = (AssertionError, jax.errors.JaxRuntimeError)
-    with pytest.raises(found, match="other places changed|races with its own"):
+    with pytest.raises(found, match=r"other places changed|races with its own"):
         check(case)
 
 
