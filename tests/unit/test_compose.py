@@ -145,3 +145,44 @@ def test_what_cannot_be_interpreted_is_refused_with_the_reason(op: str, reason: 
     assert ("foreign", ELSEWHERE) in choice(
         make_plan(make_config(HERE), foreign_parts()).reasons, f"kernels.{op}"
     ).refused
+
+
+READS = dataclasses.replace(CAPS, features=CAPS.features - {"fused_write"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadingAttention(XlaAttention):
+    """Attention that leaves the writing of the cache to the ops for it."""
+
+    name: str = "reading"
+    caps: Caps = READS
+
+
+READING = ReadingAttention()
+
+
+@pytest.mark.parametrize("op", ["kv_write", "rope_kv_write"])
+def test_a_writer_by_name_that_no_attention_would_call_is_refused(op: str) -> None:
+    registry = with_parts(Declaration("kernel", "reading", f"{__name__}:READING", op="attention"))
+    base = {"compile_cache": "off", "platform": "cpu", "max_model_len": 64}
+    for attention, is_called in (
+        ("xla", False),
+        ({"decode": "reading", "prefill": "xla", "mixed": "xla"}, True),
+    ):
+        config = make_config(base, {"kernels": {op: "xla", "attention": attention}})
+        if is_called:
+            assert make_plan(config, registry).kernels.names[op] == "xla"
+        else:
+            with pytest.raises(UnsupportedError, match=f"kernels.{op} = 'xla', but attention writes"):
+                make_plan(config, registry)
+
+
+def test_a_draw_by_name_that_the_sampler_never_calls_is_refused() -> None:
+    base = make_config(
+        {"compile_cache": "off", "platform": "cpu", "max_model_len": 64, "kernels": {"sample": "xla"}}
+    )
+    assert make_plan(base).kernels.names["sample"] == "xla"
+    with pytest.raises(
+        UnsupportedError, match=r"sampler 'greedy' does not draw by this op. Allowed: .*standard"
+    ):
+        make_plan(make_config(base.model_dump(), {"sampler": "greedy"}))

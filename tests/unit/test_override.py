@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.build.fused import COMPOSED
 from enginebay.errors import (
     IncorrectError,
     InputError,
@@ -119,6 +120,16 @@ def num_cached(llm: LLM, prompt: list[int]) -> int:
     metrics = llm.generate([prompt], SamplingParams(max_tokens=1))[0].metrics
     assert metrics is not None
     return metrics.num_cached_tokens
+
+
+def test_a_fused_op_is_taken_apart_and_said_to_be(llm: LLM) -> None:
+    """No step is run: nothing is compiled."""
+    before = {r.setting: r for r in llm.plan.reasons}["kernels.add_rms_norm"]
+    with llm.override(rms_norm="xla"):
+        within = {r.setting: r for r in llm.plan.reasons}["kernels.add_rms_norm"]
+        assert within.chosen == llm.plan.kernels.names["add_rms_norm"] == COMPOSED != before.chosen
+        assert "rms_norm is given to override()" in within.why
+    assert {r.setting: r for r in llm.plan.reasons}["kernels.add_rms_norm"] == before
 
 
 def test_what_the_cache_knows_is_forgotten_at_both_ends(paged_llm: LLM) -> None:

@@ -21,7 +21,7 @@ VOCAB = 32
 class Fixed:
     """A model with the same logits after every prefix."""
 
-    sampler = functools.partial(standard.sample, draw=draw)
+    sampler = staticmethod(functools.partial(standard.sample, draw=draw))
 
     def __init__(self, row: np.ndarray) -> None:
         self.row = row.astype(np.float32)

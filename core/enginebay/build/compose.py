@@ -16,7 +16,7 @@ from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
 from enginebay.build.start import settle_platforms
 from enginebay.build.tuned import BucketConfig, bucket_configs
-from enginebay.config import AUTO, EngineConfig, Reason
+from enginebay.config import AUTO, EngineConfig, KernelChoice, Reason
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily
@@ -94,6 +94,7 @@ def make_plan(
         entry = registry.find(kind, choice.name)
         _refuse_elsewhere(registry, entry, here)
         registry.options(entry, choice.options)
+    _refuse_unused_draw(registry, settled)
     kernels = choose_kernels(
         registry, settled, platform.env(), model.info, placement, platform.default_layout
     )
@@ -175,10 +176,26 @@ def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sa
     options = registry.options(entry, config.sampler.options)
     target = registry.load(entry)
     sampler = target(options) if options is not None else target
-    if entry.declaration is not None and entry.declaration.capabilities.get("draws"):
+    if _draws(entry):
         sampler = functools.partial(sampler, draw=draw)
     made: Sampler = sampler
     return made
+
+
+def _draws(entry: Entry) -> bool:
+    """If a sampler draws by the op sample, rather than in a way of its own or not at all."""
+    return entry.declaration is not None and bool(entry.declaration.capabilities.get("draws"))
+
+
+def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
+    """UnsupportedError for an implementation of sample that is chosen by name for a sampler that never calls it."""
+    named = config.kernels.get("sample", KernelChoice()).decode
+    if named != AUTO and not _draws(registry.find("sampler", config.sampler.name)):
+        able = ", ".join(e.name for e in registry.entries if e.kind == "sampler" and _draws(e))
+        given = f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by this op"
+        raise UnsupportedError(
+            explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")
+        )
 
 
 def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:

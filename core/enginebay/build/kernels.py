@@ -168,6 +168,7 @@ def choose_kernels(
     reasons += why_plain
     calls.update(call for found in plain.values() for call in found.custom_calls)
     names = {r.setting.removeprefix("kernels."): r.chosen for r in reasons}
+    _refuse_unused(config, attention)
     impls = {op: found.impl for op, found in plain.items()}
     checked = {f"kernels.attention.{phase}": impl for phase, impl in attention.items()}
     checked |= {f"kernels.{op}": impl for op, impl in impls.items()}
@@ -176,6 +177,15 @@ def choose_kernels(
     return ChosenKernels(
         attention, impls, names, layout.name, type(layout), told, env, tuple(sorted(calls)), tuned
     )
+
+
+def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl]) -> None:
+    """UnsupportedError for a writer of the cache that is chosen by name where attention of every phase writes itself."""
+    named = [op for op in ("kv_write", "rope_kv_write") if _wanted(config, op) != AUTO]
+    if named and all(_writes(impl) for impl in attention.values()):
+        given = f"kernels.{named[0]} = {_wanted(config, named[0])!r}, but attention writes the cache itself in all phases"
+        fix = f"Choose such an attention kernel, or leave kernels.{named[0]} out."
+        raise UnsupportedError(explain(given, "attention without the feature fused_write in some phase", fix))
 
 
 def choose_plain(

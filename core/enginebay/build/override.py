@@ -62,6 +62,9 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             for fused in {op for op, made_of in FUSED_OPS.items() if one.op in made_of} - set(given):
                 plain.pop(fused, None)
                 names[fused] = COMPOSED
+                told[f"kernels.{fused}"] = Reason(
+                    f"kernels.{fused}", COMPOSED, f"{one.op} is {GIVEN}, and serves wherever it is computed"
+                )
     if "kv_write" in given and all("fused_write" in impl.caps.features for impl in attention.values()):
         raise UnsupportedError(
             explain(
