@@ -17,7 +17,6 @@ from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
-from enginebay.runner.step import Program
 from enginebay_oengine.copying import PageCopier
 from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.ledger import PageLedger
@@ -135,7 +134,7 @@ class PagedEngine(Engine):
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before = self.geometry
         self.drop_arrays()
-        swap_back = self.runner.swap(Program(parts.model, parts.ops, parts.sampler, parts.tells_logits))
+        swap_back = self.runner.swap(parts.program())
         self.geometry = dataclasses.replace(before, compact_decode=parts.compact_decode)
 
         def undo() -> None:

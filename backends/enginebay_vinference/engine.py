@@ -18,7 +18,6 @@ from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
 from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
-from enginebay.runner.step import Program
 from enginebay_vinference.geometry import Geometry
 from enginebay_vinference.grow import SlotShape, grow_cache
 from enginebay_vinference.ledger import SlotLedger
@@ -160,7 +159,7 @@ class VInferenceEngine(Engine):
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         before, least = self.geometry, self._least
         self.drop_arrays()
-        swap_back = self.runner.swap(Program(parts.model, parts.ops, parts.sampler, parts.tells_logits))
+        swap_back = self.runner.swap(parts.program())
         self.geometry = dataclasses.replace(before, compact_decode=parts.compact_decode)
 
         def undo() -> None:

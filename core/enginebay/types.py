@@ -103,6 +103,12 @@ class FrozenSampling:
         """Whether tokens of prompt or output change the scores of those to come."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the first best token of the model's own scores is all that is wanted of sampling."""
+        draws = self.temperature >= np.finfo(np.float32).tiny and self.top_k != 1
+        return not (draws or self.penalises or self.num_logprobs is not None)
+
 
 def make_sampling_params(**fields: object) -> SamplingParams:
     """SamplingParams whose error is a RequestError in one line per field instead of pydantic's own."""

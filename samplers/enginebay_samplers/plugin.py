@@ -12,11 +12,11 @@ def register_samplers(register: Register) -> None:
         "greedy",
         "enginebay_samplers.greedy:sample",
         summary="always the best token",
-        capabilities={"priority": 0, "greedy_only": True},
+        capabilities={"priority": 0, "greedy_only": True, "exact_greedy": True},
     )
     register(
         "standard",
         "enginebay_samplers.standard:sample",
         summary="penalties, temperature, top_k, top_p, min_p, seeds; greedy at temperature 0",
-        capabilities={"priority": 10, "draws": True},
+        capabilities={"priority": 10, "draws": True, "exact_greedy": True},
     )

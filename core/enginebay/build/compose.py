@@ -157,6 +157,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, info, plan.placement),
         sampler=make_sampler(registry, config, plan.kernels.plain["sample"]),
+        has_greedy=_declares(registry.find("sampler", config.sampler.name), "exact_greedy"),
         platform=plan.platform,
         placement=plan.placement,
         layout_type=plan.kernels.layout_type,
@@ -176,22 +177,21 @@ def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sa
     options = registry.options(entry, config.sampler.options)
     target = registry.load(entry)
     sampler = target(options) if options is not None else target
-    if _draws(entry):
+    if _declares(entry, "draws"):
         sampler = functools.partial(sampler, draw=draw)
     made: Sampler = sampler
     return made
 
 
-def _draws(entry: Entry) -> bool:
-    """If a sampler draws by the op sample, rather than in a way of its own or not at all."""
-    return entry.declaration is not None and bool(entry.declaration.capabilities.get("draws"))
+def _declares(entry: Entry, capability: str) -> bool:
+    return entry.declaration is not None and bool(entry.declaration.capabilities.get(capability))
 
 
 def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
     """UnsupportedError for an implementation of sample that is chosen by name for a sampler that never calls it."""
     named = config.kernels.get("sample", KernelChoice()).decode
-    if named != AUTO and not _draws(registry.find("sampler", config.sampler.name)):
-        able = ", ".join(e.name for e in registry.entries if e.kind == "sampler" and _draws(e))
+    if named != AUTO and not _declares(registry.find("sampler", config.sampler.name), "draws"):
+        able = ", ".join(e.name for e in registry.entries if e.kind == "sampler" and _declares(e, "draws"))
         given = f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by this op"
         raise UnsupportedError(
             explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")

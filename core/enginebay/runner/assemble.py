@@ -43,9 +43,16 @@ def prefill_inputs(
     ledger.write_table([rows[i].lease for i in order], pages)
     places = np.empty(len(rows), np.int64)
     places[order] = np.arange(len(rows))
-    tells = bool(table.tells_logprobs[[row.row for row in rows if row.samples]].any())
-    known = _known(rows, table)
-    return PrefillInputs(token_ids, ints, floats, dict.fromkeys(groups, pages), known, tells), places
+    sampled = np.asarray([row.row for row in rows if row.samples], np.int32)
+    return PrefillInputs(
+        token_ids,
+        ints,
+        floats,
+        dict.fromkeys(groups, pages),
+        _known(rows, table),
+        tells_logprobs=bool(table.tells_logprobs[sampled].any()),
+        is_greedy=bool(table.is_greedy[[row.row for row in rows]].all()),  # others need their history
+    ), places
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
@@ -96,5 +103,9 @@ def decode_inputs(
     pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     pages[places] = packed
     return DecodeInputs(
-        row_ids, num_steps, dict.fromkeys(groups, pages), bool(table.tells_logprobs[own].any())
+        row_ids,
+        num_steps,
+        dict.fromkeys(groups, pages),
+        tells_logprobs=bool(table.tells_logprobs[own].any()),
+        is_greedy=bool(table.is_greedy[own].all()),
     )

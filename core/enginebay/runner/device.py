@@ -66,8 +66,8 @@ class DeviceRows:
     frequency_penalty, repetition_penalty f32 [R]. stop_ids int32 [R, MAX_STOP_TOKENS]: token ids that finish the row,
     -1 where there is none. prompt_length int32 [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many best
     tokens' log-probabilities are told besides the sampled one's, -1 for none at all. token_ids int32 [R, L]: the row's
-    tokens by absolute position, for penalties; from `length` on they mean nothing. Of a row without penalties that
-    found its prompt's beginning in the cache, that part is missing.
+    tokens by absolute position, for penalties; from `length` on they mean nothing. Of a row without penalties parts may be
+    missing: what it found in the cache, and what steps of greedy rows alone have processed.
     """
 
     last_token: jax.Array
@@ -133,7 +133,12 @@ class DeviceRows:
         return DeviceRows(**values, token_ids=token_ids)
 
     def record(self, row_ids: jax.Array, positions: jax.Array, token_ids: jax.Array) -> DeviceRows:
-        """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row past the end is dropped."""
+        """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row past the end is dropped.
+
+        Rows without room for a history stay as they are.
+        """
+        if not self.token_ids.shape[1]:
+            return self
         history = self.token_ids.at[row_ids, positions].set(token_ids, mode="drop")
         return dataclasses.replace(self, token_ids=history)
 

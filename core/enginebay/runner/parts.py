@@ -14,7 +14,7 @@ from enginebay.model import Model, Weights
 from enginebay.platform import Platform
 from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
-from enginebay.runner.step import OpsFactory
+from enginebay.runner.step import OpsFactory, Program
 from enginebay.sampler import Sampler
 
 
@@ -43,6 +43,12 @@ class EngineParts:
     """What is compared with the chosen kernels on live steps."""
     tells_logits: bool = False
     """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not count."""
+    has_greedy: bool = False
+    """Whether steps of rows that all want the first best token may do without the sampler."""
+
+    def program(self) -> Program:
+        """What steps are compiled of."""
+        return Program(self.model, self.ops, self.sampler, self.tells_logits, self.has_greedy)
 
 
 def weight_bytes(parts: EngineParts) -> int:

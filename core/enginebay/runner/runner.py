@@ -30,6 +30,7 @@ from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
     Program,
     Sampled,
+    Scope,
     StepState,
     compact_decode_step,
     decode_step,
@@ -54,11 +55,13 @@ class StepKey:
 
     kind: Kind
     bucket: Bucket
+    scope: Scope = "full"
 
     def __str__(self) -> str:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind in {"prefill", "history"} else f"{b.seqs} rows"
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}"
+        greedy = ", greedy" if self.scope == "greedy" else ""
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{greedy}"
 
     def attention(self, layouts: Mapping[str, KVLayout]) -> AttentionProblem:
         """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one."""
@@ -81,7 +84,8 @@ class KnownTokens:
 class PrefillInputs:
     """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before.
 
-    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens.
+    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `is_greedy`: all
+    rows want the best token, and nothing that only a step of scope "full" can do.
     """
 
     token_ids: np.ndarray
@@ -90,16 +94,18 @@ class PrefillInputs:
     tables: Mapping[str, np.ndarray]
     known: tuple[KnownTokens, ...] = ()
     tells_logprobs: bool = False
+    is_greedy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Host arrays of a decode call; see `decode_step`, and PrefillInputs for the last one."""
+    """Host arrays of a decode call; see `decode_step`, and PrefillInputs for the last two."""
 
     row_ids: np.ndarray
     num_steps: int
     tables: Mapping[str, np.ndarray]
     tells_logprobs: bool = False
+    is_greedy: bool = False
 
 
 class LaunchedStep(Pending):
@@ -218,7 +224,7 @@ class Runner:
         """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
         for known in inputs.known:
             self._write_history(known)
-        key = StepKey("prefill", bucket)
+        key = self._scoped(StepKey("prefill", bucket), inputs)
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
@@ -229,6 +235,7 @@ class Runner:
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
+        key = self._scoped(key, inputs)
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
@@ -236,6 +243,14 @@ class Runner:
             self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables
         )
         return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
+
+    def _scoped(self, key: StepKey, inputs: PrefillInputs | DecodeInputs) -> StepKey:
+        """The key of the least scope that serves, unless a larger one is compiled and the least one is not."""
+        if not (inputs.is_greedy and self.program.has_greedy):
+            return key
+        greedy = dataclasses.replace(key, scope="greedy")
+        compiled = self._cache_key(key) in self._programs and self._cache_key(greedy) not in self._programs
+        return key if compiled else greedy
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on; the function that comes back returns to the former one.
@@ -313,7 +328,7 @@ class Runner:
         }
         held = jax.tree.map(_describe, (self.weights, self.state))
         if key.kind == "prefill":
-            step = functools.partial(prefill_step, self.program, dict(self.layouts), bucket)
+            step = functools.partial(prefill_step, self.program, dict(self.layouts), bucket, scope=key.scope)
             args: tuple[Any, ...] = (
                 jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
@@ -322,7 +337,12 @@ class Runner:
             )
         else:
             step = functools.partial(
-                STEPS[key.kind], self.program, dict(self.layouts), bucket, self.max_steps
+                STEPS[key.kind],
+                self.program,
+                dict(self.layouts),
+                bucket,
+                self.max_steps,
+                scope=key.scope,
             )
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
@@ -366,5 +386,5 @@ def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
         parts.shadow,
         config.dump_step,
     )
-    program = Program(parts.model, parts.ops, parts.sampler, parts.tells_logits)
+    program = parts.program()
     return Runner(program, parts.load_weights(), parts.placement, settings, compilations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax import tree_util
 from enginebay.cache import KVLayout, compact_rows
 from enginebay.model import Model, ModelCache, Weights
 from enginebay.ops.bound import Ops
+from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
@@ -51,6 +52,10 @@ class Sampled:
     logits: jax.Array | None = None
 
 
+Scope = Literal["greedy", "full"]
+"""What a compiled step can do for its rows: give the first best token, or all that a request can ask of sampling. Half of a
+step's compile time is sampling, and most requests are greedy. A step of scope full serves greedy rows too."""
+
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled]
 """Steps done, and what they have made so far."""
 
@@ -64,6 +69,16 @@ class Program:
     sampler: Sampler
     tells_logits: bool = False
     """Whether its steps give all their logits too, which costs memory: it is for measuring, not for serving."""
+    has_greedy: bool = False
+    """Whether steps whose rows all want the first best token and nothing else may do without the sampler."""
+
+    def sample(self, logits: jax.Array, rows: DeviceRows, scope: Scope) -> tuple[jax.Array, Logprobs]:
+        """Token ids int32 [S] and what is told of them, [S, W], from logits f32 [S, vocab]."""
+        if scope == "greedy":
+            shape = (logits.shape[0],)
+            return first_best(logits.astype(jnp.float32)), Logprobs.empty(shape, logits.shape[1])
+        tokens = self.sampler(logits, rows.sampling_state())
+        return tokens, logprobs_of(logits, tokens, ~rows.finished & (rows.num_logprobs >= 0))
 
 
 def _batches(
@@ -82,11 +97,14 @@ def prefill_step(
     ints: jax.Array,
     floats: jax.Array,
     tables: Mapping[str, jax.Array],
+    *,
+    scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as `device` names them,
-    padding rows with row id R and lengths 0; tables int32 [S, P] per group. The tokens go into the rows' history.
+    padding rows with row id R and lengths 0; tables int32 [S, P] per group. The tokens go into the rows' history, unless
+    the scope is greedy.
     Returns one token a row, -1 where none was sampled.
     """
     ops = program.make_ops(bucket, layouts)
@@ -97,9 +115,11 @@ def prefill_step(
     row_ids = ints[:, device.ROW]
     num_rows = state.rows.length.shape[0]
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
-    whole = state.rows.record(token_rows, batch.positions, token_ids)
-    rows = device.rows_from_plan(ints, floats, whole.history(row_ids, bucket.max_kv_len + 1))
-    sampled = _sample(program, program.model.logits(weights, ops, hidden[last]), rows)
+    whole = state.rows
+    if scope == "full":
+        whole = whole.record(token_rows, batch.positions, token_ids)
+    rows = device.rows_from_plan(ints, floats, whole.history(row_ids, _history_length(bucket, scope)))
+    sampled = _sample(program, scope, program.model.logits(weights, ops, hidden[last]), rows)
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
     if program.tells_logits:
@@ -107,12 +127,16 @@ def prefill_step(
     return StepState(cache, whole.put(row_ids, rows)), sampled
 
 
-def _sample(program: Program, logits: jax.Array, rows: DeviceRows) -> Sampled:
+def _history_length(bucket: Bucket, scope: Scope) -> int:
+    """How many tokens of each row's history a step reads: with those that it adds."""
+    return bucket.max_kv_len + 1 if scope == "full" else 0
+
+
+def _sample(program: Program, scope: Scope, logits: jax.Array, rows: DeviceRows) -> Sampled:
     """One token for each row that has not finished, without the axis of tokens: [S] and [S, W]."""
-    active = ~rows.finished
-    tokens = program.sampler(logits, rows.sampling_state())
-    logprobs = logprobs_of(logits, tokens, active & (rows.num_logprobs >= 0))
-    return Sampled(jnp.where(active, tokens, -1), logprobs, logits if program.tells_logits else None)
+    tokens, logprobs = program.sample(logits, rows, scope)
+    tokens = jnp.where(rows.finished, -1, tokens)
+    return Sampled(tokens, logprobs, logits if program.tells_logits else None)
 
 
 def decode_step(
@@ -125,6 +149,8 @@ def decode_step(
     row_ids: jax.Array,
     num_steps: jax.Array,
     tables: Mapping[str, jax.Array],
+    *,
+    scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
     """Up to `num_steps` (a traced scalar of at most max_steps) tokens for each row, ending early when all are finished.
 
@@ -143,7 +169,7 @@ def decode_step(
         active = ~rows.finished
         batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
-        new = _sample(program, program.model.logits(weights, ops, hidden), rows)
+        new = _sample(program, scope, program.model.logits(weights, ops, hidden), rows)
         sampled = jax.tree.map(lambda before, own: before.at[:, step].set(own), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), sampled
 
@@ -152,7 +178,7 @@ def decode_step(
     start = (
         jnp.int32(0),
         state.cache,
-        state.rows.take(row_ids, bucket.max_kv_len + 1),
+        state.rows.take(row_ids, _history_length(bucket, scope)),
         Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits),
     )
     _, cache, rows, sampled = jax.lax.while_loop(unfinished, one, start)
@@ -169,6 +195,8 @@ def compact_decode_step(
     row_ids: jax.Array,
     num_steps: jax.Array,
     tables: Mapping[str, jax.Array],
+    *,
+    scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
     """decode_step on a copy of the rows' cache, one page a row, whose new tokens are written back at the end.
 
@@ -184,8 +212,9 @@ def compact_decode_step(
     own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
+    inside = StepState(cache, state.rows)
     done, sampled = decode_step(
-        program, small, inner, max_steps, weights, StepState(cache, state.rows), row_ids, num_steps, own
+        program, small, inner, max_steps, weights, inside, row_ids, num_steps, own, scope=scope
     )
     after = _lengths(done.rows, row_ids)
     whole = {
