@@ -1,0 +1,181 @@
+"""The contract of logits processors: what a request can have done to its scores before its token is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.sampler import SamplingState
+
+Own = Mapping[str, jax.Array]
+"""A processor's fields of S rows: each of shape [S, *field.shape]."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowField:
+    """One value that a processor keeps for each row on the device, of a fixed shape."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the shapes of a processor's fields may depend on."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What a processor may know of a request, on the host, when its fields are made."""
+
+    prompt_token_ids: np.ndarray
+    eos_token_ids: tuple[int, ...]
+    """Those that end this request; none when it ignores them."""
+    sizes: Sizes
+
+
+class LogitsProcessor(ABC):
+    """What a plugin registers as kind "logits_processor": one instance serves all rows, and keeps nothing itself.
+
+    All of a request's parameters, and whatever changes from token to token, are its row's fields: arrays on the device that
+    are written when the request gets its row. Requests name a processor and its options (`SamplingParams.processors`), which the
+    declaration's options model validates. A step calls it only when one of its rows uses it, and rows that do not use it keep
+    their logits, whatever comes back for them: the core sees to both.
+
+    Invariants (held by the conformance suite): a row's result depends on its own logits, fields, tokens and position only; it
+    is finite or -inf, and some token stays possible wherever one was; with `keeps_argmax` the first best token stays the first best.
+    """
+
+    keeps_argmax = False
+    """Whether the first best token stays the first best: then a row that takes it anyway does without the processor."""
+
+    reads_tokens = False
+    """Whether it looks at state.token_ids: the row's history is kept for those rows only that need it."""
+
+    @abstractmethod
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """The fields of a row, by name."""
+
+    @abstractmethod
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """A request's values of all fields, as NumPy takes them. RequestError for what cannot be served: the request is not queued."""
+
+    @abstractmethod
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """logits f32 [S, vocab] (-inf allowed) -> f32 [S, vocab]; traced inside the step. `state` is that of the same rows."""
+
+    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
+        """The fields after tokens int32 [S] were chosen, given the logits [S, vocab] that the processor was given.
+
+        Only of a processor that declares `evolves`; only the fields that change need be returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares `evolves` and has no after()")
+
+    evolves = False
+    """Whether fields change with each token, by `after`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowValues:
+    """A processor's fields of one row on the host, without the axis of rows."""
+
+    name: str
+    values: Mapping[str, np.ndarray]
+
+
+def row_values(name: str, processor: LogitsProcessor, options: Any, facts: RowFacts) -> RowValues:
+    """What a request's row has of a processor, each value of its field's dtype and shape. Raises what `row` raises."""
+    fields = processor.fields(facts.sizes)
+    values = processor.row(options, facts)
+    if set(values) != set(fields):
+        raise TypeError(f"logits processor {name!r} gives {sorted(values)} for its fields {sorted(fields)}")
+    arrays = {n: np.asarray(values[n], field.dtype) for n, field in fields.items()}
+    wrong = next((n for n, field in fields.items() if arrays[n].shape != field.shape), None)
+    if wrong is not None:
+        raise TypeError(
+            f"logits processor {name!r} gives {wrong} of shape {arrays[wrong].shape}, not {fields[wrong].shape}"
+        )
+    return RowValues(name, arrays)
+
+
+IS_USED = "is_used"
+"""The field that the core adds to each processor's: whether the row uses it."""
+
+
+def empty_rows(
+    processors: Mapping[str, LogitsProcessor], num_rows: int, sizes: Sizes
+) -> dict[str, dict[str, jax.Array]]:
+    """Fields by processor of rows that use none."""
+    return {
+        name: {IS_USED: jnp.zeros(num_rows, bool)}
+        | {
+            n: jnp.zeros((num_rows, *field.shape), field.dtype)
+            for n, field in processor.fields(sizes).items()
+        }
+        for name, processor in processors.items()
+    }
+
+
+def process(
+    processors: Sequence[tuple[str, LogitsProcessor]],
+    logits: jax.Array,
+    rows: Mapping[str, Own],
+    state: SamplingState,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """logits f32 [S, vocab] after the processors, one after the other, and by name what each that evolves was given.
+
+    A processor that no row uses costs one look at a flag.
+    """
+    given: dict[str, jax.Array] = {}
+    for name, processor in processors:
+        if name not in rows:
+            continue
+        if processor.evolves:
+            given[name] = logits
+        logits = _one(processor, logits, rows[name], state)
+    return logits, given
+
+
+def _one(processor: LogitsProcessor, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    used = own[IS_USED]
+    return jax.lax.cond(
+        jnp.any(used),
+        lambda: jnp.where(used[:, None], processor(logits, own, state), logits),
+        lambda: logits,
+    )
+
+
+def evolve(
+    processors: Sequence[tuple[str, LogitsProcessor]],
+    given: Mapping[str, jax.Array],
+    tokens: jax.Array,
+    rows: Mapping[str, Own],
+    state: SamplingState,
+    active: jax.Array,
+) -> dict[str, Own]:
+    """The rows' fields after tokens int32 [S] were chosen, where `active` bool [S]."""
+    after = dict(rows)
+    for name, processor in processors:
+        if name not in given:
+            continue
+        own = rows[name]
+        used = own[IS_USED] & active
+
+        def changed(processor: LogitsProcessor = processor, own: Own = own, name: str = name) -> Own:
+            return {**own, **processor.after(given[name], tokens, own, state)}
+
+        new = jax.lax.cond(jnp.any(used), changed, lambda own=own: dict(own))
+        after[name] = {
+            n: jnp.where(used.reshape(-1, *(1,) * (value.ndim - 1)), new[n], value)
+            for n, value in own.items()
+        }
+    return after
