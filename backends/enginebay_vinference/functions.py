@@ -90,10 +90,9 @@ def prefill(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -
     finished = lens == 0
     rows = _device_rows(recipe, arrays | {"finished": finished, "position": lens[:, None] - 1}, keys)
     logits = recipe.program.model.logits(weights, _ops(recipe, _bucket(recipe, "prefill")), last_hidden)
-    sampled = recipe.program.sampler(logits, rows.sampling_state())
-    after = rows.advanced(sampled, ~finished)
-    tokens = jnp.where(finished, -1, sampled)[:, None]
-    return _arrays_after(recipe, arrays, after, cache, tokens)
+    sampled, _ = recipe.program.sample(logits, rows, {}, "full")
+    after = rows.advanced(sampled.tokens, ~finished)
+    return _arrays_after(recipe, arrays, after, cache, sampled.tokens[:, None])
 
 
 def decode(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -> tuple[Arrays, jax.Array]:

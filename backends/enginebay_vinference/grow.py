@@ -33,7 +33,7 @@ class SlotShape:
 def grow_cache(runner: Runner, old: SlotShape, new: SlotShape) -> None:
     """Replace the runner's cache by one of size `new`, layer by layer, so that only one layer exists twice."""
     state = runner.state
-    rows = state.rows
+    rows, own = state.rows, state.own
     layouts = {group: new.layout(layout) for group, layout in runner.layouts.items()}
     remaining = {group: list(layers) for group, layers in state.cache.items()}
     runner.state = None  # neither the runner nor this frame may hold the old layers while new ones are made
@@ -50,7 +50,7 @@ def grow_cache(runner: Runner, old: SlotShape, new: SlotShape) -> None:
             )
         cache[group] = tuple(grown)
     runner.layouts = layouts
-    runner.state = StepState(cache, rows)
+    runner.state = StepState(cache, rows, own)
 
 
 def _grow_array(array: jax.Array, old: SlotShape, new: SlotShape, offset_axis: int) -> jax.Array:

@@ -107,6 +107,9 @@ class EngineConfig(Frozen):
     shadow: dict[Literal["attention"], ShadowChoice] = Field(
         default_factory=dict, description="op -> candidate that is compared on a share of the steps"
     )
+    processors: tuple[str, ...] | Literal["auto"] = Field(
+        default="auto", description="logits processors that requests may use; auto: those that declare it"
+    )
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         default="auto",

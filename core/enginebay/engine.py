@@ -14,6 +14,7 @@ from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError, explain
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
+from enginebay.processor import RowValues
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class RowPlan:
     num_computed: int
     num_tokens: int
     samples: bool
+    update: tuple[RowValues, ...] = ()
+    """Of a decoding row: fields of its logits processors to write before the step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class RowState:
 
     `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions 0..num_cached-1, the checkpoint's
     KV heads once each however the model is sharded. `last_token`
-    is not in them yet. `sampling` are the row's device columns by name.
+    is not in them yet. `sampling` are the row's device columns by name, and its fields of logits processors by "processor/field".
     """
 
     token_ids: np.ndarray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -84,6 +84,10 @@ class LogitsProcessor(ABC):
     """Whether fields change with each token, by `after`."""
 
 
+Processors = tuple[tuple[str, LogitsProcessor], ...]
+"""Processors by name, in the order in which they are applied."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowValues:
     """A processor's fields of one row on the host, without the axis of rows."""
@@ -111,9 +115,7 @@ IS_USED = "is_used"
 """The field that the core adds to each processor's: whether the row uses it."""
 
 
-def empty_rows(
-    processors: Mapping[str, LogitsProcessor], num_rows: int, sizes: Sizes
-) -> dict[str, dict[str, jax.Array]]:
+def empty_rows(processors: Processors, num_rows: int, sizes: Sizes) -> dict[str, dict[str, jax.Array]]:
     """Fields by processor of rows that use none."""
     return {
         name: {IS_USED: jnp.zeros(num_rows, bool)}
@@ -121,12 +123,12 @@ def empty_rows(
             n: jnp.zeros((num_rows, *field.shape), field.dtype)
             for n, field in processor.fields(sizes).items()
         }
-        for name, processor in processors.items()
+        for name, processor in processors
     }
 
 
 def process(
-    processors: Sequence[tuple[str, LogitsProcessor]],
+    processors: Processors,
     logits: jax.Array,
     rows: Mapping[str, Own],
     state: SamplingState,
@@ -155,7 +157,7 @@ def _one(processor: LogitsProcessor, logits: jax.Array, own: Own, state: Samplin
 
 
 def evolve(
-    processors: Sequence[tuple[str, LogitsProcessor]],
+    processors: Processors,
     given: Mapping[str, jax.Array],
     tokens: jax.Array,
     rows: Mapping[str, Own],

@@ -54,6 +54,13 @@ class SamplingState:
     token_ids: jax.Array
     prompt_lengths: jax.Array
 
+    def without_penalties(self) -> SamplingState:
+        """The same rows, none with a penalty, as far as a program can know: what penalties cost is left out of it."""
+        none = jnp.zeros_like(self.presence_penalty)
+        return dataclasses.replace(
+            self, presence_penalty=none, frequency_penalty=none, repetition_penalty=none + 1.0
+        )
+
 
 class Sampler(Protocol):
     """What a plugin registers as kind "sampler".

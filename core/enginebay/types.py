@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -65,6 +65,10 @@ class SamplingParams(BaseModel):
         description="tell log-probabilities of each new token: its own, and of so many best ones",
     )
 
+    processors: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="further logits processors by name, each with its options"
+    )
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_is_a_list_of_one(cls, value: object) -> object:
@@ -97,6 +101,10 @@ class FrozenSampling:
     repetition_penalty: float = 1.0
     num_logprobs: int | None = None
     """How many best tokens' log-probabilities are told besides each sampled one's; None: none at all."""
+    processors: tuple[Any, ...] = ()
+    """The fields of each logits processor that it uses (enginebay.processor.RowValues)."""
+    reads_tokens: bool = False
+    """Whether what the device does with its scores depends on all of its tokens so far."""
 
     @property
     def penalises(self) -> bool:
@@ -105,9 +113,15 @@ class FrozenSampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the first best token of the model's own scores is all that is wanted of sampling."""
-        draws = self.temperature >= np.finfo(np.float32).tiny and self.top_k != 1
-        return not (draws or self.penalises or self.num_logprobs is not None)
+        """Whether the first best token of what is left is taken."""
+        return self.temperature < float(np.finfo(np.float32).tiny) or self.top_k == 1
+
+    @property
+    def scope(self) -> int:
+        """What a step must be able to do for it: 0 the best token, 1 a draw or log-probabilities, 2 processors and penalties."""
+        if self.processors or self.penalises:
+            return 2
+        return 0 if self.is_greedy and self.num_logprobs is None else 1
 
 
 def make_sampling_params(**fields: object) -> SamplingParams:

@@ -148,7 +148,7 @@ def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
             compilations.forbidden = True
             driver = Driver(llm.engine, request_of(PROMPT, penalised()))
             driver.lease.num_cached = 24
-            with pytest.raises(CompilationError, match=r"history \d+ tokens"):
+            with pytest.raises(CompilationError, match="not compiled: history of a row"):
                 driver.prefill()
             driver.close()
 

@@ -222,7 +222,7 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
         assert entry.declaration is not None
         return dataclasses.replace(entry, declaration=dataclasses.replace(entry.declaration, capabilities={}))
 
-    assert Abilities.of(llm.plan) == Abilities(greedy_only=False, tells_logprobs=True)
+    assert Abilities.of(llm.plan) == Abilities(False, True, llm.plan.processors)
     with monkeypatch.context() as patch:
         patch.setattr(registry, "find", without_capabilities)
         patch.setattr(llm._preparer, "abilities", Abilities.of(llm.plan))

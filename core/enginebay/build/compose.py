@@ -12,6 +12,7 @@ import jax
 
 from enginebay.build.jaxconfig import configure_compile_cache
 from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
+from enginebay.build.processors import ChosenProcessors, choose_processors
 from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
 from enginebay.build.start import settle_platforms
@@ -46,6 +47,7 @@ class Plan:
     model: Model
     placement: Placement
     kernels: ChosenKernels
+    processors: ChosenProcessors
     shadow: ChosenShadow | None = None
 
 
@@ -98,9 +100,12 @@ def make_plan(
     kernels = choose_kernels(
         registry, settled, platform.env(), model.info, placement, platform.default_layout
     )
+    processors = choose_processors(registry, settled)
     shadow = choose_shadow(registry, settled, kernels, model.info, placement)
-    reasons += kernels.reasons + (() if shadow is None else (shadow.reason,))
-    return Plan(registry, settled, reasons, platform, checkpoint, model, placement, kernels, shadow)
+    reasons += (processors.reason, *kernels.reasons, *(() if shadow is None else (shadow.reason,)))
+    return Plan(
+        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors, shadow
+    )
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
@@ -157,6 +162,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         load_weights=load_weights,
         ops=OpsBinder(plan.kernels, info, plan.placement),
         sampler=make_sampler(registry, config, plan.kernels.plain["sample"]),
+        processors=plan.processors.processors,
         has_greedy=_declares(registry.find("sampler", config.sampler.name), "exact_greedy"),
         platform=plan.platform,
         placement=plan.placement,

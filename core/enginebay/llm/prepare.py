@@ -12,9 +12,12 @@ from typing import cast
 import numpy as np
 
 from enginebay.build.compose import Plan
+from enginebay.build.processors import ChosenProcessors
 from enginebay.errors import RequestError, explain
+from enginebay.llm.asked import asked_processors
 from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, standings
 from enginebay.model import TokenInfo
+from enginebay.processor import RowFacts, Sizes
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
 
@@ -46,6 +49,7 @@ class Abilities:
 
     greedy_only: bool
     tells_logprobs: bool
+    processors: ChosenProcessors
 
     @staticmethod
     def of(plan: Plan) -> Abilities:
@@ -55,6 +59,7 @@ class Abilities:
         return Abilities(
             greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
             tells_logprobs=bool(engine and engine.capabilities.get("logprobs")),
+            processors=plan.processors,
         )
 
 
@@ -122,7 +127,7 @@ class Preparer:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         self._check(token_ids, params)
-        sampling = self._freeze(params, len(token_ids))
+        sampling = self._freeze(params, np.asarray(token_ids, np.int32))
         request_id = f"request-{next(self._ids)}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
         array = np.asarray(token_ids, np.int32)
@@ -200,7 +205,7 @@ class Preparer:
                 )
             )
 
-    def _freeze(self, params: SamplingParams, num_prompt_tokens: int) -> FrozenSampling:
+    def _freeze(self, params: SamplingParams, prompt: np.ndarray) -> FrozenSampling:
         eos = () if params.ignore_eos else self.tokens.eos_token_ids
         self._check_ids(params.stop_token_ids, "stop token id")
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
@@ -212,7 +217,10 @@ class Preparer:
                     "Give fewer.",
                 )
             )
-        room = self.max_model_len - num_prompt_tokens
+        room = self.max_model_len - len(prompt)
+        facts = RowFacts(prompt, stop_ids, Sizes(self.vocab_size, self.max_model_len))
+        chosen = self.abilities.processors
+        used = chosen.rows(asked_processors(params), facts)
         return FrozenSampling(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             temperature=min(params.temperature, MOST_TEMPERATURE),
@@ -229,6 +237,8 @@ class Preparer:
                 max(params.repetition_penalty, 1 / MOST_REPETITION_PENALTY), MOST_REPETITION_PENALTY
             ),
             num_logprobs=params.logprobs,
+            processors=used,
+            reads_tokens=chosen.reads_tokens(used),
         )
 
 

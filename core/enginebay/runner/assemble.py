@@ -11,7 +11,9 @@ from enginebay.engine import RowPlan
 from enginebay.ops.spec import Bucket
 from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
-from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs
+from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
+from enginebay.runner.step import SCOPES, Scope
+from enginebay.types import FrozenSampling
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
@@ -51,8 +53,20 @@ def prefill_inputs(
         dict.fromkeys(groups, pages),
         _known(rows, table),
         tells_logprobs=bool(table.tells_logprobs[sampled].any()),
-        is_greedy=bool(table.is_greedy[[row.row for row in rows]].all()),  # others need their history
+        scope=_scope(
+            table, np.asarray([row.row for row in rows])
+        ),  # of rows that do not sample: full keeps their history
+        used=tuple(RowUpdate(int(r), table.request(int(r)).sampling.processors) for r in sampled),
     ), places
+
+
+def _reads_tokens(sampling: FrozenSampling) -> bool:
+    return sampling.penalises or sampling.reads_tokens
+
+
+def _scope(table: SequenceBuffer, rows: np.ndarray) -> Scope:
+    """The least scope of steps that serves rows."""
+    return SCOPES[int(table.scopes[rows].max())]
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
@@ -60,7 +74,7 @@ def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens,
     return tuple(
         KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy())
         for row in rows
-        if 0 < row.num_computed == row.lease.num_cached and table.request(row.row).sampling.penalises
+        if 0 < row.num_computed == row.lease.num_cached and _reads_tokens(table.request(row.row).sampling)
     )
 
 
@@ -107,5 +121,6 @@ def decode_inputs(
         num_steps,
         dict.fromkeys(groups, pages),
         tells_logprobs=bool(table.tells_logprobs[own].any()),
-        is_greedy=bool(table.is_greedy[own].all()),
+        scope=_scope(table, own),
+        updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
     )

@@ -12,6 +12,7 @@ from enginebay.cache import KVLayout
 from enginebay.config import EngineConfig
 from enginebay.model import Model, Weights
 from enginebay.platform import Platform
+from enginebay.processor import Processors, Sizes
 from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import OpsFactory, Program
@@ -45,10 +46,14 @@ class EngineParts:
     """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not count."""
     has_greedy: bool = False
     """Whether steps of rows that all want the first best token may do without the sampler."""
+    processors: Processors = ()
+    """Logits processors that requests may use, in the order in which they are applied."""
 
     def program(self) -> Program:
         """What steps are compiled of."""
-        return Program(self.model, self.ops, self.sampler, self.tells_logits, self.has_greedy)
+        return Program(
+            self.model, self.ops, self.sampler, self.tells_logits, self.has_greedy, self.processors
+        )
 
 
 def weight_bytes(parts: EngineParts) -> int:
@@ -64,9 +69,18 @@ def weight_bytes(parts: EngineParts) -> int:
 def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache.
 
-    16 f32 activations a token, logits four times (penalties count tokens), the history of the rows' tokens twice.
+    16 f32 activations a token, logits four times (penalties count tokens), the history of the rows' tokens twice, and the
+    fields of logits processors twice.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     row = 4 * info.vocab_size + 2 * config.max_model_len
-    return 4 * (16 * config.max_num_batched_tokens * info.hidden_size + config.max_num_seqs * row)
+    own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
+    item = 4 * (16 * config.max_num_batched_tokens * info.hidden_size + config.max_num_seqs * row)
+    return item + 2 * config.max_num_seqs * own
+
+
+def _own_bytes(processors: Processors, sizes: Sizes) -> int:
+    """Bytes of the fields that logits processors keep for each row."""
+    fields = [field for _, processor in processors for field in processor.fields(sizes).values()]
+    return sum(math.prod(field.shape) * jnp.dtype(field.dtype).itemsize for field in fields)

@@ -10,6 +10,7 @@ import numpy as np
 
 from enginebay.engine import RowState
 from enginebay.errors import InputError, explain
+from enginebay.processor import RowValues
 from enginebay.runner.device import COLUMNS, DeviceRows
 from enginebay.runner.runner import Runner
 
@@ -18,6 +19,7 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
     """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
     state = runner.state
     columns = {f: np.asarray(getattr(state.rows, f)[row]) for f in COLUMNS}
+    own = {f"{name}/{f}": v for name, fields in runner.writer.read(row).items() for f, v in fields.items()}
     num_cached = max(int(columns["length"]) - 1, 0)
     keys: dict[str, np.ndarray] = {}
     values: dict[str, np.ndarray] = {}
@@ -37,7 +39,7 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
         last_token=int(columns["last_token"]),
         k=keys,
         v=values,
-        sampling=columns,
+        sampling=columns | own,
     )
 
 
@@ -76,9 +78,21 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
             write(layer, slots, *(np.repeat(x[group][i], repeat, axis=1) for x in (saved.k, saved.v)))
             for i, layer in enumerate(layers)
         )
+    runner.writer.write_all(row, _own_of(saved))
+    state = runner.state
     columns = {f: jnp.asarray(saved.sampling[f])[None] for f in COLUMNS}
     one = DeviceRows(**columns, token_ids=jnp.asarray(saved.token_ids, jnp.int32)[None])
     rows = state.rows.put(jnp.asarray([row]), one)
     runner.state = dataclasses.replace(
         state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated)
     )
+
+
+def _own_of(saved: RowState) -> list[RowValues]:
+    """The fields of logits processors among a row's columns, which are called "processor/field"."""
+    own: dict[str, dict[str, np.ndarray]] = {}
+    for column, value in saved.sampling.items():
+        name, _, field = column.rpartition("/")
+        if name:
+            own.setdefault(name, {})[field] = value
+    return [RowValues(name, values) for name, values in own.items()]

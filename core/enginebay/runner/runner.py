@@ -21,13 +21,16 @@ from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
+from enginebay.processor import RowValues, Sizes, empty_rows
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import dump_program, make_writable
 from enginebay.runner.parts import EngineParts
+from enginebay.runner.rowwriter import RowWriter
 from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
+    SCOPES,
     Program,
     Sampled,
     Scope,
@@ -41,7 +44,7 @@ log = logging.getLogger("enginebay.runner")
 
 COMPILE_THREADS = 2
 
-Kind = Literal["prefill", "decode", "compact", "history"]
+Kind = Literal["prefill", "decode", "compact"]
 STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
     "prefill": prefill_step,
     "decode": decode_step,
@@ -51,7 +54,7 @@ STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepKey:
-    """What one compiled program is for. "compact" decodes on a copy of the rows' cache, "history" is write_history."""
+    """What one compiled step is for. "compact" decodes on a copy of the rows' cache."""
 
     kind: Kind
     bucket: Bucket
@@ -59,9 +62,9 @@ class StepKey:
 
     def __str__(self) -> str:
         b = self.bucket
-        size = f"{b.tokens} tokens" if self.kind in {"prefill", "history"} else f"{b.seqs} rows"
-        greedy = ", greedy" if self.scope == "greedy" else ""
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{greedy}"
+        size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
+        scope = "" if self.scope == "full" else f", {self.scope}"
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}"
 
     def attention(self, layouts: Mapping[str, KVLayout]) -> AttentionProblem:
         """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one."""
@@ -81,11 +84,20 @@ class KnownTokens:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PrefillInputs:
-    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before.
+class RowUpdate:
+    """Fields of logits processors to write to a row."""
 
-    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `is_greedy`: all
-    rows want the best token, and nothing that only a step of scope "full" can do.
+    row: int
+    values: tuple[RowValues, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefillInputs:
+    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before, and `used`, an entry for
+    each row that samples, becomes all that these rows have of logits processors.
+
+    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `scope`: the least
+    one that serves the rows.
     """
 
     token_ids: np.ndarray
@@ -94,18 +106,20 @@ class PrefillInputs:
     tables: Mapping[str, np.ndarray]
     known: tuple[KnownTokens, ...] = ()
     tells_logprobs: bool = False
-    is_greedy: bool = False
+    scope: Scope = "full"
+    used: tuple[RowUpdate, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Host arrays of a decode call; see `decode_step`, and PrefillInputs for the last two."""
+    """Host arrays of a decode call; see `decode_step`, and PrefillInputs. `updates` are written before."""
 
     row_ids: np.ndarray
     num_steps: int
     tables: Mapping[str, np.ndarray]
     tells_logprobs: bool = False
-    is_greedy: bool = False
+    scope: Scope = "full"
+    updates: tuple[RowUpdate, ...] = ()
 
 
 class LaunchedStep(Pending):
@@ -167,8 +181,7 @@ class Runner:
         self.placement = placement
         self.num_rows = settings.num_rows
         self.max_steps = settings.max_steps
-        self.max_model_len = length = settings.max_model_len or program.model.info.max_model_len
-        self._history_key = StepKey("history", Bucket(length, 1, 1, length, length, "prefill"))
+        self.max_model_len = settings.max_model_len or program.model.info.max_model_len
         self.compile_options = dict(settings.compile_options)
         self.dump_folder = (
             None if settings.dump_step is None else make_writable(settings.dump_step, "dump_step")
@@ -178,6 +191,7 @@ class Runner:
         self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
+        self.writer = RowWriter(self)
 
     @property
     def info(self) -> ModelInfo:
@@ -213,8 +227,12 @@ class Runner:
             for group in self.info.groups
         }
         rows = DeviceRows.empty(self.num_rows, self.max_model_len)
-        rows = jax.device_put(rows, self.placement.replicated)
-        self._state = StepState(cache, rows)
+        own = empty_rows(
+            self.program.processors, self.num_rows, Sizes(self.info.vocab_size, self.max_model_len)
+        )
+        rows, own = jax.device_put((rows, own), self.placement.replicated)
+        self._state = StepState(cache, rows, own)
+        self.writer.forget()
 
     def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
         where = self.placement.cache(layout)
@@ -223,8 +241,10 @@ class Runner:
     def prefill(self, bucket: Bucket, inputs: PrefillInputs, order: np.ndarray) -> Pending:
         """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
         for known in inputs.known:
-            self._write_history(known)
-        key = self._scoped(StepKey("prefill", bucket), inputs)
+            self.writer.write_known(known)
+        for used in inputs.used:
+            self.writer.write_all(used.row, used.values)
+        key = self._scoped(StepKey("prefill", bucket), inputs.scope)
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
@@ -235,7 +255,9 @@ class Runner:
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
-        key = self._scoped(key, inputs)
+        for update in inputs.updates:
+            self.writer.update(update.row, update.values)
+        key = self._scoped(key, inputs.scope)
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
@@ -244,13 +266,12 @@ class Runner:
         )
         return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
 
-    def _scoped(self, key: StepKey, inputs: PrefillInputs | DecodeInputs) -> StepKey:
-        """The key of the least scope that serves, unless a larger one is compiled and the least one is not."""
-        if not (inputs.is_greedy and self.program.has_greedy):
-            return key
-        greedy = dataclasses.replace(key, scope="greedy")
-        compiled = self._cache_key(key) in self._programs and self._cache_key(greedy) not in self._programs
-        return key if compiled else greedy
+    def _scoped(self, key: StepKey, least: Scope) -> StepKey:
+        """The key of the least scope that serves, unless only a larger one is compiled."""
+        if least == "greedy" and not self.program.has_greedy:
+            least = "draw"
+        able = [dataclasses.replace(key, scope=scope) for scope in SCOPES[SCOPES.index(least) :]]
+        return next((k for k in able if self._cache_key(k) in self._programs), able[0])
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on; the function that comes back returns to the former one.
@@ -259,27 +280,19 @@ class Runner:
         """
         before = self.program, self._programs, self.shadow
         self.shadow = None
-        history = self._cache_key(self._history_key)
         self.program = program
-        self._programs = {key: step for key, step in self._programs.items() if key == history}
+        self._programs = {}
 
         def swap_back() -> None:
             self.program, self._programs, self.shadow = before
 
         return swap_back
 
-    def _write_history(self, known: KnownTokens) -> None:
-        padded = np.zeros(self.max_model_len, np.int32)
-        padded[: len(known.token_ids)] = known.token_ids
-        write = self._compiled(self._history_key)
-        rows = write(self.state.rows, np.int32(known.row), padded)
-        self._state = dataclasses.replace(self.state, rows=rows)
-
     def compile_all(
         self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None
     ) -> int:
-        """Compile the programs that are missing, two at a time, and return how many there are: the keys, and "history"."""
-        keys = [*keys, self._history_key]
+        """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included."""
+        num_writers = self.writer.compile_all()
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
         done = 0
@@ -295,10 +308,10 @@ class Runner:
                         progress(done, len(missing), str(ready))
                 if key is not None:
                     running.append((key, pool.submit(_compile, self, key, self._lower(key))))
-        return len(keys)
+        return len(keys) + num_writers
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
-        return key, () if key.kind == "history" else tuple(self.layouts.items())
+        return key, tuple(self.layouts.items())
 
     def _compiled(self, key: StepKey) -> Any:
         found = self._programs.get(self._cache_key(key))
@@ -321,8 +334,6 @@ class Runner:
 
     def _lower(self, key: StepKey) -> Any:
         bucket = key.bucket
-        if key.kind == "history":
-            return _lower_history(self.state.rows, self.placement)
         tables = {
             g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts
         }
@@ -362,13 +373,6 @@ def _compile(runner: Runner, key: StepKey, lowered: Any) -> Any:
     if runner.dump_folder is not None:
         dump_program(runner.dump_folder, str(key), runner.layouts, lowered, compiled)
     return compiled
-
-
-def _lower_history(rows: DeviceRows, placement: Placement) -> Any:
-    args = (jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct(rows.token_ids.shape[1:], jnp.int32))
-    outputs = None if placement.mesh is None else placement.replicated
-    write = jax.jit(device.write_history, donate_argnums=0, out_shardings=outputs)
-    return write.lower(jax.tree.map(_describe, rows), *args)
 
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -16,10 +16,14 @@ from enginebay.model import Model, ModelCache, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.processor import Own, Processors, evolve, process
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.logprobs import Logprobs, logprobs_of
 from enginebay.sampler import Sampler
+
+PENALTIES = "penalties"
+"""The logits processor that applies penalties; in an engine without it the sampler does."""
 
 Layouts = Mapping[str, KVLayout]
 """The cache layout of each group."""
@@ -28,13 +32,17 @@ OpsFactory = Callable[[Bucket, Layouts], Ops]
 """The chosen ops for a step's bucket and layouts; called while the step is traced."""
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["cache", "rows"], meta_fields=[])
+@functools.partial(tree_util.register_dataclass, data_fields=["cache", "rows", "own"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class StepState:
-    """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a whole."""
+    """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a whole.
+
+    `own` are the fields of logits processors by name, arrays [R, ...] each (enginebay.processor.empty_rows).
+    """
 
     cache: Any
     rows: DeviceRows
+    own: Mapping[str, Own] = dataclasses.field(default_factory=dict)
 
 
 @functools.partial(tree_util.register_dataclass, data_fields=["tokens", "logprobs", "logits"], meta_fields=[])
@@ -52,11 +60,14 @@ class Sampled:
     logits: jax.Array | None = None
 
 
-Scope = Literal["greedy", "full"]
-"""What a compiled step can do for its rows: give the first best token, or all that a request can ask of sampling. Half of a
-step's compile time is sampling, and most requests are greedy. A step of scope full serves greedy rows too."""
+Scope = Literal["greedy", "draw", "full"]
+"""What a compiled step can do for its rows: give the first best token; draw, and tell log-probabilities; or apply logits
+processors and penalties too. A step serves rows that ask for less."""
 
-_Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled]
+SCOPES: tuple[Scope, ...] = ("greedy", "draw", "full")
+"""From the least to the largest."""
+
+_Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, Own], Sampled]
 """Steps done, and what they have made so far."""
 
 
@@ -71,14 +82,29 @@ class Program:
     """Whether its steps give all their logits too, which costs memory: it is for measuring, not for serving."""
     has_greedy: bool = False
     """Whether steps whose rows all want the first best token and nothing else may do without the sampler."""
+    processors: Processors = ()
+    """Logits processors in the order in which they are applied."""
 
-    def sample(self, logits: jax.Array, rows: DeviceRows, scope: Scope) -> tuple[jax.Array, Logprobs]:
-        """Token ids int32 [S] and what is told of them, [S, W], from logits f32 [S, vocab]."""
+    def sample(
+        self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope
+    ) -> tuple[Sampled, Mapping[str, Own]]:
+        """One token for each row of logits f32 [S, vocab] that has not finished, and the rows' fields after it.
+
+        What is sampled comes without the axis of tokens: [S] and [S, W].
+        """
+        told = logits if self.tells_logits else None
         if scope == "greedy":
-            shape = (logits.shape[0],)
-            return first_best(logits.astype(jnp.float32)), Logprobs.empty(shape, logits.shape[1])
-        tokens = self.sampler(logits, rows.sampling_state())
-        return tokens, logprobs_of(logits, tokens, ~rows.finished & (rows.num_logprobs >= 0))
+            best = jnp.where(rows.finished, -1, first_best(logits.astype(jnp.float32)))
+            return Sampled(best, Logprobs.empty(best.shape, logits.shape[1]), told), own
+        state, scores = rows.sampling_state(), logits
+        given: Mapping[str, jax.Array] = {}
+        if scope == "full":
+            scores, given = process(self.processors, logits.astype(jnp.float32), own, state)
+        plain = scope == "draw" or PENALTIES in own
+        tokens = self.sampler(scores, state.without_penalties() if plain else state)
+        own = evolve(self.processors, given, tokens, own, state, ~rows.finished)
+        logprobs = logprobs_of(logits, tokens, ~rows.finished & (rows.num_logprobs >= 0))
+        return Sampled(jnp.where(rows.finished, -1, tokens), logprobs, told), own
 
 
 def _batches(
@@ -119,12 +145,13 @@ def prefill_step(
     if scope == "full":
         whole = whole.record(token_rows, batch.positions, token_ids)
     rows = device.rows_from_plan(ints, floats, whole.history(row_ids, _history_length(bucket, scope)))
-    sampled = _sample(program, scope, program.model.logits(weights, ops, hidden[last]), rows)
+    own = _take(state.own, row_ids, scope)
+    sampled, own = program.sample(program.model.logits(weights, ops, hidden[last]), rows, own, scope)
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
     if program.tells_logits:
         sampled = dataclasses.replace(sampled, logits=program.model.logits(weights, ops, hidden))
-    return StepState(cache, whole.put(row_ids, rows)), sampled
+    return StepState(cache, whole.put(row_ids, rows), _put(program, state.own, row_ids, own)), sampled
 
 
 def _history_length(bucket: Bucket, scope: Scope) -> int:
@@ -132,11 +159,25 @@ def _history_length(bucket: Bucket, scope: Scope) -> int:
     return bucket.max_kv_len + 1 if scope == "full" else 0
 
 
-def _sample(program: Program, scope: Scope, logits: jax.Array, rows: DeviceRows) -> Sampled:
-    """One token for each row that has not finished, without the axis of tokens: [S] and [S, W]."""
-    tokens, logprobs = program.sample(logits, rows, scope)
-    tokens = jnp.where(rows.finished, -1, tokens)
-    return Sampled(tokens, logprobs, logits if program.tells_logits else None)
+def _take(own: Mapping[str, Own], row_ids: jax.Array, scope: Scope) -> Mapping[str, Own]:
+    """The processors' fields of rows [S], if the step looks at them; a row past the end uses none."""
+    if scope != "full":
+        return {}
+    taken: Mapping[str, Own] = jax.tree.map(lambda a: a.at[row_ids].get(mode="fill", fill_value=0), dict(own))
+    return taken
+
+
+def _put(
+    program: Program, own: Mapping[str, Own], row_ids: jax.Array, rows: Mapping[str, Own]
+) -> Mapping[str, Own]:
+    """`own` with those fields of rows [S] that a step may have changed; a row past the end is dropped."""
+    evolving = {name for name, processor in program.processors if processor.evolves}
+    return {
+        name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
+        if name in evolving and name in rows
+        else fields
+        for name, fields in own.items()
+    }
 
 
 def decode_step(
@@ -161,17 +202,17 @@ def decode_step(
     ones = jnp.ones(bucket.seqs, jnp.int32)
 
     def unfinished(carry: _Carry) -> jax.Array:
-        step, _, rows, _ = carry
+        step, _, rows, _, _ = carry
         return (step < num_steps) & ~rows.finished.all()
 
     def one(carry: _Carry) -> _Carry:
-        step, cache, rows, sampled = carry
+        step, cache, rows, own, sampled = carry
         active = ~rows.finished
         batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
-        new = _sample(program, scope, program.model.logits(weights, ops, hidden), rows)
-        sampled = jax.tree.map(lambda before, own: before.at[:, step].set(own), sampled, new)
-        return step + 1, cache, rows.advanced(new.tokens, active), sampled
+        new, own = program.sample(program.model.logits(weights, ops, hidden), rows, own, scope)
+        sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
+        return step + 1, cache, rows.advanced(new.tokens, active), own, sampled
 
     shape, vocab_size = (bucket.seqs, max_steps), program.model.info.vocab_size
     logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
@@ -179,10 +220,11 @@ def decode_step(
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, _history_length(bucket, scope)),
+        _take(state.own, row_ids, scope),
         Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits),
     )
-    _, cache, rows, sampled = jax.lax.while_loop(unfinished, one, start)
-    return StepState(cache, state.rows.put(row_ids, rows)), sampled
+    _, cache, rows, own, sampled = jax.lax.while_loop(unfinished, one, start)
+    return StepState(cache, state.rows.put(row_ids, rows), _put(program, state.own, row_ids, own)), sampled
 
 
 def compact_decode_step(
@@ -212,7 +254,7 @@ def compact_decode_step(
     own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
-    inside = StepState(cache, state.rows)
+    inside = StepState(cache, state.rows, state.own)
     done, sampled = decode_step(
         program, small, inner, max_steps, weights, inside, row_ids, num_steps, own, scope=scope
     )
@@ -224,7 +266,7 @@ def compact_decode_step(
         )
         for g in groups
     }
-    return StepState(whole, done.rows), sampled
+    return StepState(whole, done.rows, done.own), sampled
 
 
 def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:

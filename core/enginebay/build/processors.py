@@ -1,0 +1,87 @@
+"""Which logits processors an engine is made with, and what a request's row has of those that it asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.config import AUTO, EngineConfig, Reason
+from enginebay.errors import ConfigError, RequestError, explain, unknown_name
+from enginebay.processor import LogitsProcessor, Processors, RowFacts, RowValues, row_values
+from enginebay.registry import Entry, Registry
+
+LAST = 1000
+"""The place of a processor that declares none: after all that do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenProcessors:
+    """Logits processors by name in the order in which they are applied, and how their options are read."""
+
+    registry: Registry
+    entries: Mapping[str, Entry]
+    processors: Processors
+    reason: Reason
+
+    def rows(self, wanted: Mapping[str, Mapping[str, Any]], facts: RowFacts) -> tuple[RowValues, ...]:
+        """What a request's row has of the processors that it asks for, given their options by name.
+
+        RequestError for one that the engine was made without, for options that are wrong, and for what one cannot serve.
+        """
+        missing = next((name for name in wanted if name not in self.entries), None)
+        if missing is not None:
+            raise self._missing(missing)
+        made = []
+        for name, processor in self.processors:
+            if name in wanted:
+                try:
+                    options = self.registry.options(self.entries[name], wanted[name])
+                except ConfigError as error:
+                    raise RequestError(str(error)) from None
+                made.append(row_values(name, processor, options, facts))
+        return tuple(made)
+
+    def _missing(self, name: str) -> RequestError:
+        known = self.registry.names("logits_processor")
+        if name not in known:
+            return RequestError(str(unknown_name("logits processor", name, list(self.entries))))
+        return RequestError(
+            explain(
+                f"logits processor {name!r}, which the engine was made without",
+                ", ".join(self.entries) or "none",
+                "Name it in the setting processors, or leave it out.",
+            )
+        )
+
+    def reads_tokens(self, values: tuple[RowValues, ...]) -> bool:
+        """Whether one of these processors looks at the row's tokens."""
+        used = {value.name for value in values}
+        return any(processor.reads_tokens for name, processor in self.processors if name in used)
+
+    def changes_best(self, values: tuple[RowValues, ...]) -> bool:
+        """Whether one of these processors may change which token is the first best."""
+        used = {value.name for value in values}
+        return any(not processor.keeps_argmax for name, processor in self.processors if name in used)
+
+
+def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcessors:
+    """Those that the configuration names, or with `auto` those that declare `default`; made, in order."""
+    if config.processors == AUTO:
+        able = [e for e in registry.entries if e.kind == "logits_processor" and e.state == "ready"]
+        entries = [e for e in able if e.declaration is not None and e.declaration.capabilities.get("default")]
+        why = "those that plugins declare as default"
+    else:
+        entries = [registry.find("logits_processor", name) for name in config.processors]
+        why = "chosen by name"
+    entries = sorted(dict.fromkeys(entries), key=lambda e: (_order(e), e.name))
+    made: list[tuple[str, LogitsProcessor]] = [(e.name, registry.load(e)()) for e in entries]
+    chosen = ", ".join(name for name, _ in made) or "none"
+    return ChosenProcessors(
+        registry, {e.name: e for e in entries}, tuple(made), Reason("processors", chosen, why)
+    )
+
+
+def _order(entry: Entry) -> int:
+    capabilities = entry.declaration.capabilities if entry.declaration else {}
+    return int(capabilities.get("order", LAST))

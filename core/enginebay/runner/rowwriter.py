@@ -1,0 +1,123 @@
+"""RowWriter: puts into the rows on the device what no step brings: their first tokens, and the fields of logits processors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.errors import CompilationError, InternalError, explain
+from enginebay.processor import IS_USED, Own, RowValues
+from enginebay.runner import device
+
+if TYPE_CHECKING:
+    from enginebay.runner.runner import KnownTokens, Runner
+
+HISTORY = "history"
+"""The program that writes a row's history; the others have the names of processors."""
+
+
+class RowWriter:
+    """Writes single rows of a runner's step state, each by a small compiled program that is launched like a step.
+
+    Rows whose requests use no processor cost nothing: only what was written is taken back, when the row is another request's.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._programs: dict[str, Any] = {}
+        self._used: dict[int, frozenset[str]] = {}
+
+    def write_known(self, known: KnownTokens) -> None:
+        """Write the first tokens of a row into its history."""
+        padded = np.zeros(self._runner.max_model_len, np.int32)
+        padded[: len(known.token_ids)] = known.token_ids
+        state = self._runner.state
+        rows = self._program(HISTORY)(state.rows, np.int32(known.row), padded)
+        self._runner.state = dataclasses.replace(state, rows=rows)
+
+    def write_all(self, row: int, values: Iterable[RowValues]) -> None:
+        """Have a row use these processors, with these fields, and no others."""
+        used = frozenset(value.name for value in values)
+        for name in self._used.get(row, frozenset()) - used:
+            own = self._runner.state.own[name]
+            blank = {n: np.zeros(a.shape[1:], a.dtype) for n, a in own.items() if n != IS_USED}
+            self._write(name, row, blank, is_used=False)
+        for value in values:
+            self._write(value.name, row, value.values, is_used=True)
+        if used:
+            self._used[row] = used
+        else:
+            self._used.pop(row, None)
+
+    def update(self, row: int, values: Iterable[RowValues]) -> None:
+        """Write the fields of some of the processors that a row uses."""
+        for value in values:
+            self._write(value.name, row, value.values, is_used=True)
+
+    def read(self, row: int) -> dict[str, dict[str, np.ndarray]]:
+        """The fields of the processors that a row uses, read to the host."""
+        own = self._runner.state.own
+        return {
+            name: {n: np.asarray(a[row]) for n, a in own[name].items() if n != IS_USED}
+            for name in self._used.get(row, frozenset())
+        }
+
+    def forget(self) -> None:
+        """The arrays are new: no row uses anything."""
+        self._used.clear()
+
+    def compile_all(self) -> int:
+        """Compile every program, and return how many there are."""
+        names = [HISTORY, *(name for name, _ in self._runner.program.processors)]
+        for name in names:
+            self._program(name, ahead=True)
+        return len(names)
+
+    def _write(self, name: str, row: int, values: Mapping[str, np.ndarray], *, is_used: bool) -> None:
+        state = self._runner.state
+        if name not in state.own:
+            raise InternalError(
+                f"a row uses the logits processor {name!r}, which the engine was made without"
+            )
+        whole = {**values, IS_USED: np.bool_(is_used)}
+        own = self._program(name)(state.own[name], np.int32(row), whole)
+        self._runner.state = dataclasses.replace(state, own={**state.own, name: own})
+
+    def _program(self, name: str, *, ahead: bool = False) -> Any:
+        found = self._programs.get(name)
+        if found is None:
+            compilations = self._runner.compilations
+            if compilations.forbidden and not ahead:
+                given = f"program not compiled: {name} of a row"
+                fix = "Call warmup() first, or allow compiling while serving."
+                raise CompilationError(explain(given, "programs that warmup() compiled", fix))
+            found = self._programs[name] = self._lower(name).compile(
+                compiler_options=self._runner.compile_options
+            )
+            compilations.count += 1
+        return found
+
+    def _lower(self, name: str) -> Any:
+        state, row = self._runner.state, jax.ShapeDtypeStruct((), jnp.int32)
+        held: Any
+        function: Callable[..., Any]
+        if name == HISTORY:
+            held, function = state.rows, device.write_history
+            values: Any = jax.ShapeDtypeStruct(state.rows.token_ids.shape[1:], jnp.int32)
+        else:
+            held, function = state.own[name], write_fields
+            values = {n: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for n, a in held.items()}
+        outputs = None if self._runner.placement.mesh is None else self._runner.placement.replicated
+        write = jax.jit(function, donate_argnums=0, out_shardings=outputs)
+        described = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), held)
+        return write.lower(described, row, values)
+
+
+def write_fields(own: Own, row_id: jax.Array, values: Own) -> Own:
+    """A processor's fields [R, ...] with `values` as those of one row."""
+    return {name: array.at[row_id].set(values[name]) for name, array in own.items()}
