@@ -14,20 +14,16 @@ Which of these answers a row depends on that row alone; what its neighbours need
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from enginebay.ops.sampling import first_best, gumbel_noise
+from enginebay.ops.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
 
 NUM_CANDIDATES = 256
 """How many best tokens are put in order: a partial sort of 256 costs little more than finding the best one."""
-
-INF_BITS = 0x7F800000
-"""The bits of f32 infinity: as integers, the bits of all non-negative floats up to it are in the floats' order."""
 
 NO_MASS_BITS = 0x42D00000
 """The bits of 104.0: exp(-104) is 0 in f32, so no border of mass lies deeper."""
@@ -121,10 +117,14 @@ def _inside_top_k_and_top_p(rows: _Rows) -> jax.Array:
     has_k, has_p = rows.top_k < rows.z.shape[-1], rows.top_p < 1.0
     deepest = jnp.full_like(rows.top_k, INF_BITS)
     count = jnp.ones_like(depth)
-    kth = _least(lambda limit: down_to(limit, count) >= rows.top_k, jnp.where(has_k, 0, deepest), deepest)
+    kth = least_that_holds(
+        lambda limit: down_to(limit, count) >= rows.top_k, jnp.where(has_k, 0, deepest), deepest
+    )
     wanted = rows.top_p * down_to(kth, mass)
     deepest = jnp.where(has_p, jnp.minimum(kth, NO_MASS_BITS), kth)
-    border = _least(lambda limit: down_to(limit, mass) >= wanted, jnp.where(has_p, 0, deepest), deepest)
+    border = least_that_holds(
+        lambda limit: down_to(limit, mass) >= wanted, jnp.where(has_p, 0, deepest), deepest
+    )
     each = jnp.exp(-lax.bitcast_convert_type(border, jnp.float32))
     room = jnp.maximum(jnp.ceil((wanted - down_to(border - 1, mass)) / each), 1.0)
     at_border = (depth == border) & has_p
@@ -135,15 +135,3 @@ def _inside_top_k_and_top_p(rows: _Rows) -> jax.Array:
         return (depth <= border) & ~(at_border & crowded & (earlier >= room))
 
     return lax.cond(jnp.any(crowded), first_of_equals, lambda: depth <= border)
-
-
-def _least(holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array) -> jax.Array:
-    """The least int32 limit per row [S, 1] in [low, high] that holds; `holds` is monotone and holds at `high`."""
-
-    def narrow(ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = ends
-        middle = low + (high - low) // 2
-        enough = holds(middle)
-        return jnp.where(enough, low, jnp.minimum(middle + 1, high)), jnp.where(enough, middle, high)
-
-    return lax.while_loop(lambda ends: jnp.any(ends[0] < ends[1]), narrow, (low, high))[1]

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+from pydantic import BaseModel, ConfigDict, Field
 
+from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
+from enginebay_samplers.tokens import is_among
+
+
+class _Strengths(NamedTuple):
+    """Of S rows: f32 [S] each, and bool [S], whether repetition counts the output alone."""
+
+    presence: jax.Array
+    frequency: jax.Array
+    repetition: jax.Array
+    output_only: jax.Array
 
 
 def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
-    """logits f32 [S, vocab] after the rows' penalties: repetition, then frequency, then presence.
+    """logits f32 [S, vocab] after the penalties that the rows' state has: repetition, then frequency, then presence.
 
-    Repetition is Keskar et al., "CTRL", 2019 (section 4.1), with negative logits multiplied; frequency and presence are
-    those of the OpenAI API. While no row uses one, the logits are passed through and nothing is computed.
+    While no row uses one, the logits are passed through and nothing is computed.
     """
-    return lax.cond(jnp.any(penalizes(state)), lambda: _penalized(logits, state), lambda: logits)
+    strengths = _Strengths(
+        state.presence_penalty,
+        state.frequency_penalty,
+        state.repetition_penalty,
+        jnp.zeros(state.repetition_penalty.shape, bool),
+    )
+    return lax.cond(jnp.any(penalizes(state)), lambda: _penalized(logits, strengths, state), lambda: logits)
 
 
 def penalizes(state: SamplingState) -> jax.Array:
@@ -24,18 +44,72 @@ def penalizes(state: SamplingState) -> jax.Array:
     return counted | (state.repetition_penalty != 1.0)
 
 
-def _penalized(logits: jax.Array, state: SamplingState) -> jax.Array:
+def _penalized(logits: jax.Array, strengths: _Strengths, state: SamplingState) -> jax.Array:
     num_rows, vocab = logits.shape
     row = jnp.arange(num_rows)[:, None]
     position = jnp.arange(state.token_ids.shape[1])[None]
     known = position < state.positions[:, None]
     written = known & (position >= state.prompt_lengths[:, None])
-    seen = jnp.zeros((num_rows, vocab), bool)
-    seen = seen.at[row, jnp.where(known, state.token_ids, vocab)].set(True, mode="drop")
+    counts = jnp.where(strengths.output_only[:, None], written, known)
+    seen = is_among(jnp.where(counts, state.token_ids, vocab), vocab)
     count = jnp.zeros((num_rows, vocab), jnp.int32)
     count = count.at[row, jnp.where(written, state.token_ids, vocab)].add(1, mode="drop")
-    repetition = state.repetition_penalty[:, None]
+    repetition = strengths.repetition[:, None]
     repeated = jnp.where(logits > 0.0, logits / repetition, logits * repetition)
     logits = jnp.where(seen, repeated, logits)
-    logits = logits - count.astype(jnp.float32) * state.frequency_penalty[:, None]
-    return logits - jnp.where(count > 0, state.presence_penalty[:, None], 0.0)
+    logits = logits - count.astype(jnp.float32) * strengths.frequency[:, None]
+    return logits - jnp.where(count > 0, strengths.presence[:, None], 0.0)
+
+
+class PenaltiesOptions(BaseModel):
+    """How much a token that was there before loses."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"presence": 1.5},
+                {"frequency": -0.5, "repetition": 1.4},
+                {"presence": 0.3, "repetition": 0.7, "output_only": True},
+            ]
+        },
+    )
+
+    presence: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="taken from the logit of a token that is in the output"
+    )
+    frequency: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="taken from a token's logit as often as it is in the output"
+    )
+    repetition: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100.0,
+        description="divides the logit of a token in prompt or output when it is positive, else multiplies it",
+    )
+    output_only: bool = Field(default=False, description="repetition counts the output's tokens alone")
+
+
+class Penalties(LogitsProcessor):
+    """Repetition, then frequency, then presence.
+
+    Repetition is Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019 (section 4.1), with negative logits multiplied;
+    frequency and presence are those of the OpenAI API.
+    """
+
+    reads_tokens = True
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """The options."""
+        numbers = {name: RowField("float32") for name in ("presence", "frequency", "repetition")}
+        return {**numbers, "output_only": RowField("bool")}
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """Any options can be served."""
+        return {name: getattr(options, name) for name in _Strengths._fields}
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        return _penalized(logits, _Strengths(*(own[name] for name in _Strengths._fields)), state)

@@ -1,6 +1,8 @@
-"""What implementations of the op sample share: the noise of a token, and the first best one."""
+"""What implementations of the op sample and logits processors share: a token's noise, the first best one, and bisection."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,9 @@ from jax import lax
 
 SPREAD = 0x9E3779B9
 """Odd, so multiplying by it is a bijection of 32 bits: the golden ratio's bits, which part neighbouring ids."""
+
+INF_BITS = 0x7F800000
+"""The bits of f32 infinity: as integers, the bits of all non-negative floats up to it are in the floats' order."""
 
 FACTORS = (0x7FEB352D, 0x846CA68B)
 """Of the mixer's two rounds."""
@@ -44,3 +49,18 @@ def first_best(scores: jax.Array) -> jax.Array:
     best = lax.optimization_barrier(scores.max(axis=-1, keepdims=True))
     ids = lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
     return jnp.minimum(jnp.where(scores == best, ids, vocab).min(axis=-1), vocab - 1)
+
+
+def least_that_holds(holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array) -> jax.Array:
+    """The least int32 limit per row [S, 1] in [low, high] that holds; `holds` is monotone and holds at `high`.
+
+    Found by bisection, in as many calls as the widest row has bits: over the bits of floats, instead of a sort of them.
+    """
+
+    def narrow(ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = low + (high - low) // 2
+        enough = holds(middle)
+        return jnp.where(enough, low, jnp.minimum(middle + 1, high)), jnp.where(enough, middle, high)
+
+    return lax.while_loop(lambda ends: jnp.any(ends[0] < ends[1]), narrow, (low, high))[1]

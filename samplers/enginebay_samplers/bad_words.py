@@ -1,0 +1,87 @@
+"""The processor bad_words: sequences of tokens that are never finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.errors import RequestError, explain
+from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.sampler import SamplingState
+from enginebay_samplers.masks import TokenIds
+from enginebay_samplers.tokens import ban, check_ids, check_number, is_among
+
+MAX_SEQUENCES = 256
+"""How many sequences one request may have."""
+
+MAX_LENGTH = 16
+"""Tokens of a sequence."""
+
+ANY, NONE = -1, -2
+"""In a sequence's beginning: any token, or none at all. Before the text: no token, which equals neither."""
+
+
+class BadWordsOptions(BaseModel):
+    """The sequences."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"sequences": [[3], [1, 2], [2, 2, 5], [30, 31, 32, 33]]}]},
+    )
+
+    sequences: Annotated[tuple[Annotated[TokenIds, Field(min_length=1)], ...], Field(strict=False)] = Field(
+        default=(),
+        description=f"of token ids, at most {MAX_SEQUENCES}, of at most {MAX_LENGTH} tokens each",
+    )
+
+
+class BadWords(LogitsProcessor):
+    """A sequence's last token is impossible where the tokens before it end the text, prompt and output together.
+
+    As NoBadWordsLogitsProcessor of Hugging Face transformers has it. Where no other token is possible, nothing is changed.
+    """
+
+    reads_tokens = True
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """Each sequence's last token, the vocabulary's size where there is none, and those before it, the last one last."""
+        return {
+            "last": RowField("int32", (MAX_SEQUENCES,)),
+            "before": RowField("int32", (MAX_SEQUENCES, MAX_LENGTH - 1)),
+        }
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """RequestError for too many sequences, too long ones, and ids that the model does not have."""
+        vocab, sequences = facts.sizes.vocab_size, options.sequences
+        check_number("bad words", len(sequences), MAX_SEQUENCES)
+        last = np.full(MAX_SEQUENCES, vocab)
+        before = np.full((MAX_SEQUENCES, MAX_LENGTH - 1), ANY)
+        for i, ids in enumerate(sequences):
+            check_ids("bad_words", ids, vocab)
+            if len(ids) > MAX_LENGTH:
+                raise RequestError(
+                    explain(
+                        f"a bad word of {len(ids)} tokens, which begins with {ids[:4]}",
+                        f"at most {MAX_LENGTH} tokens",
+                        "Leave its end out: what cannot be begun is not finished.",
+                    )
+                )
+            last[i] = ids[-1]
+            before[i, MAX_LENGTH - len(ids) :] = ids[:-1]
+        return {"last": last, "before": before}
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        vocab = logits.shape[-1]
+        where = state.positions[:, None] - jnp.arange(MAX_LENGTH - 1, 0, -1)
+        tail = jnp.take_along_axis(state.token_ids, jnp.maximum(where, 0), axis=-1)
+        tail = jnp.where(where >= 0, tail, NONE)[:, None]
+        begun = jnp.all((own["before"] == ANY) | (own["before"] == tail), axis=-1)
+        return ban(logits, is_among(jnp.where(begun, own["last"], vocab), vocab))

@@ -1,0 +1,56 @@
+"""The processor logit_bias: what a request adds to the logits of single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.sampler import SamplingState
+from enginebay_samplers.tokens import check_ids, check_number
+
+MAX_BIASED = 1024
+"""How many tokens of one request may have a bias."""
+
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, strict=True)]
+
+
+class LogitBiasOptions(BaseModel):
+    """What is added to which token's logit."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        json_schema_extra={"examples": [{"bias": {"3": 5.0, "7": -100.0, "11": 0.5}}]},
+    )
+
+    bias: dict[int, Bias] = Field(
+        default_factory=dict, description=f"token id to what is added, -100 to 100; at most {MAX_BIASED}"
+    )
+
+
+class LogitBias(LogitsProcessor):
+    """logits + bias, as the OpenAI API has it: -100 all but bans a token, 100 all but chooses it."""
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """Token ids, the vocabulary's size where there is none, and what is added to them."""
+        return {"ids": RowField("int32", (MAX_BIASED,)), "values": RowField("float32", (MAX_BIASED,))}
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """RequestError for too many tokens, and for ids that the model does not have."""
+        bias, vocab = options.bias, facts.sizes.vocab_size
+        check_number("tokens with a bias", len(bias), MAX_BIASED)
+        check_ids("logit_bias", bias, vocab)
+        ids, values = np.full(MAX_BIASED, vocab), np.zeros(MAX_BIASED)
+        ids[: len(bias)], values[: len(bias)] = list(bias), list(bias.values())
+        return {"ids": ids, "values": values}
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        row = jnp.arange(logits.shape[0])[:, None]
+        return logits.at[row, own["ids"]].add(own["values"], mode="drop")

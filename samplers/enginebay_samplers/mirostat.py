@@ -1,0 +1,74 @@
+"""The processor mirostat: cuts unlikely tokens off so that the text's surprise stays near a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.sampler import SamplingState
+from enginebay_samplers.distribution import Distribution, distribution, keep
+
+BIT = float(np.log(2.0))
+"""A bit in nats."""
+
+
+class MirostatOptions(BaseModel):
+    """The surprise that is aimed at, and how fast."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"tau": 1.5}, {"tau": 3.0, "eta": 0.5}]},
+    )
+
+    tau: float = Field(
+        default=5.0, ge=0.0, le=100.0, description="mean surprise to aim at, in bits per token"
+    )
+    eta: float = Field(
+        default=0.1, ge=0.0, le=1.0, description="share of a token's error that is put right at once"
+    )
+
+
+class Mirostat(LogitsProcessor):
+    """Keeps the tokens of at most mu bits of surprise, and the most likely one; mu follows what was chosen.
+
+    Version 2 of Basu, Ramachandran, Keskar and Varshney, "Mirostat: a neural text decoding algorithm that directly controls
+    perplexity", 2021, as its authors published it: mu begins at 2 tau, and after a token loses eta times what the token's
+    surprise among those kept exceeds tau by. At temperature 0 nothing changes, mu neither.
+    """
+
+    keeps_argmax = True
+    evolves = True
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """The options and mu, in bits."""
+        return {name: RowField("float32") for name in ("tau", "eta", "mu")}
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """Any options can be served."""
+        return {"tau": options.tau, "eta": options.eta, "mu": 2.0 * options.tau}
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        given = distribution(logits, state)
+        return keep(logits, _kept(given, own), given)
+
+    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
+        """mu f32 [S]; a token that was impossible, as the one of a row without any, changes nothing."""
+        given = distribution(logits, state)
+        mass = jnp.where(_kept(given, own), jnp.exp(given.log_p), 0.0).sum(axis=-1)
+        chosen = jnp.take_along_axis(given.log_p, tokens[:, None], axis=-1)[:, 0]
+        surprise = (jnp.log(mass) - chosen) / BIT
+        known = given.is_drawn[:, 0] & jnp.isfinite(surprise)
+        return {"mu": jnp.where(known, own["mu"] - own["eta"] * (surprise - own["tau"]), own["mu"])}
+
+
+def _kept(given: Distribution, own: Own) -> jax.Array:
+    return (given.log_p >= -own["mu"][:, None] * BIT) | given.best

@@ -1,0 +1,163 @@
+"""The processors no_repeat_ngram and dry: what would repeat a part of the text so far becomes impossible, or less likely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.sampler import SamplingState
+from enginebay_samplers.masks import TokenIds
+from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, num_words, to_bits
+
+MAX_MATCH = 50
+"""Tokens of a repetition that dry tells apart, as its source has it: longer ones cost the same."""
+
+_Loop = tuple[Any, jax.Array, jax.Array, jax.Array]
+"""Tokens counted so far, the text that far to the right, where the match goes on, and its length."""
+
+
+def _matches(state: SamplingState, limit: jax.Array, first: jax.Array, stops: jax.Array) -> jax.Array:
+    """int32 [S, L]: at each index, how many tokens before it are also the last ones of the row's text, in their order.
+
+    -1 outside of the text. `limit` int32 [S]: most that are counted. `first` int32 [S]: index of the first one that
+    counts. `stops` bool [S, L]: tokens at which counting ends. One pass over [S, L] for each token of the longest match.
+    """
+    ids, end = state.token_ids, state.positions[:, None]
+    row = jnp.arange(ids.shape[0])
+    index = lax.broadcasted_iota(jnp.int32, ids.shape, 1)
+    inside = (index < end) & (index >= first[:, None])
+
+    def longer(loop: _Loop) -> _Loop:
+        num, shifted, going, found = loop
+        num = num + 1
+        shifted = jnp.roll(shifted, 1, axis=1)
+        own = jnp.maximum(state.positions - num, 0)
+        wanted = jnp.where((limit >= num) & ~stops[row, own], ids[row, own], -1)[:, None]
+        going = going & (index - num >= first[:, None]) & (shifted == wanted)
+        return num, shifted, going, jnp.where(going, num, found)
+
+    start = (jnp.int32(0), ids, inside & (limit > 0)[:, None], jnp.where(inside, 0, -1))
+    return lax.while_loop(lambda loop: jnp.any(loop[2]), longer, start)[3]
+
+
+class NoRepeatNgramOptions(BaseModel):
+    """How long a sequence of tokens must be to come only once."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"size": 1}, {"size": 2}, {"size": 3}]},
+    )
+
+    size: int = Field(default=3, ge=1, lt=2**31, description="tokens of a sequence that must not come twice")
+
+
+class NoRepeatNgram(LogitsProcessor):
+    """A token is impossible where it would end a sequence of `size` tokens that prompt and output have already.
+
+    As NoRepeatNGramLogitsProcessor of Hugging Face transformers has it (after Paulus, Xiong and Socher, "A deep reinforced
+    model for abstractive summarization", 2017, section 2.5). Where no other token is possible, nothing is changed. Costs
+    up to `size` passes over the rows' texts, fewer when nothing so long repeats, and one write for each token of them.
+    """
+
+    reads_tokens = True
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """The size."""
+        return {"size": RowField("int32")}
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """Any size can be served."""
+        return {"size": options.size}
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        vocab, before = logits.shape[-1], own["size"] - 1
+        found = _matches(state, before, jnp.zeros_like(before), jnp.zeros(state.token_ids.shape, bool))
+        repeats = (found >= before[:, None]) & (found >= 0)
+        return ban(logits, is_among(jnp.where(repeats, state.token_ids, vocab), vocab))
+
+
+class DryOptions(BaseModel):
+    """How much less likely a repetition becomes, and what is none."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"allowed_length": 1},
+                {"multiplier": 2.0, "base": 1.2, "sequence_breakers": [3, 8], "range": 12},
+            ]
+        },
+    )
+
+    multiplier: float = Field(
+        default=0.8,
+        ge=0.0,
+        le=100.0,
+        description="taken from the logit at the allowed length; 0 changes nothing",
+    )
+    base: float = Field(default=1.75, ge=1.0, le=4.0, description="times as much for each token more")
+    allowed_length: int = Field(
+        default=2, ge=1, le=MAX_MATCH, description="tokens that repeat before the next one costs anything"
+    )
+    sequence_breakers: TokenIds = Field(
+        default=(), description="token ids that no repetition reaches over, such as those of line ends"
+    )
+    range: int = Field(default=0, ge=0, lt=2**31, description="last tokens that are looked at; 0: all")
+
+
+class Dry(LogitsProcessor):
+    """A token that would prolong a repetition loses multiplier * base ** (length - allowed_length).
+
+    The length is that of the longest part of prompt and output that ends the text and that the token followed before. "Don't
+    repeat yourself": P. E. Weidmann, text-generation-webui, pull request 5677, 2024. Costs a pass over the rows' texts for
+    each token of the longest repetition, at most MAX_MATCH, and one write for each token of the texts.
+    """
+
+    reads_tokens = True
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """The options, the breakers as a set of bits."""
+        return {
+            "multiplier": RowField("float32"),
+            "base": RowField("float32"),
+            "allowed_length": RowField("int32"),
+            "range": RowField("int32"),
+            "breakers": RowField("uint32", (num_words(sizes.vocab_size),)),
+        }
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """RequestError for ids that the model does not have."""
+        vocab = facts.sizes.vocab_size
+        check_ids("sequence_breakers", options.sequence_breakers, vocab)
+        return {
+            "multiplier": options.multiplier,
+            "base": options.base,
+            "allowed_length": options.allowed_length,
+            "range": options.range or facts.sizes.max_model_len,
+            "breakers": to_bits(options.sequence_breakers, vocab),
+        }
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        num_rows, vocab = logits.shape
+        stops = in_bits(own["breakers"], state.token_ids)
+        first = jnp.maximum(state.positions - own["range"], 0)
+        limit = jnp.where(own["multiplier"] > 0.0, MAX_MATCH, 0)
+        found = jnp.where(stops, -1, _matches(state, limit, first, stops))
+        row = jnp.arange(num_rows)[:, None]
+        length = jnp.zeros((num_rows, vocab), jnp.int32)
+        length = length.at[row, jnp.where(found > 0, state.token_ids, vocab)].max(found, mode="drop")
+        more = length - own["allowed_length"][:, None]
+        cost = own["multiplier"][:, None] * own["base"][:, None] ** more.astype(jnp.float32)
+        return jnp.where((length > 0) & (more >= 0), logits - cost, logits)

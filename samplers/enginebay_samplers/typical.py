@@ -1,0 +1,64 @@
+"""The processor typical: tokens whose surprise is near what the distribution makes one expect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginebay.ops.sampling import INF_BITS, least_that_holds
+from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.sampler import SamplingState
+from enginebay_samplers.distribution import distribution, keep
+
+
+class TypicalOptions(BaseModel):
+    """How much mass is kept."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"typical_p": 0.2}, {"typical_p": 0.7}, {"typical_p": 1.0}]},
+    )
+
+    typical_p: float = Field(
+        default=0.95, gt=0.0, le=1.0, description="keep the most typical tokens with this mass; 1 keeps all"
+    )
+
+
+class Typical(LogitsProcessor):
+    """Keeps the tokens whose -log p is nearest the entropy, the fewest that have mass typical_p, and all that are as near.
+
+    Locally typical sampling: Meister, Pimentel, Wiher and Cotterell, "Locally typical sampling", 2022. The border is found by
+    bisection over the bits of the distance: 31 masked sums. The most likely token may be cut off.
+    """
+
+    def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
+        """The mass."""
+        return {"typical_p": RowField("float32")}
+
+    def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
+        """Any mass can be served."""
+        return {"typical_p": options.typical_p}
+
+    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+        """f32 [S, vocab]."""
+        given = distribution(logits, state)
+        p = jnp.exp(given.log_p)
+        possible = p > 0.0
+        entropy = -jnp.where(possible, p * given.log_p, 0.0).sum(axis=-1, keepdims=True)
+        distance = lax.bitcast_convert_type(jnp.abs(given.log_p + entropy), jnp.int32)
+        mass = own["typical_p"][:, None]
+        wanted = jnp.where(given.is_drawn, jnp.maximum(mass, jnp.finfo(jnp.float32).tiny), 0.0)
+
+        def has_mass(limit: jax.Array) -> jax.Array:
+            return jnp.where(distance <= limit, p, 0.0).sum(axis=-1, keepdims=True) >= wanted
+
+        low = jnp.zeros(wanted.shape, jnp.int32)
+        border = least_that_holds(has_mass, low, jnp.full_like(low, INF_BITS))
+        return keep(logits, (distance <= border) | (mass >= 1.0), given)
