@@ -22,27 +22,25 @@ _Loop = tuple[Any, jax.Array, jax.Array, jax.Array]
 """Tokens counted so far, the text that far to the right, where the match goes on, and its length."""
 
 
-def _matches(state: SamplingState, limit: jax.Array, first: jax.Array, stops: jax.Array) -> jax.Array:
+def _matches(state: SamplingState, limit: jax.Array, first: jax.Array, ends: jax.Array) -> jax.Array:
     """int32 [S, L]: at each index, how many tokens before it are also the last ones of the row's text, in their order.
 
     -1 outside of the text. `limit` int32 [S]: most that are counted. `first` int32 [S]: index of the first one that
-    counts. `stops` bool [S, L]: tokens at which counting ends. One pass over [S, L] for each token of the longest match.
+    counts. `ends` int32 [S, L]: the text, with -1 where counting ends. One pass over [S, L] for each token of the longest match.
     """
-    ids, end = state.token_ids, state.positions[:, None]
-    row = jnp.arange(ids.shape[0])
-    index = lax.broadcasted_iota(jnp.int32, ids.shape, 1)
-    inside = (index < end) & (index >= first[:, None])
+    end, first = state.positions[:, None], first[:, None]
+    index = lax.broadcasted_iota(jnp.int32, ends.shape, 1)
+    inside = (index < end) & (index >= first)
 
     def longer(loop: _Loop) -> _Loop:
         num, shifted, going, found = loop
         num = num + 1
         shifted = jnp.roll(shifted, 1, axis=1)
-        own = jnp.maximum(state.positions - num, 0)
-        wanted = jnp.where((limit >= num) & ~stops[row, own], ids[row, own], -1)[:, None]
-        going = going & (index - num >= first[:, None]) & (shifted == wanted)
+        wanted = jnp.take_along_axis(ends, end - num, axis=1, mode="clip")
+        going = going & (num <= limit[:, None]) & (index - num >= first) & (shifted == wanted)
         return num, shifted, going, jnp.where(going, num, found)
 
-    start = (jnp.int32(0), ids, inside & (limit > 0)[:, None], jnp.where(inside, 0, -1))
+    start = (jnp.int32(0), state.token_ids, inside & (limit > 0)[:, None], jnp.where(inside, 0, -1))
     return lax.while_loop(lambda loop: jnp.any(loop[2]), longer, start)[3]
 
 
@@ -80,7 +78,7 @@ class NoRepeatNgram(LogitsProcessor):
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
         """f32 [S, vocab]."""
         vocab, before = logits.shape[-1], own["size"] - 1
-        found = _matches(state, before, jnp.zeros_like(before), jnp.zeros(state.token_ids.shape, bool))
+        found = _matches(state, before, jnp.zeros_like(before), state.token_ids)
         repeats = (found >= before[:, None]) & (found >= 0)
         return ban(logits, is_among(jnp.where(repeats, state.token_ids, vocab), vocab))
 
@@ -154,10 +152,10 @@ class Dry(LogitsProcessor):
         stops = in_bits(own["breakers"], state.token_ids)
         first = jnp.maximum(state.positions - own["range"], 0)
         limit = jnp.where(own["multiplier"] > 0.0, MAX_MATCH, 0)
-        found = jnp.where(stops, -1, _matches(state, limit, first, stops))
+        found = _matches(state, limit, first, jnp.where(stops, -1, state.token_ids))
+        more = found - own["allowed_length"][:, None]
+        each = own["multiplier"][:, None] * own["base"][:, None] ** more.astype(jnp.float32)
+        each = jnp.where((more >= 0) & ~stops, each, 0.0)
         row = jnp.arange(num_rows)[:, None]
-        length = jnp.zeros((num_rows, vocab), jnp.int32)
-        length = length.at[row, jnp.where(found > 0, state.token_ids, vocab)].max(found, mode="drop")
-        more = length - own["allowed_length"][:, None]
-        cost = own["multiplier"][:, None] * own["base"][:, None] ** more.astype(jnp.float32)
-        return jnp.where((length > 0) & (more >= 0), logits - cost, logits)
+        cost = jnp.zeros((num_rows, vocab), jnp.float32).at[row, state.token_ids].max(each, mode="drop")
+        return logits - cost
