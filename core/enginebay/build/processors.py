@@ -74,7 +74,7 @@ def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcess
     else:
         entries = [registry.find("logits_processor", name) for name in config.processors]
         why = "chosen by name"
-    entries = sorted(dict.fromkeys(entries), key=lambda e: (_order(e), e.name))
+    entries = sorted({e.name: e for e in entries}.values(), key=lambda e: (_order(e), e.name))
     made: list[tuple[str, LogitsProcessor]] = [(e.name, registry.load(e)()) for e in entries]
     chosen = ", ".join(name for name, _ in made) or "none"
     return ChosenProcessors(
