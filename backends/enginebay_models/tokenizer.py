@@ -92,6 +92,11 @@ class PlainTokenizer:
         special = {token.content for token in tokens.values() if token.special}
         return same and all(name in special for name in _named_tokens(config))
 
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The tokenizer of the tokenizers library, under the name that transformers gives it."""
+        return self._tokenizer
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to ids."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

@@ -32,6 +32,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "kernel": 1,
     "sampler": 1,
     "logits_processor": 1,
+    "grammar": 1,
     "proposer": 1,
     "scheduler": 1,
     "engine": 1,
@@ -116,6 +117,10 @@ class Hooks:
     @hookspec
     def register_logits_processors(self, register: Register) -> None:
         """Logits processors. Target: by the contract of the sampler that applies them."""
+
+    @hookspec
+    def register_grammars(self, register: Register) -> None:
+        """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made with a Vocabulary."""
 
     @hookspec
     def register_proposers(self, register: Register) -> None:

@@ -1,4 +1,4 @@
-"""What this package offers: the samplers "greedy" and "standard", and ten logits processors."""
+"""What this package offers: the samplers "greedy" and "standard", eleven logits processors, and grammars."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from enginebay.hooks import Register, hookimpl
 
 PROCESSORS = {
     "logit_bias": ("logit_bias:LogitBias", 10, "adds to the logits of single tokens"),
+    "guided": ("guided:Guided", 15, "leaves the tokens that a request's grammar allows"),
     "allowed_token_ids": ("masks:AllowedTokenIds", 20, "makes all other tokens impossible"),
     "min_tokens": ("masks:MinTokens", 21, "no end before so many new tokens"),
     "bad_words": ("bad_words:BadWords", 22, "sequences of tokens that are never finished"),
@@ -47,3 +48,15 @@ def register_logits_processors(register: Register) -> None:
             summary=summary,
             capabilities={"order": order, "default": True},
         )
+
+
+@hookimpl
+def register_grammars(register: Register) -> None:
+    """llguidance."""
+    register(
+        "llguidance",
+        "enginebay_samplers.guided_grammar:Llguidance",
+        summary="JSON schemas, regular expressions, choices and Lark grammars",
+        requires=("llguidance",),
+        capabilities={"priority": 0},
+    )

@@ -27,6 +27,7 @@ LONG_FUNCTIONS: dict[str, str] = {
     "backends/enginebay_esurge/esurge.py::eSurge.__init__": "34 documented options, a line for each in and out",
 }
 MANY_METHODS: dict[str, str] = {
+    "core/enginebay/hooks.py::Hooks": "one hook for each kind of part",
     "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
     "backends/enginebay_vinference/inference.py::vInference": "the documented face: half of them are properties",

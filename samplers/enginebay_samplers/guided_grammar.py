@@ -1,0 +1,200 @@
+"""Grammars by llguidance: compiled from schemas, regular expressions, choices and Lark texts, and followed token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import llguidance
+import llguidance.numpy
+import numpy as np
+
+from enginebay.constraint import (
+    Constraint,
+    Grammar,
+    GrammarLibrary,
+    Structure,
+    Vocabulary,
+    num_words,
+)
+from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.text import Tokenizer
+from enginebay_samplers.guided_schema import why_not
+
+ALLOWED = {
+    "json_schema": "a schema of the keywords in docs/guided.md, which some value satisfies",
+    "json_object": "true",
+    "regex": "an expression of Rust's regex crate without look-around",
+    "choice": "a list of different texts",
+    "grammar": "a grammar in llguidance's variant of Lark that begins with start",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Words:
+    """What masks are made with: the library's tokenizer, and which bits of a mask it may set."""
+
+    tokenizer: llguidance.LLTokenizer
+    usable: np.ndarray
+    """uint32 [words of the model's vocabulary]."""
+
+
+class Llguidance(GrammarLibrary):
+    """llguidance over one tokenizer. Whitespace in JSON is compact, unless a schema says otherwise."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        given = _serialised(vocabulary.tokenizer)
+        ends = list(vocabulary.eos_token_ids) or None
+        try:
+            tokenizer = llguidance.LLTokenizer(given, eos_token=ends)
+        except ValueError as error:
+            raise UnsupportedError(
+                explain(
+                    f"guided decoding with a tokenizer that llguidance cannot read: {_one_line(str(error))}",
+                    "a tokenizer whose tokens are bytes or texts",
+                    "Leave the structure out, or use another model.",
+                )
+            ) from None
+        known = np.zeros(num_words(vocabulary.size) * 32, np.uint8)
+        known[: min(vocabulary.size, tokenizer.vocab_size)] = 1
+        known[[i for i in (*vocabulary.eos_token_ids, *tokenizer.eos_tokens) if i < len(known)]] = 0
+        self._words = _Words(tokenizer, np.packbits(known, bitorder="little").view(np.uint32))
+
+    def compile(self, structure: Structure) -> Grammar:
+        """RequestError with llguidance's reason, and for schemas that it would hold in part."""
+        try:
+            definition = _definition(structure)
+            matcher = llguidance.LLMatcher(self._words.tokenizer, definition, log_level=0)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, RequestError):
+                raise
+            raise _refusal(structure, str(error)) from None
+        if matcher.is_error():
+            raise _refusal(structure, _first_part(matcher.get_error()))
+        warnings = matcher.get_grammar_warnings()
+        if warnings:
+            raise _refusal(structure, "; ".join(warnings))
+        first = LlguidanceConstraint(matcher, self._words)
+        try:
+            is_empty = first.is_done
+        except RequestError as error:
+            raise _refusal(structure, str(error)) from None
+        if is_empty:
+            raise _refusal(structure, "nothing but the empty text matches it")
+        return LlguidanceGrammar(first)
+
+
+class LlguidanceGrammar(Grammar):
+    """A matcher at the beginning, which is copied for each completion."""
+
+    def __init__(self, first: LlguidanceConstraint) -> None:
+        self._first = first
+
+    def start(self) -> Constraint:
+        """A copy."""
+        return self._first.copy()
+
+
+class LlguidanceConstraint(Constraint):
+    """A matcher, and the mask of its next token once it was asked for."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, words: _Words, bits: np.ndarray | None = None) -> None:
+        self._matcher = matcher
+        self._words = words
+        self._bits = bits
+
+    def copy(self) -> LlguidanceConstraint:
+        """One that goes its own way from here."""
+        return LlguidanceConstraint(self._matcher.deep_copy(), self._words, self._bits)
+
+    def bits(self) -> np.ndarray:
+        """The mask, computed once for each token."""
+        if self._bits is None:
+            self._bits = self._mask()
+        return self._bits
+
+    def accept(self, token_id: int) -> None:
+        """Go on behind a token."""
+        self._bits = None
+        if not self._matcher.consume_token(token_id):
+            raise self._failed(f"token {token_id} at this place")
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far matches."""
+        return self._matcher.is_accepting()
+
+    def _mask(self) -> np.ndarray:
+        tokenizer, usable = self._words.tokenizer, self._words.usable
+        mask = np.zeros((1, num_words(tokenizer.vocab_size)), np.int32)
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, mask)
+        if self._matcher.is_error():
+            raise self._failed("this text")
+        bits = np.zeros_like(usable)
+        num = min(len(bits), mask.shape[1])
+        bits[:num] = mask[0, :num].view(np.uint32)
+        bits &= usable
+        if not bits.any() and not self.may_end:
+            raise self._failed("a text that no token can continue")
+        return bits
+
+    def _failed(self, given: str) -> RequestError:
+        reason = _first_part(self._matcher.get_error())
+        return RequestError(
+            explain(
+                f"{given} under the grammar of the request" + (f": {reason}" if reason else ""),
+                "what the grammar allows, within llguidance's limits",
+                "Simplify the grammar, and leave out what else forbids tokens.",
+            )
+        )
+
+
+def _definition(structure: Structure) -> str:
+    """The grammar as llguidance takes it. RequestError for what it would misread or hold in part."""
+    text = structure.text
+    if structure.form in {"json_schema", "json_object"}:
+        reason = why_not(json.loads(text))
+        if reason:
+            raise _refusal(structure, reason)
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            text, {"whitespace_flexible": False}, {"lenient": False, "coerce_one_of": False}
+        )
+    if structure.form == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(text)
+    if structure.form == "choice":
+        text = "start: " + " | ".join(json.dumps(one) for one in json.loads(text))
+    elif text.lstrip().startswith("{"):
+        raise _refusal(structure, "it is no Lark text")  # llguidance would take it for a list of grammars
+    return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _refusal(structure: Structure, reason: str) -> RequestError:
+    form, shown = structure.form, _one_line(structure.text)
+    shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+    return RequestError(
+        explain(f"{form} = {shown}: {_one_line(reason)}", ALLOWED[form], "Correct it, or leave it out.")
+    )
+
+
+def _first_part(error: str) -> str:
+    """A message of llguidance without the state of its parser."""
+    return _one_line(error.partition("<state>")[0])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _serialised(tokenizer: Tokenizer) -> str:
+    """A fast tokenizer as the tokenizers library writes it, without truncation and padding."""
+    backend: Any = getattr(tokenizer.inner, "backend_tokenizer", None)
+    if not hasattr(backend, "to_str"):
+        raise UnsupportedError(
+            explain(
+                f"guided decoding with a tokenizer of type {type(tokenizer.inner).__name__}",
+                "a fast tokenizer, which the tokenizers library runs",
+                "Leave the structure out, or use a model that has tokenizer.json.",
+            )
+        )
+    return json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})
