@@ -31,7 +31,7 @@ class RowPlan:
     num_tokens: int
     samples: bool
     update: tuple[RowValues, ...] = ()
-    """Of a decoding row: fields of its logits processors to write before the step."""
+    """Of a row that samples: fields of its logits processors to write before the step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

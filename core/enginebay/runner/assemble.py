@@ -56,8 +56,14 @@ def prefill_inputs(
         scope=_scope(
             table, np.asarray([row.row for row in rows])
         ),  # of rows that do not sample: full keeps their history
-        used=tuple(RowUpdate(int(r), table.request(int(r)).sampling.processors) for r in sampled),
+        used=tuple(_used(row, table) for row in rows if row.samples),
     ), places
+
+
+def _used(row: RowPlan, table: SequenceBuffer) -> RowUpdate:
+    """What a row's request uses of logits processors, with the plan's own values where it has some."""
+    values = {value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)}
+    return RowUpdate(row.row, tuple(values.values()))
 
 
 def _reads_tokens(sampling: FrozenSampling) -> bool:
