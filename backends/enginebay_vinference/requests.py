@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.errors import InputError, RequestError, explain
+from enginebay.llm.guide import structure_of
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.text import Tokenizer
 from enginebay.types import Request, SamplingParams
@@ -57,6 +58,15 @@ class Requests:
         if params.n != 1:
             raise RequestError(
                 explain(f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead.")
+            )
+        structure = structure_of(params)
+        if structure is not None:
+            raise RequestError(
+                explain(
+                    f"{structure.form} in the vInference API",
+                    "none: a generation between two states runs on the device alone, and masks come from the host",
+                    "Leave it out, or use LLM or eSurge.",
+                )
             )
         if params.logprobs is not None:
             raise RequestError(

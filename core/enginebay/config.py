@@ -110,6 +110,7 @@ class EngineConfig(Frozen):
     processors: tuple[str, ...] | Literal["auto"] = Field(
         default="auto", description="logits processors that requests may use; auto: those that declare it"
     )
+    grammars: str = Field(default=AUTO, description="library that compiles the grammars of guided requests")
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         default="auto",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from enginebay.errors import RequestError, explain
+
+if TYPE_CHECKING:
+    from enginebay.constraint import Grammar
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -64,6 +67,13 @@ class SamplingParams(BaseModel):
         strict=True,
         description="tell log-probabilities of each new token: its own, and of so many best ones",
     )
+    json_schema: dict[str, Any] | str | None = Field(
+        default=None, description="the output is JSON of this schema, given as a dict or as text"
+    )
+    json_object: bool = Field(default=False, description="the output is a JSON object")
+    regex: str | None = Field(default=None, description="the whole output matches this expression")
+    choice: tuple[str, ...] = Field(default=(), description="the output is one of these texts")
+    grammar: str | None = Field(default=None, description="the output is of this grammar, in Lark's notation")
 
     processors: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="further logits processors by name, each with its options"
@@ -170,6 +180,8 @@ class Request:
     index: int = 0
     tenant: str = ""
     """On whose account it runs, for schedulers that are fair among tenants."""
+    grammar: Grammar | None = None
+    """What the output must be; None: anything."""
 
 
 @dataclasses.dataclass(slots=True)

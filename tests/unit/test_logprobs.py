@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.build.grammars import choose_grammars
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
 from enginebay.llm.prepare import Abilities
@@ -222,7 +223,9 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
         assert entry.declaration is not None
         return dataclasses.replace(entry, declaration=dataclasses.replace(entry.declaration, capabilities={}))
 
-    assert Abilities.of(llm.plan) == Abilities(False, True, llm.plan.processors)
+    assert Abilities.of(llm.plan) == Abilities(
+        False, True, llm.plan.processors, choose_grammars(llm.plan.registry, llm.plan.config)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(registry, "find", without_capabilities)
         patch.setattr(llm._preparer, "abilities", Abilities.of(llm.plan))

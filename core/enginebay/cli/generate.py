@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
@@ -73,12 +74,38 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="text that ends the completion; may be repeated",
     )
     group.add_argument("--ignore-eos", action="store_true", help="run through end-of-sequence tokens")
+    _add_structure_arguments(parser)
     group.add_argument(
         "--logprobs",
         type=int,
         metavar="K",
         help=f"with --json: log-probabilities of each new token and the K best, 0 to {MAX_LOGPROBS}",
     )
+
+
+def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags for what the output must be."""
+    group = parser.add_argument_group("structure of the output; at most one of these")
+    group.add_argument("--json-schema", metavar="FILE|TEXT", help="JSON of this schema; text begins with {")
+    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument("--regex", metavar="EXPRESSION", help="text that this expression matches as a whole")
+    group.add_argument(
+        "--choice", action="append", default=[], metavar="TEXT", help="one of these texts; may be repeated"
+    )
+    group.add_argument("--grammar", metavar="FILE", help="text of this grammar, in Lark's notation")
+
+
+def _read_text(path: str, flag: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(explain(f"{flag} {path}: {error}", "a readable text file", "Correct it.")) from None
+
+
+def _schema(given: str | None) -> str | None:
+    """The schema of --json-schema, which is a text or the path of a file."""
+    is_text = given is None or given.lstrip().startswith("{")
+    return given if is_text else _read_text(str(given), "--json-schema")
 
 
 def read_stdin(read: Callable[[], str]) -> str:
@@ -107,6 +134,11 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
+        json_schema=_schema(args.json_schema),
+        json_object=args.json_object,
+        regex=args.regex,
+        choice=tuple(args.choice),
+        grammar=None if args.grammar is None else _read_text(args.grammar, "--grammar"),
     )
 
 

@@ -12,9 +12,12 @@ from typing import cast
 import numpy as np
 
 from enginebay.build.compose import Plan
+from enginebay.build.grammars import ChosenGrammars, choose_grammars
 from enginebay.build.processors import ChosenProcessors
+from enginebay.constraint import Vocabulary
 from enginebay.errors import RequestError, explain
 from enginebay.llm.asked import asked_processors
+from enginebay.llm.guide import Guides
 from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, standings
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
@@ -50,6 +53,7 @@ class Abilities:
     greedy_only: bool
     tells_logprobs: bool
     processors: ChosenProcessors
+    grammars: ChosenGrammars
 
     @staticmethod
     def of(plan: Plan) -> Abilities:
@@ -60,6 +64,7 @@ class Abilities:
             greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
             tells_logprobs=bool(engine and engine.capabilities.get("logprobs")),
             processors=plan.processors,
+            grammars=choose_grammars(plan.registry, plan.config),
         )
 
 
@@ -81,6 +86,9 @@ class Preparer:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.abilities = abilities
+        self._guides = Guides(
+            lambda: abilities.grammars.make(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
+        )
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
         self._ids = itertools.count()
 
@@ -128,6 +136,7 @@ class Preparer:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         self._check(token_ids, params)
         sampling = self._freeze(params, np.asarray(token_ids, np.int32))
+        grammar = self._guides.grammar(params)
         request_id = f"request-{next(self._ids)}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
         array = np.asarray(token_ids, np.int32)
@@ -143,6 +152,7 @@ class Preparer:
                 parent_id=request_id,
                 index=index,
                 tenant=standing.tenant,
+                grammar=grammar,
             )
             for index in range(params.n)
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from enginebay.cache import Lease
+from enginebay.constraint import Constraint
 from enginebay.engine import Demand, TokenLogprobs
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
@@ -40,9 +41,12 @@ class Tracked:
     """Tokens that the request can need at most."""
     num_logprobs: int | None = dataclasses.field(init=False)
     """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
+    constraint: Constraint | None = dataclasses.field(init=False)
+    """How far the committed output has come in the request's grammar, if it has one."""
 
     def __post_init__(self) -> None:
         self.request = request = self.ticket.request
+        self.constraint = None if request.grammar is None else request.grammar.start()
         self.num_prompt = len(request.prompt_token_ids)
         self.num_total = self.num_prompt + request.sampling.max_tokens
         self.num_logprobs = request.sampling.num_logprobs
@@ -57,6 +61,10 @@ class Tracked:
         """Output tokens that may still be launched."""
         return self.num_total - self.num_prompt - self.num_launched
 
+    def most_steps(self, steps: int) -> int:
+        """Of so many decode steps, those that it can run in one call: a guided request needs a new mask after each."""
+        return min(steps if self.constraint is None else 1, self.num_new_left)
+
     @property
     def num_shareable(self) -> int:
         """Tokens that need not be computed when another completion of the prompt has it in the cache."""
@@ -66,6 +74,8 @@ class Tracked:
         """Why the committed output ends here, or None."""
         sampling = self.request.sampling
         if self.output and self.output[-1] in sampling.stop_token_ids:
+            return "stop"
+        if self.constraint is not None and self.constraint.is_done:
             return "stop"
         return "length" if len(self.output) >= sampling.max_tokens else None
 

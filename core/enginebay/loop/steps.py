@@ -12,6 +12,7 @@ from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.book import Book, Tracked, record_tokens
+from enginebay.loop.guided import follow, next_mask, sits_out
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Watch
 from enginebay.loop.places import Places
@@ -113,6 +114,10 @@ class Steps:
         ):
             if tracked.finished:
                 continue
+            failure = follow(tracked, row_tokens[:count])
+            if failure is not None:
+                self.end(tracked, "error", failure)
+                continue
             event = record_tokens(tracked, row_tokens[:count], now_s, logprobs)
             if tracked.finished:
                 self.places.free(tracked)
@@ -196,29 +201,44 @@ class Steps:
             raise InternalError(
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
-        return RowPlan(lease.row, lease, start, count, samples)
+        return RowPlan(lease.row, lease, start, count, samples, next_mask(tracked) if samples else ())
 
     def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
         """How many steps to decode, and the rows that have cache for them; the others are passed over."""
         running = self.book.running
-        chosen = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
+        chosen = [
+            t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0 and not sits_out(t)
+        ]
         most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
             raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
-        able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + min(steps, t.num_new_left))]
+        able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + t.most_steps(steps))]
         return steps, able
 
     def _launch_decode(self, rows: Sequence[Tracked], steps: int) -> bool:
-        plans: list[RowPlan] = []
-        for tracked in rows:
-            lease = tracked.lease
-            assert lease is not None, "running requests have a lease"
-            plans.append(RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True))
-            tracked.num_launched += min(steps, tracked.num_new_left)
-        if plans:
-            _launch_step(self, StepPlan(tuple(plans), steps, self.book.demand()), list(rows))
-        return bool(plans)
+        """Guided rows run one step of a call of their own, before the others: its tokens are read while those run."""
+        guided = [t for t in rows if t.constraint is not None] if steps > 1 else []
+        if not guided:
+            return _launch_rows(self, rows, steps)
+        _launch_rows(self, guided, 1)
+        if not self.config.overlap_execution:
+            self.commit_all()
+        _launch_rows(self, [t for t in rows if t.constraint is None], steps)
+        return True
+
+
+def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
+    plans: list[RowPlan] = []
+    for tracked in rows:
+        lease = tracked.lease
+        assert lease is not None, "running requests have a lease"
+        mask = next_mask(tracked)
+        plans.append(RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, update=mask))
+        tracked.num_launched += tracked.most_steps(num_steps)
+    if plans:
+        _launch_step(steps, StepPlan(tuple(plans), num_steps, steps.book.demand()), list(rows))
+    return bool(plans)
 
 
 def _launch_step(steps: Steps, plan: StepPlan, rows: list[Tracked]) -> None:

@@ -1,0 +1,93 @@
+"""Guides: from the fields of a request that say what its output must be to a compiled grammar, before it is queued."""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from enginebay.constraint import Form, Grammar, GrammarLibrary, Structure
+from enginebay.errors import RequestError, explain
+from enginebay.types import SamplingParams
+
+MOST_GRAMMARS = 64
+"""Compiled grammars that are kept for requests to come."""
+
+ANY_OBJECT = '{"type": "object"}'
+
+
+class Guides:
+    """Compiles structures, by a library that is made at the first one, and keeps the latest. Safe from several threads."""
+
+    def __init__(self, make_library: Callable[[], GrammarLibrary]) -> None:
+        self._make_library = make_library
+        self._library: GrammarLibrary | None = None
+        self._compiled: collections.OrderedDict[Structure, Grammar] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """What a request's output must be, or None when it may be anything. RequestError for what cannot be held."""
+        structure = structure_of(params)
+        if structure is None:
+            return None
+        with self._lock:
+            found = self._compiled.get(structure)
+            if found is not None:
+                self._compiled.move_to_end(structure)
+                return found
+            if self._library is None:
+                self._library = self._make_library()
+        made = self._library.compile(structure)  # without the lock: others need not wait for it
+        with self._lock:
+            self._compiled[structure] = made
+            while len(self._compiled) > MOST_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return made
+
+
+def structure_of(params: SamplingParams) -> Structure | None:
+    """What the fields of a request ask of its output. RequestError for two that do, and for a schema that is no JSON object."""
+    asked: dict[Form, Any] = {
+        "json_schema": params.json_schema,
+        "json_object": params.json_object or None,
+        "regex": params.regex,
+        "choice": params.choice or None,
+        "grammar": params.grammar,
+    }
+    given = [form for form, value in asked.items() if value is not None]
+    if not given:
+        return None
+    form, *others = given
+    if others:
+        raise RequestError(
+            explain(f"{' and '.join(given)} in one request", "one of them", "Leave the others out.")
+        )
+    if form == "json_schema":
+        return Structure(form, _schema_text(asked[form]))
+    if form == "json_object":
+        return Structure(form, ANY_OBJECT)
+    return Structure(form, json.dumps(asked[form]) if form == "choice" else asked[form])
+
+
+def _schema_text(schema: Any) -> str:
+    """A schema as JSON, its keys in the order given, which is the order of an output's."""
+    try:
+        read = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(read, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _no_schema(str(error) or type(error).__name__) from None
+    if not isinstance(read, dict):
+        raise _no_schema(f"it is a {type(read).__name__}")
+    return text
+
+
+def _no_schema(reason: str) -> RequestError:
+    return RequestError(
+        explain(
+            f"json_schema that cannot be read: {reason}",
+            "a JSON object, as a dict or as text",
+            "Correct it, or leave it out.",
+        )
+    )

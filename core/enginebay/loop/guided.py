@@ -1,0 +1,54 @@
+"""Guided requests in the loop: the mask that a row needs before each step, and what its new token makes of its constraint.
+
+A mask depends on all tokens before it, so a guided row is decoded one step at a time, and sits out what is launched while
+its last token is unread. Its next mask is computed when that token is read, while the device runs what others were launched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from enginebay.constraint import BITS, GUIDED, with_tokens
+from enginebay.errors import EnginebayError, InternalError, RequestError, explain
+from enginebay.loop.book import Tracked
+from enginebay.processor import RowValues
+
+log = logging.getLogger("enginebay.loop")
+
+
+def sits_out(tracked: Tracked) -> bool:
+    """Whether the row cannot be launched yet, because its next mask depends on a token that is not read."""
+    return tracked.constraint is not None and tracked.num_launched > len(tracked.output)
+
+
+def next_mask(tracked: Tracked) -> tuple[RowValues, ...]:
+    """What its next step must find in the row: tokens that go on, and where the text may end those that end it."""
+    constraint = tracked.constraint
+    if constraint is None:
+        return ()
+    bits = constraint.bits()
+    ends = tracked.request.sampling.stop_token_ids
+    return (RowValues(GUIDED, {BITS: with_tokens(bits, ends) if constraint.may_end and ends else bits}),)
+
+
+def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
+    """Go on behind committed tokens, and compute the next mask. The error with which the request must end, or None."""
+    constraint = tracked.constraint
+    if constraint is None:
+        return None
+    try:
+        for token_id in token_ids:
+            if token_id in tracked.request.sampling.stop_token_ids:
+                return None
+            constraint.accept(token_id)
+            _ = constraint.is_done  # computes the mask
+    except RequestError as error:
+        return error
+    except Exception as error:  # whatever a library of grammars raises must not end anybody else's request
+        log.exception("the constraint of request %s failed", tracked.request.request_id)
+        given = f"a constraint that failed: {type(error).__name__}: {error}"
+        return InternalError(
+            explain(given, "one that can be followed", "The service goes on; please report this.")
+        )
+    return None
