@@ -75,6 +75,23 @@ class SamplingParams(BaseModel):
     choice: tuple[str, ...] = Field(default=(), description="the output is one of these texts")
     grammar: str | None = Field(default=None, description="the output is of this grammar, in Lark's notation")
 
+    suppress_repetition_in_generation: bool = Field(
+        default=False, description="repetition_penalty looks at the output alone, not at the prompt"
+    )
+    no_repeat_ngram_size: int = Field(
+        default=0, ge=0, description="no sequence of so many tokens comes twice, prompt included; 0: any may"
+    )
+    min_tokens: int = Field(default=0, ge=0, description="least new tokens before a token that ends it")
+    logit_bias: dict[int, float] = Field(
+        default_factory=dict, description="token id -> what is added to its score, -100 to 100"
+    )
+    allowed_token_ids: tuple[int, ...] | None = Field(
+        default=None, min_length=1, description="the only tokens that may be chosen; None: all"
+    )
+    bad_words: tuple[str, ...] = Field(default=(), description="texts that the completion must not have")
+    typical_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="keep the most typical tokens with this mass"
+    )
     processors: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="further logits processors by name, each with its options"
     )
@@ -124,7 +141,7 @@ class FrozenSampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the first best token of what is left is taken."""
-        return self.temperature < float(np.finfo(np.float32).tiny) or self.top_k == 1
+        return takes_best(self.temperature, self.top_k)
 
     @property
     def scope(self) -> int:
@@ -132,6 +149,11 @@ class FrozenSampling:
         if self.processors or self.penalises:
             return 2
         return 0 if self.is_greedy and self.num_logprobs is None else 1
+
+
+def takes_best(temperature: float, top_k: int) -> bool:
+    """Whether the first best token is taken, whatever else a request asks for."""
+    return temperature < float(np.finfo(np.float32).tiny) or top_k == 1
 
 
 def make_sampling_params(**fields: object) -> SamplingParams:

@@ -85,8 +85,8 @@ class PenaltiesOptions(BaseModel):
     )
     repetition: float = Field(
         default=1.0,
-        ge=0.01,
-        le=100.0,
+        gt=0.0,
+        allow_inf_nan=False,
         description="divides the logit of a token in prompt or output when it is positive, else multiplies it",
     )
     output_only: bool = Field(default=False, description="repetition counts the output's tokens alone")

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from enginebay.constraint import GUIDED
+from enginebay.errors import RequestError, explain
 from enginebay.llm.guide import structure_of
+from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 
+PENALTIES = "penalties"
 
-def asked_processors(params: SamplingParams) -> dict[str, Mapping[str, Any]]:
-    """Options by processor."""
-    asked: dict[str, Mapping[str, Any]] = dict(params.processors)
-    if structure_of(params) is not None:
-        asked[GUIDED] = {}
+
+def asked_processors(
+    params: SamplingParams, tokenizer: Tokenizer, available: Collection[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Options by processor. RequestError for one that is asked for in two ways, and for words that have no tokens.
+
+    `available` are those that the engine was made with: in one without `penalties` its sampler applies these.
+    """
+    asked = _by_fields(params, tokenizer)
+    if PENALTIES not in available and not params.suppress_repetition_in_generation:
+        asked.pop(PENALTIES, None)
+    twice = sorted(asked.keys() & params.processors.keys())
+    if twice:
+        raise RequestError(
+            explain(
+                f"logits processor {twice[0]!r} by a field of its own and in processors",
+                "one of the two",
+                "Leave one out.",
+            )
+        )
+    return asked | params.processors
+
+
+def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mapping[str, Any]]:
+    penalties = {
+        "presence": params.presence_penalty,
+        "frequency": params.frequency_penalty,
+        "repetition": params.repetition_penalty,
+        "output_only": params.suppress_repetition_in_generation,
+    }
+    options: list[tuple[str, bool, Mapping[str, Any]]] = [
+        (PENALTIES, tuple(penalties.values())[:3] != (0.0, 0.0, 1.0), penalties),
+        ("no_repeat_ngram", params.no_repeat_ngram_size > 0, {"size": params.no_repeat_ngram_size}),
+        ("min_tokens", params.min_tokens > 0, {"min_tokens": params.min_tokens}),
+        ("logit_bias", bool(params.logit_bias), {"bias": params.logit_bias}),
+        ("allowed_token_ids", params.allowed_token_ids is not None, {"token_ids": params.allowed_token_ids}),
+        (GUIDED, structure_of(params) is not None, {}),
+        ("typical", params.typical_p < 1.0, {"typical_p": params.typical_p}),
+    ]
+    asked = {name: values for name, is_asked, values in options if is_asked}
+    if params.bad_words:
+        asked["bad_words"] = {"sequences": _sequences(params.bad_words, tokenizer)}
     return asked
+
+
+def _sequences(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word as they are at the beginning of a text, and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        ways = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
+        if not all(ways):
+            given = f"bad_words with {word!r}, which has no tokens"
+            raise RequestError(explain(given, "words with at least one token", "Leave it out."))
+        found |= dict.fromkeys(ways)
+    return tuple(found)

@@ -22,7 +22,7 @@ from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, stand
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
 from enginebay.text import Tokenizer
-from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
+from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams, takes_best
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
@@ -230,7 +230,9 @@ class Preparer:
         room = self.max_model_len - len(prompt)
         facts = RowFacts(prompt, stop_ids, Sizes(self.vocab_size, self.max_model_len))
         chosen = self.abilities.processors
-        used = chosen.rows(asked_processors(params), facts)
+        used = chosen.rows(asked_processors(params, self.tokenizer, chosen.entries), facts)
+        if takes_best(params.temperature, params.top_k) and not chosen.changes_best(used):
+            used = ()
         return FrozenSampling(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             temperature=min(params.temperature, MOST_TEMPERATURE),

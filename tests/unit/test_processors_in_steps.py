@@ -1,0 +1,158 @@
+"""Logits processors in an engine: rows have their own fields, steps what their rows ask for, and requests are checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
+from tests.brief import BRIEF
+from tests.unit import processors_for_tests
+from tests.unit.serving import SIZES, assert_idle
+
+pytestmark = pytest.mark.xdist_group("processors")
+PROMPT = "Once upon a time"
+CHOSEN = ("penalties", "min_tokens", "allowed_token_ids", "bad_words", "logit_bias", "only", "counting")
+PLAIN = SamplingParams(max_tokens=9, ignore_eos=True)
+
+
+def params(**processors: dict[str, Any]) -> SamplingParams:
+    """Nine tokens, with these processors."""
+    return SamplingParams(max_tokens=9, ignore_eos=True, processors=processors)
+
+
+def make_llm(engine: str) -> LLM:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("enginebay.build.compose.load_registry", processors_for_tests.registry)
+        return LLM(BRIEF, engine=engine, processors=CHOSEN, **SIZES)
+
+
+@pytest.fixture(scope="module", params=["vinference", "oengine"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with make_llm(request.param) as llm:
+        yield llm
+
+
+def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
+    """Of the same prompt, in one batch."""
+    outputs = llm.generate([PROMPT] * len(each), list(each))
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def scopes(llm: LLM) -> set[str]:
+    """Of the programs that are compiled so far."""
+    return {key.scope for key, _ in llm.engine.runner._programs}
+
+
+def test_rows_have_processors_of_their_own_and_steps_the_least_scope(llm: LLM) -> None:
+    (plain,) = tokens(llm, PLAIN)
+    assert scopes(llm) == {"greedy"}
+    only, counting = {"token_id": 7}, {"first": 11}
+    mixed = [PLAIN, params(only=only), params(counting=counting), params(counting=counting, only={"token_id": 12})]
+    together = tokens(llm, *mixed)
+    counted = list(range(11, 20))
+    assert together[:3] == [plain, [7] * 9, counted]
+    assert together[3] != counted, "what two processors leave of each other is not what one leaves"
+    assert "full" in scopes(llm)
+    assert [tokens(llm, one)[0] for one in mixed] == together, "neighbours change nothing, and rows are used again"
+    assert_idle(llm)
+
+
+def test_a_row_goes_on_elsewhere_with_its_fields(llm: LLM) -> None:
+    """Fields that change with each token too."""
+    from enginebay.testing.driver import Driver
+
+    request = llm._preparer.prepare_one(PROMPT, params(counting={"first": 20}))[0].requests[0]
+
+    def move() -> list[int]:
+        driver = Driver(llm.engine, request)
+        first = driver.prefill()
+        second = driver.decode(2)
+        state = llm.engine.take(driver.lease)
+        driver.close()
+        again = Driver(llm.engine, request)
+        llm.engine.put(again.lease, state)
+        again.resume([*first, *second])
+        rest = again.decode(2)
+        again.close()
+        return [*first, *second, *rest]
+
+    assert llm.run_on_engine(move) == [20, 21, 22, 23, 24]
+
+
+def test_flat_fields_reach_their_processors(llm: LLM) -> None:
+    vocab = llm.plan.model.info.vocab_size
+    (free,) = tokens(llm, PLAIN)
+    biased = SamplingParams(max_tokens=9, ignore_eos=True, logit_bias={free[0]: -100.0})
+    allowed = SamplingParams(max_tokens=9, ignore_eos=True, allowed_token_ids=(5, 6, vocab - 1))
+    repeated = SamplingParams(max_tokens=9, ignore_eos=True, repetition_penalty=1e6)
+    suppressed = SamplingParams(
+        max_tokens=9, ignore_eos=True, repetition_penalty=1e6, suppress_repetition_in_generation=True
+    )
+    ending = SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=(free[0], free[1]), min_tokens=4)
+    got = tokens(llm, biased, allowed, repeated, suppressed)
+    assert got[0][0] != free[0]
+    assert set(got[1]) <= {5, 6, vocab - 1}
+    assert len(set(got[2])) == len(set(got[3])) == 9, "no token twice"
+    prompt = set(llm.tokenizer.encode(PROMPT))
+    assert not prompt & set(got[2])
+    (late,) = tokens(llm, ending)
+    assert len(late) > 4 or not {free[0], free[1]} & set(late)
+    assert not {free[0], free[1]} & set(late[:4])
+
+
+def test_texts_that_must_not_come_do_not_come(llm: LLM) -> None:
+    (free,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True))
+    word = free.outputs[0].text.split()[0]
+    (without,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, bad_words=(word,)))
+    assert without.outputs[0].token_ids != free.outputs[0].token_ids
+    banned = [tuple(llm.tokenizer.encode(t, add_special_tokens=False)) for t in (word, f" {word}")]
+    out = tuple(without.outputs[0].token_ids)
+    for ids in banned:
+        assert not any(out[i : i + len(ids)] == ids for i in range(len(out))), (ids, out)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"processors": {"onyl": {}}}, RequestError, "unknown logits processor 'onyl'.*Did you mean 'only'"),
+        ({"processors": {"dry": {}}}, RequestError, "'dry', which the engine was made without"),
+        ({"processors": {"only": {"token": 1}}}, RequestError, "logits_processor 'only'"),
+        ({"processors": {"only": {"token_id": 10**6}}}, RequestError, "only: token id 1000000"),
+        ({"typical_p": 0.5}, RequestError, "'typical', which the engine was made without"),
+        ({"min_tokens": 2, "processors": {"min_tokens": {"min_tokens": 3}}}, RequestError, "by a field of its own"),
+        ({"logit_bias": {10**6: 1.0}}, RequestError, "logit_bias"),
+        ({"logit_bias": {1: 101.0}}, RequestError, "less than or equal to 100"),
+        ({"allowed_token_ids": (1, 10**6)}, RequestError, "allowed_token_ids"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_queued(
+    llm: LLM, asked: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        llm.generate(PROMPT, SamplingParams(max_tokens=2, **asked))
+    assert_idle(llm)
+
+
+def test_after_warmup_processors_compile_nothing() -> None:
+    sizes = SIZES | {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    with LLM(BRIEF, processors=("logit_bias",), **sizes) as llm:
+        count = llm.warmup()
+        llm.engine.compilations.forbidden = True
+        assert scopes(llm) == {"full"}
+        (biased,) = tokens(llm, SamplingParams(max_tokens=3, ignore_eos=True, logit_bias={4: 100.0}))
+        assert biased == [4, 4, 4]
+        assert np.isfinite(len(tokens(llm, PLAIN)[0]))
+        assert llm.engine.compilations.count == count
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error"), [(("nothing",), UnknownNameError), ("only", ConfigError), ((1,), ConfigError)]
+)
+def test_a_wrong_choice_of_processors_is_an_error(chosen: Any, error: type[InputError]) -> None:
+    with pytest.raises(error):
+        LLM(BRIEF, processors=chosen, **SIZES)
