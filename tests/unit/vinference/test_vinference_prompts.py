@@ -105,6 +105,7 @@ def test_a_prompt_of_another_type_is_a_type_error(inference: vInference, prompt:
         ({"temperature": -1}, ValueError, "temperature"),
         ({"nothing": 1}, ValueError, "nothing"),
         ({"n": 2}, ValueError, "num_return_sequences"),
+        ({"regex": "a+"}, ValueError, "regex in the vInference API.*masks come from the host"),
         ({"logprobs": 0}, ValueError, "logprobs = 0.*no place for log-probabilities"),
     ],
 )
