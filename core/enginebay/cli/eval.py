@@ -108,8 +108,9 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
     ops = sorted({e.op for e in load_registry().entries if e.kind == "kernel" and e.name == "xla"})
     values: dict[str, Any] = {name: getattr(subject, name) for name in (*KEPT, *SIZES)}
     values |= {"dtype": "float32"}
+    unnamed = (*FUSED_OPS, "kv_write")  # attention of xla writes the cache itself
     kernels: dict[str, dict[str, str]] = {
-        op: dict.fromkeys(list(PHASES), "xla") for op in ops if op not in FUSED_OPS
+        op: dict.fromkeys(list(PHASES), "xla") for op in ops if op not in unnamed
     }
     for pair in given.split(",") if given else ():
         key, value = split_pair(pair, "--reference", "KEY=VALUE,...")
