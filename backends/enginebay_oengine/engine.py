@@ -11,6 +11,7 @@ from enginebay.cache import Lease
 from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
+from enginebay.processor import RowValues
 from enginebay.rows import PageTable, SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
@@ -126,6 +127,9 @@ class PagedEngine(Engine):
         # Shared pages hold the same keys and values already; theirs are written where nobody reads.
         private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
         put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
+
+    def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
+        return self.runner.writer.read(lease.row)
 
     @property
     def shadow_report(self) -> ShadowReport | None:

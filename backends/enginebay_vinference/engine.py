@@ -12,6 +12,7 @@ from enginebay.cache import Lease
 from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
+from enginebay.processor import RowValues
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs
 from enginebay.runner.buckets import default_sizes
@@ -151,6 +152,9 @@ class VInferenceEngine(Engine):
     def put(self, lease: Lease, state: RowState) -> None:
         self._make_room(lease.row + 1, lease.capacity)
         put_row(self.runner, lease.row, _pages(self.ledger, self._shape, lease), state)
+
+    def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
+        return self.runner.writer.read(lease.row)
 
     @property
     def shadow_report(self) -> ShadowReport | None:

@@ -204,6 +204,10 @@ class Engine(ABC):
     def put(self, lease: Lease, state: RowState) -> None:
         """Continue `state` in the row of `lease`, which promises at least its tokens."""
 
+    def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
+        """The fields of the logits processors that the row uses, as they are now: for a request that must begin anew."""
+        return ()
+
     @abstractmethod
     def drop_arrays(self) -> None:
         """Free the cache's device memory; no row may be running."""

@@ -206,6 +206,11 @@ class Request:
     """What the output must be; None: anything."""
 
 
+def with_processors(request: Request, values: tuple[Any, ...]) -> Request:
+    """The request with other fields of logits processors (enginebay.processor.RowValues)."""
+    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, processors=values))
+
+
 @dataclasses.dataclass(slots=True)
 class RequestMetrics:
     """Times of one completion, in seconds of the monotonic clock, and counts of its tokens."""

@@ -13,6 +13,7 @@ from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameE
 from tests.brief import BRIEF
 from tests.unit import processors_for_tests
 from tests.unit.serving import SIZES, assert_idle
+from tests.unit.test_loop import Preempting
 
 pytestmark = pytest.mark.xdist_group("processors")
 PROMPT = "Once upon a time"
@@ -52,13 +53,20 @@ def test_rows_have_processors_of_their_own_and_steps_the_least_scope(llm: LLM) -
     (plain,) = tokens(llm, PLAIN)
     assert scopes(llm) == {"greedy"}
     only, counting = {"token_id": 7}, {"first": 11}
-    mixed = [PLAIN, params(only=only), params(counting=counting), params(counting=counting, only={"token_id": 12})]
+    mixed = [
+        PLAIN,
+        params(only=only),
+        params(counting=counting),
+        params(counting=counting, only={"token_id": 12}),
+    ]
     together = tokens(llm, *mixed)
     counted = list(range(11, 20))
     assert together[:3] == [plain, [7] * 9, counted]
     assert together[3] != counted, "what two processors leave of each other is not what one leaves"
     assert "full" in scopes(llm)
-    assert [tokens(llm, one)[0] for one in mixed] == together, "neighbours change nothing, and rows are used again"
+    assert [tokens(llm, one)[0] for one in mixed] == together, (
+        "neighbours change nothing, and rows are used again"
+    )
     assert_idle(llm)
 
 
@@ -82,6 +90,19 @@ def test_a_row_goes_on_elsewhere_with_its_fields(llm: LLM) -> None:
         return [*first, *second, *rest]
 
     assert llm.run_on_engine(move) == [20, 21, 22, 23, 24]
+
+
+@pytest.mark.parametrize("after", [2, 6])
+def test_preempted_requests_go_on_with_their_fields(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    counting = SamplingParams(max_tokens=12, ignore_eos=True, processors={"counting": {"first": 30}})
+    scheduler = Preempting(llm._loop.scheduler, after)
+    monkeypatch.setattr(llm._loop, "_state", scheduler.initial_state())
+    monkeypatch.setattr(llm._loop, "scheduler", scheduler)
+    assert tokens(llm, counting, counting) == [list(range(30, 42))] * 2
+    assert len(scheduler.preempted) == 2
+    assert_idle(llm)
 
 
 def test_flat_fields_reach_their_processors(llm: LLM) -> None:
@@ -124,7 +145,11 @@ def test_texts_that_must_not_come_do_not_come(llm: LLM) -> None:
         ({"processors": {"only": {"token": 1}}}, RequestError, "logits_processor 'only'"),
         ({"processors": {"only": {"token_id": 10**6}}}, RequestError, "only: token id 1000000"),
         ({"typical_p": 0.5}, RequestError, "'typical', which the engine was made without"),
-        ({"min_tokens": 2, "processors": {"min_tokens": {"min_tokens": 3}}}, RequestError, "by a field of its own"),
+        (
+            {"min_tokens": 2, "processors": {"min_tokens": {"min_tokens": 3}}},
+            RequestError,
+            "by a field of its own",
+        ),
         ({"logit_bias": {10**6: 1.0}}, RequestError, "logit_bias"),
         ({"logit_bias": {1: 101.0}}, RequestError, "less than or equal to 100"),
         ({"allowed_token_ids": (1, 10**6)}, RequestError, "allowed_token_ids"),

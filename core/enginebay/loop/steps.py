@@ -17,7 +17,7 @@ from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Watch
 from enginebay.loop.places import Places
 from enginebay.scheduler import Decision, Limits
-from enginebay.types import FinishReason
+from enginebay.types import FinishReason, with_processors
 
 
 @dataclasses.dataclass(slots=True)
@@ -147,16 +147,20 @@ class Steps:
         self.at_work = None
         self.in_flight.clear()
         for request_id in reversed(list(self.book.running)):  # each goes to the front of the queue
-            self._preempt(request_id)
+            self._preempt(request_id, arrays_are_good=False)
         self.engine.rows.clear()  # a row whose admission failed half-way has no request any more
         self.engine.drop_arrays()
         self.engine.make_arrays()
 
-    def _preempt(self, request_id: str) -> None:
+    def _preempt(self, request_id: str, *, arrays_are_good: bool = True) -> None:
         """Take a running request's row away, after reading what it has produced so far."""
         self.commit_all()
         tracked = self.book.running.get(request_id)
         if tracked is not None:
+            is_decoding = tracked.output and tracked.num_computed >= tracked.num_prefill
+            if arrays_are_good and is_decoding and tracked.request.sampling.processors and tracked.lease:
+                # Its output is prefilled again, and what its processors have learnt of it goes on.
+                tracked.request = with_processors(tracked.request, self.engine.row_values(tracked.lease))
             self.places.free(tracked)
             self.book.requeue(tracked)
             if self.watch.is_on:

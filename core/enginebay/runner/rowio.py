@@ -19,7 +19,7 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
     """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
     state = runner.state
     columns = {f: np.asarray(getattr(state.rows, f)[row]) for f in COLUMNS}
-    own = {f"{name}/{f}": v for name, fields in runner.writer.read(row).items() for f, v in fields.items()}
+    own = {f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()}
     num_cached = max(int(columns["length"]) - 1, 0)
     keys: dict[str, np.ndarray] = {}
     values: dict[str, np.ndarray] = {}

@@ -59,13 +59,13 @@ class RowWriter:
         for value in values:
             self._write(value.name, row, value.values, is_used=True)
 
-    def read(self, row: int) -> dict[str, dict[str, np.ndarray]]:
+    def read(self, row: int) -> tuple[RowValues, ...]:
         """The fields of the processors that a row uses, read to the host."""
         own = self._runner.state.own
-        return {
-            name: {n: np.asarray(a[row]) for n, a in own[name].items() if n != IS_USED}
-            for name in self._used.get(row, frozenset())
-        }
+        return tuple(
+            RowValues(name, {n: np.asarray(a[row]) for n, a in own[name].items() if n != IS_USED})
+            for name in sorted(self._used.get(row, frozenset()))
+        )
 
     def forget(self) -> None:
         """The arrays are new: no row uses anything."""
