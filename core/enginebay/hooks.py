@@ -116,7 +116,7 @@ class Hooks:
 
     @hookspec
     def register_logits_processors(self, register: Register) -> None:
-        """Logits processors. Target: by the contract of the sampler that applies them."""
+        """Logits processors. Target: a class of `enginebay.processor.LogitsProcessor`, made with no arguments; `options` are a request's."""
 
     @hookspec
     def register_grammars(self, register: Register) -> None:

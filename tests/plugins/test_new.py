@@ -19,7 +19,9 @@ from tests.plugins.install import ROOT, install_from, listed, python, run
 
 pytestmark = pytest.mark.xdist_group("new")
 
-QUICK = "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or last_token"
+QUICK = (
+    "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or change_scores"
+)
 """Some checks of each, for everyday; a slow test runs all."""
 
 CHOICES = {
@@ -29,7 +31,7 @@ CHOICES = {
     "platform": ("--platform", "platform"),
     "engine": ("--engine", "engine"),
 }
-"""The flag that chooses each, and the setting that tells; nothing chooses a logits processor."""
+"""The flag that chooses each, and the setting that tells; requests ask for logits processors."""
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ HOW_TO_CHOOSE: Mapping[str, str] = {
     "platform": "enginebay generate --platform {name}",
     "engine": "enginebay generate --engine {name}",
 }
-"""The command that uses the part; nothing applies logits processors yet."""
+"""The command that uses the part; a logits processor is asked for by requests."""
 
 MOST_CHARACTERS = 24
 """Of a name: the lines of what is written stay as short as they are laid out."""
@@ -58,7 +58,9 @@ def run(name: str, args: argparse.Namespace) -> int:
     if args.kind in HOW_TO_CHOOSE:
         print(f"  {HOW_TO_CHOOSE[args.kind].format(name=args.name)}")
     else:
-        print("  # no sampler applies logits processors yet: yours would import this one")
+        print(
+            f'  # LLM(..., processors=["{args.name}"]), then SamplingParams(processors={{"{args.name}": {{}}}})'
+        )
     print(f"  enginebay check {KINDS[args.kind]}{args.name}")
     print(f"  cd '{folder}' && pytest")
     return 0
@@ -109,7 +111,7 @@ def render(kind: str, name: str) -> dict[str, str]:
     return {
         "pyproject.toml": fill("pyproject.toml.txt"),
         f"{module}.py": fill(f"{kind}.py.txt"),
-        f"test_{module}.py": fill("test_processor.py.txt" if kind == "processor" else "test.py.txt"),
+        f"test_{module}.py": fill("test.py.txt"),
     }
 
 

@@ -85,7 +85,7 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         assert isinstance(made, BaseModel), f"options {declaration.options} is no pydantic model"
         assert made.model_config.get("frozen"), f"{declaration.options} is not frozen"
         assert made.model_config.get("extra") == "forbid", f'{declaration.options} has no extra="forbid"'
-    if entry.kind in ("layout", "platform", "scheduler"):
+    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
         assert callable(target) or entry.kind == "model", f"{declaration.target} is not callable"
@@ -132,6 +132,21 @@ def _sampler(registry: Registry, entry: Entry) -> list[Check]:
     found, _ = choose_plain(registry, config, best_platform(registry).env(), "sample")
     sampler = make_sampler(registry, config, found.impl)
     return sampler_checks(sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only")))
+
+
+def _logits_processor(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.processors import processor_checks
+
+    return processor_checks(registry.load(entry), functools.partial(_example_options, registry, entry))
+
+
+def _example_options(registry: Registry, entry: Entry) -> list[BaseModel | None]:
+    """The part's default options, and those that are examples in the JSON schema of its options."""
+    default = registry.options(entry, {})
+    if default is None:
+        return [None]
+    examples = type(default).model_json_schema().get("examples", [])
+    return [default, *(registry.options(entry, example) for example in examples)]
 
 
 def _layout(registry: Registry, entry: Entry) -> list[Check]:
@@ -287,6 +302,7 @@ _SUITES: dict[str, Callable[[Registry, Entry], list[Check]]] = {
     "engine": _engine,
     "kernel": _kernel,
     "layout": _layout,
+    "logits_processor": _logits_processor,
     "model": _model,
     "platform": _platform,
     "sampler": _sampler,

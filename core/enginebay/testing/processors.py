@@ -1,0 +1,350 @@
+"""Conformance suite for any logits processor: its declaration, its fields, and rows that depend on nothing but themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.processor import (
+    IS_USED,
+    LogitsProcessor,
+    RowFacts,
+    RowField,
+    Sizes,
+    evolve,
+    process,
+    row_values,
+)
+from enginebay.sampler import SamplingState
+
+Check = tuple[str, Callable[[], None]]
+"""A name and a function that raises AssertionError, with the case, when the promise is broken."""
+
+VOCAB, WIDTH = 75, 40
+"""Of the rows: a vocabulary that is no round number, and positions of their tokens."""
+
+SIZES = Sizes(VOCAB, WIDTH)
+EOS = (4, 9)
+NAME = "this"
+NUM_STEPS = 4
+TOLERANCE = 1e-5
+"""Of scores and fields of the same row, relative and absolute: sums may be taken in another order."""
+
+Rows = tuple[jax.Array, Mapping[str, Any], SamplingState]
+"""Logits, fields by processor, and state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """One row: a request with its options, and where it stands."""
+
+    options: Any
+    what: str
+    logits: np.ndarray
+    num_prompt: int
+    num_output: int
+    temperature: float
+
+
+def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list[Check]:
+    """Every check of a processor: the class that is registered, and options (or None) that requests may come with.
+
+    Options whose model has `examples` in its JSON schema are tried with each of them, besides the defaults.
+    """
+    checks: list[tuple[str, Callable[[_Subject], None]]] = [
+        ("is_a_logits_processor", _is_a_logits_processor),
+        ("fields_are_as_declared", _fields_are_as_declared),
+        ("result_has_the_logits_shape", _result_has_the_logits_shape),
+        ("examples_change_scores", _examples_change_scores),
+        ("rows_do_not_depend_on_the_batch", _rows_do_not_depend_on_the_batch),
+        ("rows_that_do_not_use_it_keep_their_logits", _unused_rows_keep_their_logits),
+        ("scores_are_finite_or_minus_infinity", _scores_are_finite_or_minus_infinity),
+        ("some_token_stays_possible", _some_token_stays_possible),
+        ("impossible_tokens_stay_impossible", _impossible_tokens_stay_impossible),
+        ("argmax_is_kept_as_declared", _argmax_is_kept),
+        ("tokens_are_read_as_declared", _tokens_are_read_as_declared),
+        ("fields_evolve_as_declared", _fields_evolve_as_declared),
+    ]
+    subject = _Subject(target, examples)
+    return [(name, functools.partial(check, subject)) for name, check in checks]
+
+
+class _Subject:
+    """The processor under test, with its rows, made when a check first asks; each shape is compiled once."""
+
+    def __init__(self, target: Any, examples: Callable[[], Sequence[Any]]) -> None:
+        self.target = target
+        self._examples = examples
+
+    @functools.cached_property
+    def processor(self) -> LogitsProcessor:
+        made = self.target()
+        assert isinstance(made, LogitsProcessor), f"{self.target} makes no LogitsProcessor"
+        return made
+
+    @functools.cached_property
+    def cases(self) -> list[_Case]:
+        return [case for i, options in enumerate(self._examples()) for case in _cases(options, i)]
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """All cases in one batch, on the host, where rows are taken from."""
+        logits = np.stack([case.logits for case in self.cases])
+        rows: Rows = jax.tree.map(np.asarray, (logits, {NAME: self._own()}, _state(self.cases)))
+        return rows
+
+    @functools.cached_property
+    def together(self) -> np.ndarray:
+        """The scores of all cases in one batch."""
+        return self.scores(self.rows)
+
+    def scores(self, rows: Rows) -> np.ndarray:
+        """f32 [S, VOCAB]."""
+        return np.asarray(self._call(*rows))
+
+    @functools.cached_property
+    def _call(self) -> Any:
+        named = ((NAME, self.processor),)
+        return jax.jit(lambda logits, rows, state: process(named, logits, rows, state)[0])
+
+    @functools.cached_property
+    def step(self) -> Any:
+        """(rows, active) -> (rows one token on, scores); the first best token is taken."""
+        named = ((NAME, self.processor),)
+
+        def step(rows: Rows, active: jax.Array) -> tuple[Rows, jax.Array]:
+            logits, fields, state = rows
+            scores, given = process(named, logits, fields, state)
+            tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+            fields = evolve(named, given, tokens, fields, state, active)
+            at = (jnp.arange(tokens.size), state.positions)
+            state = dataclasses.replace(
+                state, positions=state.positions + 1, token_ids=state.token_ids.at[at].set(tokens)
+            )
+            return (jnp.roll(logits, 7, axis=-1), fields, state), scores
+
+        return step
+
+    def _own(self) -> dict[str, np.ndarray]:
+        values = [self.values(case) for case in self.cases]
+        own = {name: np.stack([v[name] for v in values]) for name in values[0]}
+        return own | {IS_USED: np.ones(len(values), bool)}
+
+    def values(self, case: _Case) -> Mapping[str, np.ndarray]:
+        """The row's fields as the core makes them."""
+        facts = RowFacts(_text(case)[: case.num_prompt], EOS, SIZES)
+        return row_values(NAME, self.processor, case.options, facts).values
+
+
+def _cases(options: Any, seed: int) -> list[_Case]:
+    """What each options meet: usual logits, few possible tokens, equal ones, large ones, and none."""
+    rng = np.random.default_rng(seed)
+    usual, other, large = (rng.normal(size=(3, VOCAB)) * [[2.0], [2.0], [40.0]]).astype(np.float32)
+    half, one, none = other.copy(), np.full(VOCAB, -np.inf, np.float32), np.full(VOCAB, -np.inf, np.float32)
+    half[::2], one[seed % 3 + 3] = -np.inf, 1.5
+    rows = [
+        ("usual", usual, 6, 11, 1.0),
+        ("no output yet", other, 9, 0, 0.5),
+        ("greedy", usual, 5, 20, 0.0),
+        ("every other token impossible", half, 3, 8, 2.0),
+        ("one possible token", one, 2, 3, 1.0),
+        ("equal logits", np.zeros(VOCAB, np.float32), 12, 18, 1.0),
+        ("large logits", large, 1, 5, 1.0),
+        ("no possible token", none, 4, 4, 1.0),
+    ]
+    return [_Case(options, *row) for row in rows]
+
+
+def _text(case: _Case) -> np.ndarray:
+    """Its tokens, of a dozen, so that they repeat one another."""
+    seed = 100 * case.num_prompt + case.num_output
+    return np.random.default_rng(seed).integers(0, 12, case.num_prompt + case.num_output).astype(np.int32)
+
+
+def _state(cases: Sequence[_Case]) -> SamplingState:
+    num = len(cases)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (num, WIDTH))
+    for row, case in enumerate(cases):
+        tokens[row, : _text(case).size] = _text(case)
+    none = jnp.zeros(num, jnp.float32)
+    return SamplingState(
+        keys=jnp.asarray([(17, row) for row in range(num)], jnp.uint32),
+        positions=jnp.asarray([c.num_prompt + c.num_output for c in cases], jnp.int32),
+        temperature=jnp.asarray([c.temperature for c in cases], jnp.float32),
+        top_k=jnp.zeros(num, jnp.int32),
+        top_p=none + 1.0,
+        min_p=none,
+        presence_penalty=none,
+        frequency_penalty=none,
+        repetition_penalty=none + 1.0,
+        token_ids=jnp.asarray(tokens, jnp.int32),
+        prompt_lengths=jnp.asarray([c.num_prompt for c in cases], jnp.int32),
+    )
+
+
+def _taken(rows: Rows, order: np.ndarray) -> Rows:
+    taken: Rows = jax.tree.map(lambda leaf: leaf[order], rows)
+    return taken
+
+
+def _check_same(cases: Sequence[_Case], got: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    """Rows are equal but for the order of sums."""
+    for case, one, other in zip(cases, got, wanted, strict=True):
+        equal = np.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        assert equal, f"{what}: {_told(case)}: {_difference(one, other)}"
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> str:
+    one, other = np.ravel(one), np.ravel(other)
+    at = int(np.flatnonzero(~np.isclose(one, other, rtol=TOLERANCE, atol=TOLERANCE))[0])
+    return f"place {at} is {one[at]}, not {other[at]}"
+
+
+def _told(case: _Case) -> str:
+    return f"row with options ({case.options}), {case.what}, temperature {case.temperature}"
+
+
+def _is_a_logits_processor(subject: _Subject) -> None:
+    target = subject.target
+    is_class = isinstance(target, type) and issubclass(target, LogitsProcessor)
+    assert is_class, f"{target} is no class of enginebay.processor.LogitsProcessor"
+    for flag in ("keeps_argmax", "reads_tokens", "evolves"):
+        value = getattr(subject.processor, flag)
+        assert isinstance(value, bool), f"{flag} is {value!r}, neither True nor False"
+
+
+def _fields_are_as_declared(subject: _Subject) -> None:
+    declared = subject.processor.fields(SIZES)
+    assert IS_USED not in declared, f"the field {IS_USED} is the core's"
+    for name, field in declared.items():
+        assert isinstance(field, RowField), f"field {name} is {field!r}, no RowField"
+        np.dtype(field.dtype)
+    assert dict(subject.processor.fields(SIZES)) == dict(declared), "fields of equal sizes differ"
+    for case in subject.cases:
+        subject.values(case)  # raises TypeError for another shape
+
+
+def _result_has_the_logits_shape(subject: _Subject) -> None:
+    logits, fields, state = subject.rows
+    got = jax.eval_shape(subject.processor, logits, fields[NAME], state)
+    assert (got.shape, got.dtype) == (logits.shape, logits.dtype), (
+        f"logits {logits.dtype} {logits.shape} become {got.dtype} {got.shape}"
+    )
+
+
+def _examples_change_scores(subject: _Subject) -> None:
+    changed = (subject.together != np.asarray(subject.rows[0])).any(axis=-1)
+    options = {str(case.options) for case in subject.cases}
+    assert changed.any(), (
+        f"no score changes with options {sorted(options)}: give the options' model examples (json_schema_extra) that do something"
+    )
+
+
+def _rows_do_not_depend_on_the_batch(subject: _Subject) -> None:
+    cases, together = subject.cases, subject.together
+    for row, case in enumerate(cases):
+        alone = subject.scores(_taken(subject.rows, np.asarray([row])))
+        _check_same([case], alone, together[[row]], "alone against all in one batch")
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(cases))
+        got = subject.scores(_taken(subject.rows, order))
+        _check_same([cases[i] for i in order], got, together[order], "in another order")
+
+
+def _unused_rows_keep_their_logits(subject: _Subject) -> None:
+    """Their fields are zeros, as rows begin; their neighbours' scores are as they were."""
+    logits, fields, state = subject.rows
+    unused = np.arange(len(subject.cases)) % 3 == 1
+    own = {
+        n: np.where(unused.reshape(-1, *(1,) * (v.ndim - 1)), 0, v).astype(v.dtype)
+        for n, v in fields[NAME].items()
+    }
+    got = subject.scores((logits, {NAME: own}, state))
+    wanted = np.where(unused[:, None], np.asarray(logits), subject.together)
+    assert np.array_equal(got[unused], wanted[unused]), "a row that does not use it has other logits"
+    _check_same(subject.cases, got, wanted, "beside rows that do not use it")
+
+
+def _scores_are_finite_or_minus_infinity(subject: _Subject) -> None:
+    for case, scores in zip(subject.cases, subject.together, strict=True):
+        wrong = np.flatnonzero(~(np.isfinite(scores) | np.isneginf(scores)))
+        assert not wrong.size, f"{_told(case)}: token {wrong[0]} has the score {scores[wrong[0]]}"
+
+
+def _some_token_stays_possible(subject: _Subject) -> None:
+    for case, scores in zip(subject.cases, subject.together, strict=True):
+        had, has = np.isfinite(case.logits).any(), np.isfinite(scores).any()
+        assert has or not had, f"{_told(case)}: no token is possible any more"
+
+
+def _impossible_tokens_stay_impossible(subject: _Subject) -> None:
+    for case, scores in zip(subject.cases, subject.together, strict=True):
+        back = np.flatnonzero(np.isneginf(case.logits) & ~np.isneginf(scores))
+        assert not back.size, (
+            f"{_told(case)}: token {back[0]} was impossible and has the score {scores[back[0]]}"
+        )
+
+
+def _argmax_is_kept(subject: _Subject) -> None:
+    if not subject.processor.keeps_argmax:
+        return
+    for case, scores in zip(subject.cases, subject.together, strict=True):
+        before, after = int(case.logits.argmax()), int(scores.argmax())
+        assert before == after, (
+            f"{_told(case)}: keeps_argmax is declared, and the first best token {before} is {after} after it"
+        )
+
+
+def _tokens_are_read_as_declared(subject: _Subject) -> None:
+    logits, fields, state = subject.rows
+    reads = subject.processor.reads_tokens
+    known = jnp.arange(WIDTH) < state.positions[:, None]
+    others = (state.token_ids + 11) % VOCAB
+    token_ids = jnp.where(known & reads, state.token_ids, others)
+    got = subject.scores((logits, fields, dataclasses.replace(state, token_ids=token_ids)))
+    what = "other tokens past its position" if reads else "other tokens, though reads_tokens is not declared"
+    _check_same(subject.cases, got, subject.together, what)
+
+
+def _fields_evolve_as_declared(subject: _Subject) -> None:
+    """One token after the other, in a loop on the device, alone and in another order: the same scores and fields."""
+    processor = subject.processor
+    if not processor.evolves:
+        own_after = type(processor).after is not LogitsProcessor.after
+        assert not own_after, "it has after(), which nobody calls while `evolves` is not declared"
+        return
+    rows, active = subject.rows, jnp.arange(len(subject.cases)) != 2
+    step = jax.jit(subject.step)
+    singly, told = rows, []
+    for _ in range(NUM_STEPS):
+        singly, scores = step(singly, active)
+        told.append(np.asarray(scores))
+    changed = [n for n, v in singly[1][NAME].items() if not np.array_equal(v, rows[1][NAME][n])]
+    assert changed, f"`evolves` is declared, and no field changes in {NUM_STEPS} tokens"
+    for name, value in singly[1][NAME].items():
+        assert np.isfinite(value).all(), f"field {name} is not finite after {NUM_STEPS} tokens"
+
+    def repeated(rows: Rows, active: jax.Array) -> tuple[Rows, jax.Array]:
+        return jax.lax.scan(lambda rows, _: subject.step(rows, active), rows, None, NUM_STEPS)
+
+    looped, scanned = jax.jit(repeated)(rows, active)
+    for one, other in zip(np.asarray(scanned), told, strict=True):
+        _check_same(subject.cases, one, other, "in a loop on the device")
+    order = np.random.default_rng(1).permutation(len(subject.cases))
+    mixed, alone = _taken(rows, order), [_taken(rows, np.asarray([row])) for row in (0, 1)]
+    for _ in range(NUM_STEPS):
+        mixed, _ = step(mixed, active[order])
+        alone = [step(one, jnp.ones(1, bool))[0] for one in alone]
+    for name, value in singly[1][NAME].items():
+        wanted = np.asarray(value)
+        _check_same(subject.cases, looped[1][NAME][name], wanted, f"field {name}, in a loop on the device")
+        ordered = [subject.cases[i] for i in order]
+        _check_same(ordered, mixed[1][NAME][name], wanted[order], f"field {name}, in another order")
+        for row, one in enumerate(alone):
+            _check_same([subject.cases[row]], one[1][NAME][name], wanted[[row]], f"field {name}, alone")
