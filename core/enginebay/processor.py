@@ -51,8 +51,10 @@ class LogitsProcessor(ABC):
     declaration's options model validates. A step calls it only when one of its rows uses it, and rows that do not use it keep
     their logits, whatever comes back for them: the core sees to both.
 
-    Invariants (held by the conformance suite): a row's result depends on its own logits, fields, tokens and position only; it
-    is finite or -inf, and some token stays possible wherever one was; with `keeps_argmax` the first best token stays the first best.
+    Invariants (held by the conformance suite, enginebay.testing.processors): a row's result depends on its own logits, fields, key,
+    tokens, position and temperature only; it is finite or -inf, what was -inf stays so, and some token stays possible wherever one
+    was; with `keeps_argmax` the first best token stays the first best. Fields of a row that does not use it may be anything: it
+    must end for them too. A processor that draws takes `position_keys` with a stream of its own.
     """
 
     keeps_argmax = False

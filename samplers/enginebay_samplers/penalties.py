@@ -14,6 +14,9 @@ from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.tokens import is_among
 
+MAX_REPETITION = 1e30
+"""Beyond it, and below its inverse, scores would leave the range of f32."""
+
 
 class _Strengths(NamedTuple):
     """Of S rows: f32 [S] each, and bool [S], whether repetition counts the output alone."""
@@ -107,8 +110,9 @@ class Penalties(LogitsProcessor):
         return {**numbers, "output_only": RowField("bool")}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any options can be served."""
-        return {name: getattr(options, name) for name in _Strengths._fields}
+        """Any options can be served; a repetition beyond what f32 scores bear counts as the last that they do."""
+        repetition = min(max(options.repetition, 1.0 / MAX_REPETITION), MAX_REPETITION)
+        return {name: getattr(options, name) for name in _Strengths._fields} | {"repetition": repetition}
 
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
         """f32 [S, vocab]."""

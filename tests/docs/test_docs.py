@@ -50,12 +50,18 @@ def test_every_hook_kind_field_and_state_is_in_the_plugins_page() -> None:
 
 
 def test_every_field_and_part_option_is_in_the_configuration_page() -> None:
-    names = list(EngineConfig.model_fields)
+    """The options of logits processors are those of a request: they are in the sampling page."""
+    names, of_requests = list(EngineConfig.model_fields), []
     registry = load_registry()
     for entry in registry.entries:
         if entry.distribution == "enginebay" and entry.declaration and entry.declaration.options:
-            names += type(registry.options(entry, {})).model_fields
+            options = type(registry.options(entry, {})).model_fields
+            if entry.kind == "logits_processor":
+                of_requests += [entry.name, *options]
+            else:
+                names += options
     assert not missing(names, page("configuration.md"))
+    assert not missing(of_requests, page("sampling.md"))
 
 
 def test_every_built_in_part_is_named_somewhere() -> None:

@@ -1,132 +1,19 @@
-"""The built-in logits processors against what their sources say, in float64 NumPy; each is compiled once, with its cases as rows."""
+"""Logits processors that change scores and ban tokens, against what their sources say, in float64 NumPy; options that are refused."""
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from enginebay.errors import ConfigError, RequestError
-from enginebay.processor import IS_USED, LogitsProcessor, RowFacts, Sizes, row_values
-from enginebay.registry import load_registry
-from enginebay.sampler import SamplingState, position_keys
-
-VOCAB, WIDTH = 70, 48
-SIZES = Sizes(VOCAB, WIDTH)
-REGISTRY = load_registry()
-EOS = (4, 9)
+from tests.unit.processor_rows import EOS, REGISTRY, VOCAB, WIDTH, Row, banned, check, fields_of, only
 
 TEXT = [5, 6, 7, 1, 5, 6, 7, 2, 8, 5, 6, 7]
 """Ends with what it has had twice, which 1 and 2 followed."""
-
-
-class Row:
-    """A case: options, logits [VOCAB], prompt and output, temperature, and its own key."""
-
-    def __init__(
-        self,
-        options: Mapping[str, Any] | None = None,
-        prompt: Sequence[int] = (3, 1),
-        output: Sequence[int] = (),
-        temperature: float = 1.0,
-        logits: np.ndarray | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.options = options
-        self.prompt, self.output = list(prompt), list(output)
-        self.temperature, self.seed = temperature, seed
-        own = np.random.default_rng(seed).normal(size=VOCAB) * 2.0
-        self.logits = (own if logits is None else logits).astype(np.float32)
-
-    @property
-    def text(self) -> list[int]:
-        return self.prompt + self.output
-
-    @property
-    def p(self) -> np.ndarray:
-        z = self.logits.astype(np.float64) / np.float64(np.float32(self.temperature or 1.0))
-        mass = np.exp(z - z.max())
-        return mass / mass.sum()
-
-    def __repr__(self) -> str:
-        return f"{self.options}, text {self.prompt} + {self.output}, T {self.temperature}, seed {self.seed}"
-
-
-def processor_of(name: str) -> LogitsProcessor:
-    made = REGISTRY.load(REGISTRY.find("logits_processor", name))()
-    assert isinstance(made, LogitsProcessor)
-    return made
-
-
-def fields_of(
-    name: str, options: Mapping[str, Any], prompt: Sequence[int] = (3, 1)
-) -> Mapping[str, np.ndarray]:
-    entry = REGISTRY.find("logits_processor", name)
-    facts = RowFacts(np.asarray(prompt, np.int32), EOS, SIZES)
-    return row_values(name, processor_of(name), REGISTRY.options(entry, options), facts).values
-
-
-def state_of(rows: Sequence[Row]) -> SamplingState:
-    num = len(rows)
-    tokens = np.random.default_rng(0).integers(0, VOCAB, (num, WIDTH))
-    for row, case in enumerate(rows):
-        tokens[row, : len(case.text)] = case.text
-    none = jnp.zeros(num, jnp.float32)
-    return SamplingState(
-        keys=jnp.asarray([(17, r.seed) for r in rows], jnp.uint32),
-        positions=jnp.asarray([len(r.text) for r in rows], jnp.int32),
-        temperature=jnp.asarray([r.temperature for r in rows], jnp.float32),
-        top_k=jnp.zeros(num, jnp.int32),
-        top_p=none + 1.0,
-        min_p=none,
-        presence_penalty=none,
-        frequency_penalty=none,
-        repetition_penalty=none + 1.0,
-        token_ids=jnp.asarray(tokens, jnp.int32),
-        prompt_lengths=jnp.asarray([len(r.prompt) for r in rows], jnp.int32),
-    )
-
-
-def own_of(name: str, rows: Sequence[Row]) -> dict[str, jax.Array]:
-    each = [fields_of(name, r.options or {}, r.prompt) for r in rows]
-    stacked = {field: jnp.asarray(np.stack([values[field] for values in each])) for field in each[0]}
-    return stacked | {IS_USED: jnp.asarray([r.options is not None for r in rows])}
-
-
-def scores_of(name: str, rows: Sequence[Row]) -> np.ndarray:
-    logits = jnp.asarray(np.stack([r.logits for r in rows]))
-    return np.asarray(jax.jit(processor_of(name).__call__)(logits, own_of(name, rows), state_of(rows)))
-
-
-def check(name: str, oracle: Callable[[Row], np.ndarray], rows: Sequence[Row], changed: int) -> None:
-    """Each row is what `oracle` makes of it, float64 [VOCAB], and at least `changed` of the rows are other than they were."""
-    got = scores_of(name, rows)
-    wanted = [oracle(row) for row in rows]
-    for row, score, right in zip(rows, got, wanted, strict=True):
-        np.testing.assert_allclose(score, right, rtol=2e-6, atol=2e-6, err_msg=f"{name}, {row}")
-    others = sum(
-        not np.array_equal(s, r.logits.astype(np.float64)) for s, r in zip(wanted, rows, strict=True)
-    )
-    assert others >= changed, f"{name}: only {others} cases change anything"
-
-
-def banned(row: Row, tokens: set[int]) -> np.ndarray:
-    left = row.logits.astype(np.float64)
-    left[sorted(tokens)] = -np.inf
-    return left if np.isfinite(left).any() else row.logits.astype(np.float64)
-
-
-def only(*tokens: int) -> np.ndarray:
-    """Logits of which these alone are possible."""
-    logits = np.full(VOCAB, -np.inf)
-    logits[list(tokens)] = np.arange(len(tokens)) + 1.0
-    return logits
 
 
 def test_penalties() -> None:
@@ -140,7 +27,7 @@ def test_penalties() -> None:
         }
         score = row.logits.astype(np.float64)
         for token in set(row.output if options["output_only"] else row.text):
-            factor = options["repetition"]
+            factor = np.clip(options["repetition"], 1e-30, 1e30)
             score[token] = score[token] / factor if score[token] > 0 else score[token] * factor
         for token, times in Counter(row.output).items():
             score[token] -= options["frequency"] * times + options["presence"]
@@ -156,8 +43,10 @@ def test_penalties() -> None:
         Row({"repetition": 0.5, "output_only": True}, prompt=[1, 2, 3]),
         Row({"presence": -2.0, "frequency": 2.0, "repetition": 3.0}, **texts, seed=3),
         Row({"presence": 1.0, "repetition": 100.0}, **texts, logits=only(7, 40)),
+        Row({"repetition": 1e-300}, **texts, logits=only(7, 40)),
+        Row({"repetition": 1e300}, **texts),
     ]
-    check("penalties", oracle, rows, changed=6)
+    check("penalties", oracle, rows, changed=8)
 
 
 def test_logit_bias() -> None:
@@ -287,132 +176,6 @@ def test_dry() -> None:
     rows = [Row(o, **texts) for o in options]
     rows += [Row({"base": 4.0}, prompt=[6, 8] * (WIDTH // 2)), Row({"allowed_length": 1}, prompt=[6])]
     check("dry", dry_oracle, [*rows, Row({"allowed_length": 1}, **texts, logits=only(2, 60))], changed=9)
-
-
-TEMPERATURES = (0.3, 1.0, 2.5)
-
-
-def typical_oracle(row: Row) -> np.ndarray:
-    share = (row.options or {}).get("typical_p", 0.95)
-    if row.temperature == 0.0 or share == 1.0:
-        return row.logits.astype(np.float64)
-    p = row.p
-    information = -np.log(np.where(p > 0, p, 1.0))
-    distance = np.where(p > 0, np.abs(information - (p * information).sum()), np.inf)
-    order = np.argsort(distance, kind="stable")
-    last = np.flatnonzero(np.cumsum(p[order]) >= share)[0]
-    return banned(row, set(np.flatnonzero(distance > distance[order[last]] * (1 + 1e-6)).tolist()))
-
-
-def test_typical() -> None:
-    """One that is flat but for a token more likely than is typical loses that one."""
-    peaked = np.zeros(VOCAB)
-    peaked[11] = 3.0
-    shares = (0.05, 0.4, 0.9, 1.0)
-    rows = [Row({"typical_p": s}, temperature=t, seed=i) for i, t in enumerate(TEMPERATURES) for s in shares]
-    rows += [Row({"typical_p": 0.5}, logits=peaked), Row({"typical_p": 0.2}, temperature=0.0)]
-    rows += [Row({"typical_p": 0.5}, logits=only(3, 4, 8)), Row({"typical_p": 1e-30}, seed=5)]
-    assert not np.isfinite(typical_oracle(rows[12])[11]), "the most likely token is not typical there"
-    check("typical", typical_oracle, rows, changed=10)
-
-
-def test_xtc() -> None:
-    """Whether it happens is read from the key as the processor's contract says; how often, below."""
-    stream = 0x585443
-
-    def oracle(row: Row) -> np.ndarray:
-        options = row.options or {}
-        score, p = row.logits.astype(np.float64), row.p
-        if row.temperature == 0.0 or not (words[row.seed] >> 8) * 2.0**-24 < options["probability"]:
-            return score
-        top = np.flatnonzero(p >= options["threshold"])
-        return banned(row, {int(i) for i in top if p[i] > p[top].min()}) if top.size else score
-
-    rows = [
-        Row({"threshold": h, "probability": 1.0}, temperature=t, seed=i)
-        for i, t in enumerate(TEMPERATURES)
-        for h in (0.0, 0.02, 0.1, 0.6)
-    ]
-    rows += [Row({"threshold": 0.02, "probability": c}, seed=i) for i in range(8) for c in (0.0, 0.5)]
-    equal = np.zeros(VOCAB)
-    equal[5:9] = 4.0
-    rows += [Row({"threshold": 0.02, "probability": 1.0}, logits=x) for x in (equal, only(3, 4, 8), only(3))]
-    rows += [Row({"threshold": 0.02, "probability": 1.0}, temperature=0.0)]
-    keys = np.asarray(jax.random.key_data(position_keys(state_of(rows), stream)))
-    words = {row.seed: int(key[0]) for row, key in zip(rows, keys, strict=True)}
-    check("xtc", oracle, rows, changed=10)
-
-
-def test_xtc_happens_as_often_as_it_is_asked_to() -> None:
-    rows = [
-        Row({"threshold": 0.02, "probability": 0.3}, logits=np.zeros(VOCAB) + only(3, 4), seed=i)
-        for i in range(3000)
-    ]
-    happened = ~np.isfinite(scores_of("xtc", rows)[:, 4])
-    assert abs(happened.mean() - 0.3) < 5 * (0.3 * 0.7 / 3000) ** 0.5, happened.mean()
-    neighbours = np.corrcoef(happened[:-1], happened[1:])[0, 1]
-    assert abs(neighbours) < 5 * 3000**-0.5, neighbours
-
-
-def mirostat_kept(row: Row, mu: float) -> np.ndarray:
-    p = row.p
-    surprise = -np.log2(np.where(p > 0, p, 1e-300))
-    return (surprise <= mu) | (row.logits == row.logits.max())
-
-
-def test_mirostat() -> None:
-    """The cut at the beginning, where mu is 2 tau, and mu after each of some tokens."""
-
-    def oracle(row: Row) -> np.ndarray:
-        if row.temperature == 0.0:
-            return row.logits.astype(np.float64)
-        return banned(
-            row, set(np.flatnonzero(~mirostat_kept(row, 2.0 * (row.options or {})["tau"])).tolist())
-        )
-
-    rows = [
-        Row({"tau": tau}, temperature=t, seed=i)
-        for i, t in enumerate(TEMPERATURES)
-        for tau in (0.0, 1.0, 2.5, 5.0)
-    ]
-    rows += [Row({"tau": 1.0, "eta": 0.4}, logits=only(3, 4, 8)), Row({"tau": 1.0}, temperature=0.0)]
-    check("mirostat", oracle, rows, changed=9)
-
-    own, state = own_of("mirostat", rows), state_of(rows)
-    tokens = [int(np.flatnonzero(mirostat_kept(r, 2.0 * (r.options or {})["tau"]))[-1]) for r in rows]
-    logits = jnp.asarray(np.stack([r.logits for r in rows]))
-    got = jax.jit(processor_of("mirostat").after)(logits, jnp.asarray(tokens, jnp.int32), own, state)["mu"]
-    for row, token, mu in zip(rows, tokens, np.asarray(got), strict=True):
-        options = {"eta": 0.1, **(row.options or {})}
-        begin = 2.0 * options["tau"]
-        among = np.where(mirostat_kept(row, begin), row.p, 0.0)
-        error = -np.log2(among[token] / among.sum()) - options["tau"]
-        wanted = begin - options["eta"] * error if row.temperature else begin
-        np.testing.assert_allclose(mu, wanted, rtol=1e-5, atol=1e-5, err_msg=repr(row))
-
-
-def test_mirostat_reaches_its_target() -> None:
-    """Drawn from one distribution again and again, the mean surprise comes near tau."""
-    name, tau, num = "mirostat", 2.0, 400
-    rows = [
-        Row({"tau": tau, "eta": 0.2}, seed=i, logits=np.random.default_rng(1).normal(size=VOCAB) * 1.5)
-        for i in range(8)
-    ]
-    logits, state, processor = (
-        jnp.asarray(np.stack([r.logits for r in rows])),
-        state_of(rows),
-        processor_of(name),
-    )
-
-    def step(own: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        cut = processor(logits, own, state)
-        tokens = jax.random.categorical(key, cut)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(cut), tokens[:, None], axis=-1)[:, 0]
-        return {**own, **processor.after(logits, tokens, own, state)}, -chosen / np.log(2.0)
-
-    keys = jax.random.split(jax.random.key(3), num)
-    surprise = np.asarray(jax.jit(functools.partial(jax.lax.scan, step))(own_of(name, rows), keys)[1])
-    assert abs(surprise[num // 4 :].mean() - tau) < 0.1, surprise.mean()
 
 
 @pytest.mark.parametrize(
