@@ -155,6 +155,10 @@ class EngineConfig(Frozen):
     forbid_compiling: bool = Field(
         default=False, description="after warmup(), a program still to be compiled is an error"
     )
+    wide_logprobs: bool = Field(
+        default=False,
+        description="warmup() compiles for prompt_logprobs and logprobs = -1 too; false: the first request that asks does",
+    )
 
     @field_validator("kernels", mode="before")
     @classmethod

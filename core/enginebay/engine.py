@@ -22,7 +22,8 @@ class RowPlan:
     """One row's part of a step. `num_tokens` new tokens after `num_computed` ones already in the cache.
 
     `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an upper bound: tokens of
-    launched but unread steps count, and the row may have finished in them.
+    launched but unread steps count, and the row may have finished in them. `tells_prompt`: the log-probabilities of the
+    prompt's tokens that follow these are read, too.
     """
 
     row: int
@@ -32,6 +33,7 @@ class RowPlan:
     samples: bool
     update: tuple[RowValues, ...] = ()
     """Of a row that samples: fields of its logits processors to write before the step."""
+    tells_prompt: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class TokenLogprobs:
     """Log-probabilities on the host, by sampled token: first the sampled one's, then those of the best, best first.
 
     token_ids int32 [..., W], values f32 [..., W] = log_softmax of the model's own logits; W is MAX_LOGPROBS + 1, or less
-    with a small vocabulary. They mean nothing for a row whose request did not ask, and where there is no token.
+    with a small vocabulary. Of the whole vocabulary they come in the order of the ids instead (`of_all`). They mean nothing for a row whose request did not ask, and where there is no token.
     """
 
     token_ids: np.ndarray
@@ -77,6 +79,24 @@ class TokenLogprobs:
         return TokenLogprobs(
             self.token_ids[row, :num_tokens, : num_best + 1].copy(),
             self.values[row, :num_tokens, : num_best + 1].copy(),
+        )
+
+    @staticmethod
+    def of_all(token_ids: np.ndarray, values: np.ndarray) -> TokenLogprobs:
+        """Those of sampled token_ids int32 [tokens] and of the whole vocabulary, values f32 [tokens, vocab]."""
+        every = np.broadcast_to(np.arange(values.shape[1], dtype=np.int32), values.shape)
+        own = token_ids[:, None]
+        return TokenLogprobs(
+            np.concatenate([own, every], axis=1),
+            np.concatenate([np.take_along_axis(values, own, axis=1), values], axis=1),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+        """Those of tokens that follow one another, [tokens, W] each."""
+        return TokenLogprobs(
+            np.concatenate([part.token_ids for part in parts]),
+            np.concatenate([part.values for part in parts]),
         )
 
 
@@ -93,6 +113,21 @@ class Pending(ABC):
         An engine that declares the capability "logprobs" gives them; to another no such request comes.
         """
         raise InternalError(f"{type(self).__name__} was asked for log-probabilities, which it cannot give")
+
+    def read_all_logprobs(self, row: int) -> np.ndarray:
+        """Of the plan's row, f32 [steps, vocab]: log_softmax of the logits that each of its tokens was sampled from.
+
+        Asked for only when the request wants the whole vocabulary, of steps with one token a row, and of engines that declare
+        the capability "wide_logprobs".
+        """
+        raise InternalError(f"{type(self).__name__} was asked for the whole vocabulary, which it cannot tell")
+
+    def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
+        """Of the plan's row, which has `tells_prompt`: [tokens, W], the prompt's token after each of the row's, and the best.
+
+        The prompt's last token has none after it. For engines that declare the capability "wide_logprobs".
+        """
+        raise InternalError(f"{type(self).__name__} was asked for those of a prompt, which it cannot tell")
 
     def read_logits(self) -> np.ndarray:
         """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row of the plan, in order.

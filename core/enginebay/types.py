@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from enginebay.errors import RequestError, explain
 
@@ -22,15 +22,18 @@ MAX_STOP_TOKENS = 16
 MAX_LOGPROBS = 20
 """How many best tokens one request may ask log-probabilities of: the device finds them in every step that tells any."""
 
+ALL_LOGPROBS = -1
+"""In place of such a number: the whole vocabulary."""
+
 
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen, and when it ends.
 
-    Validated when made and on every assignment. A copy (`FrozenSampling`) is taken when the request
-    is queued, so later changes never reach a request under way.
+    Validated when made and on every assignment; a value of another type is refused, however like a right one it looks.
+    A copy (`FrozenSampling`) is taken when the request is queued, so later changes never reach a request under way.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
 
     max_tokens: int | None = Field(
         default=64, ge=1, description="most new tokens; None: as many as the context has room for"
@@ -55,17 +58,31 @@ class SamplingParams(BaseModel):
     )
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="equal seeds give equal samples")
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
+    best_of: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="completions that are made, of which the n likeliest are returned",
+    )
     stop: tuple[str, ...] = Field(default=(), description="texts that end the completion")
     stop_token_ids: tuple[int, ...] = Field(default=(), description="token ids that end the completion")
+    stop_words_ids: tuple[tuple[int, ...], ...] = Field(
+        default=(), description="sequences of token ids that end the completion"
+    )
     ignore_eos: bool = Field(default=False, description="run through end-of-sequence tokens")
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = Field(
         default=None,
+        ge=ALL_LOGPROBS,
+        le=MAX_LOGPROBS,
+        description="tell log-probabilities of each new token: its own, and of so many best ones; -1: of all",
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
         ge=0,
         le=MAX_LOGPROBS,
-        strict=True,
-        description="tell log-probabilities of each new token: its own, and of so many best ones",
+        description="tell log-probabilities of each token of the prompt: its own, and of so many best ones",
     )
     json_schema: dict[str, Any] | str | None = Field(
         default=None, description="the output is JSON of this schema, given as a dict or as text"
@@ -96,10 +113,30 @@ class SamplingParams(BaseModel):
         default_factory=dict, description="further logits processors by name, each with its options"
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_and_lists_are_plain(cls, value: object) -> object:
+        return _plain(value)
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_is_a_list_of_one(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else () if value is None else value
+
+    @field_validator("stop_words_ids")
+    @classmethod
+    def _no_empty_sequence(cls, value: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        if not all(value):
+            raise ValueError("a sequence of at least one token id; an empty one would end every completion")
+        return value
+
+    @field_validator("best_of", "n")
+    @classmethod
+    def _best_of_at_least_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        pair = {name: info.data.get(name) for name in ("n", "best_of")} | {str(info.field_name): value}
+        if pair["n"] is not None and pair["best_of"] is not None and pair["best_of"] < pair["n"]:
+            raise ValueError(f"best_of of at least n; they would be {pair['best_of']} and {pair['n']}")
+        return value
 
     @field_validator("stop")
     @classmethod
@@ -107,6 +144,15 @@ class SamplingParams(BaseModel):
         if any(not text for text in value):
             raise ValueError("an empty stop text would end every completion at once")
         return value
+
+
+def _plain(value: object) -> object:
+    """Numbers of numpy as Python's own, lists, arrays and sets as tuples; all else as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +178,15 @@ class FrozenSampling:
     """The fields of each logits processor that it uses (enginebay.processor.RowValues)."""
     reads_tokens: bool = False
     """Whether what the device does with its scores depends on all of its tokens so far."""
+    num_prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
+    stop_words_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of new tokens that end the request; the host looks for them."""
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether more log-probabilities of new tokens are told than a usual step has."""
+        return self.num_logprobs is not None and self.num_logprobs > MAX_LOGPROBS
 
     @property
     def penalises(self) -> bool:
@@ -256,7 +311,11 @@ class CompletionOutput:
 
 @dataclasses.dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its completions, as `LLM.generate` returns it."""
+    """A prompt and its completions, as `LLM.generate` returns it.
+
+    `prompt_logprobs` has an entry for each of prompt_token_ids, as in CompletionOutput; of the first token, before which
+    there is nothing, it is None. None when the request did not ask.
+    """
 
     request_id: str
     prompt: str | None
@@ -273,6 +332,7 @@ class RequestOutput:
     processing_time: float = 0.0
     update_seq: int = 0
     delta_seq: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     def get_text(self) -> str:
         """The first completion's text, or "" when there is none."""
@@ -291,3 +351,5 @@ class StreamChunk:
     metrics: RequestMetrics | None = None
     logprobs: tuple[dict[int, float], ...] | None = None
     """Of delta_token_ids, as in CompletionOutput."""
+    prompt_logprobs: tuple[dict[int, float] | None, ...] | None = None
+    """As in RequestOutput, with the first chunk of the first completion."""

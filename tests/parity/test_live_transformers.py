@@ -66,3 +66,34 @@ def test_logprobs_are_transformers_log_softmax(variant: str, engine: str, tmp_pa
             assert list(told.values())[: own.logprobs] == pytest.approx(best.tolist(), abs=1e-4)
         chosen = theirs[range(12), completion.token_ids].sum()
         assert completion.cumulative_logprob == pytest.approx(float(chosen), abs=1e-3)
+
+
+@pytest.mark.parametrize(("variant", "engine"), [("llama-tied", "vinference"), ("qwen3-tied", "oengine")])
+def test_prompt_and_whole_logprobs_are_transformers_log_softmax(
+    variant: str, engine: str, tmp_path: Path
+) -> None:
+    import torch
+
+    folder = tiny.write_checkpoint(tmp_path, variant)
+    model = reference.load_reference(folder, "float32")
+    prompt = max(tiny.prompts(), key=len)
+    params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=-1, prompt_logprobs=4)
+    sizes: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "decode_steps": 4}
+    with LLM(str(folder), engine=engine, dtype="float32", **sizes) as llm:
+        outputs = [
+            llm.generate([prompt], params)[0] for _ in range(2)
+        ]  # the cache may have the prompt by then
+    for output in outputs:
+        completion = output.outputs[0]
+        logits = torch.from_numpy(reference.logits_of(model, [*prompt, *completion.token_ids]))
+        theirs = torch.log_softmax(logits, dim=-1).numpy()
+        assert output.prompt_logprobs is not None
+        assert completion.logprobs is not None
+        told = [*output.prompt_logprobs, *completion.logprobs]
+        assert (told[0], len(told)) == (None, len(prompt) + 3)
+        for expected, one in zip(theirs[:-1], told[1:], strict=True):
+            assert one is not None
+            assert list(one.values()) == pytest.approx([float(expected[t]) for t in one], abs=1e-4)
+            best = np.sort(expected)[::-1][:4]
+            assert list(one.values())[:4] == pytest.approx(best.tolist(), abs=1e-4)
+        assert {len(one) for one in completion.logprobs} == {theirs.shape[1]}

@@ -204,7 +204,7 @@ def test_a_model_over_several_devices_tells_the_same(llm: LLM, reference: Refere
             check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)
 
 
-@pytest.mark.parametrize("value", [-1, MAX_LOGPROBS + 1, 2.0, "2", True])
+@pytest.mark.parametrize("value", [-2, MAX_LOGPROBS + 1, 2.0, "2", True])
 def test_a_wrong_number_is_refused_with_field_value_and_range(value: Any) -> None:
     with pytest.raises(RequestError, match=rf"logprobs = {value!r}: Input should be") as refusal:
         make_sampling_params(logprobs=value)
@@ -223,9 +223,8 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
         assert entry.declaration is not None
         return dataclasses.replace(entry, declaration=dataclasses.replace(entry.declaration, capabilities={}))
 
-    assert Abilities.of(llm.plan) == Abilities(
-        False, True, llm.plan.processors, choose_grammars(llm.plan.registry, llm.plan.config)
-    )
+    grammars = choose_grammars(llm.plan.registry, llm.plan.config)
+    assert Abilities.of(llm.plan) == Abilities(False, True, llm.plan.processors, grammars, tells_wide=True)
     with monkeypatch.context() as patch:
         patch.setattr(registry, "find", without_capabilities)
         patch.setattr(llm._preparer, "abilities", Abilities.of(llm.plan))

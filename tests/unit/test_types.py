@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -60,7 +62,49 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("ignore_eos", "perhaps"),
     ("include_stop_str_in_output", None),
     ("skip_special_tokens", 3),
-    ("logprobs", -1),
+    ("max_tokens", "16"),
+    ("max_tokens", 16.0),
+    ("max_tokens", True),
+    ("temperature", "0.5"),
+    ("temperature", True),
+    ("top_k", "5"),
+    ("top_k", 5.0),
+    ("top_k", False),
+    ("top_p", "1"),
+    ("min_p", False),
+    ("presence_penalty", True),
+    ("frequency_penalty", "1"),
+    ("repetition_penalty", "1"),
+    ("seed", "7"),
+    ("seed", True),
+    ("n", "2"),
+    ("n", 2.0),
+    ("n", True),
+    ("best_of", 0),
+    ("best_of", 257),
+    ("best_of", "3"),
+    ("best_of", 3.0),
+    ("best_of", True),
+    ("stop", [True]),
+    ("stop_token_ids", ["5"]),
+    ("stop_token_ids", [5.0]),
+    ("stop_token_ids", [True]),
+    ("stop_words_ids", 5),
+    ("stop_words_ids", [5]),
+    ("stop_words_ids", [[]]),
+    ("stop_words_ids", [[5], ["6"]]),
+    ("stop_words_ids", [[5.0]]),
+    ("stop_words_ids", ["56"]),
+    ("ignore_eos", 1),
+    ("ignore_eos", "yes"),
+    ("include_stop_str_in_output", 0),
+    ("skip_special_tokens", "true"),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("prompt_logprobs", "2"),
+    ("prompt_logprobs", 2.0),
+    ("prompt_logprobs", True),
+    ("logprobs", -2),
     ("logprobs", 21),
     ("logprobs", 2.0),
     ("logprobs", True),
@@ -118,8 +162,40 @@ def test_stop_takes_one_text_or_several(given: Any, kept: tuple[str, ...]) -> No
     assert params.stop == kept
 
 
+@pytest.mark.parametrize("given", [[5, 7], (5, 7), np.array([5, 7]), [np.int64(5), np.int32(7)]])
+def test_ids_may_come_in_any_list(given: Any) -> None:
+    assert SamplingParams(stop_token_ids=given).stop_token_ids == (5, 7)
+    assert SamplingParams(stop_words_ids=[given]).stop_words_ids == ((5, 7),)
+
+
+def test_numbers_of_numpy_count_as_what_they_are() -> None:
+    params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), ignore_eos=np.True_)
+    assert params.model_dump(exclude_unset=True) == {"max_tokens": 3, "temperature": 0.5, "ignore_eos": True}
+    with pytest.raises(RequestError, match=r"max_tokens = 3\.0"):
+        make_sampling_params(max_tokens=np.float64(3))
+
+
+def test_parameters_come_back_from_json() -> None:
+    params = SamplingParams(stop="end", stop_words_ids=[[5, 7], [8]], n=2, best_of=3, prompt_logprobs=0)
+    assert SamplingParams(**json.loads(params.model_dump_json())) == params
+    assert SamplingParams.model_validate_json(params.model_dump_json()) == params
+
+
+def test_fewer_completions_than_are_returned_cannot_be_made() -> None:
+    with pytest.raises(RequestError, match=r"best_of = 2: .*best_of of at least n; they would be 2 and 3"):
+        make_sampling_params(n=3, best_of=2)
+    params = SamplingParams(n=2, best_of=3)
+    for field, value in (("n", 4), ("best_of", 1)):
+        with pytest.raises(ValidationError, match=field):
+            setattr(params, field, value)
+    assert (params.n, params.best_of) == (2, 3)
+    params.best_of = None
+    params.n = 4
+
+
 def test_borders_are_allowed() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=-1, top_p=1, min_p=1, seed=2**63 - 1, n=256)
+    SamplingParams(best_of=256, logprobs=-1, prompt_logprobs=20, stop_words_ids=())
     SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-300)
     SamplingParams(presence_penalty=2, frequency_penalty=-2, repetition_penalty=1e300)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.stopping import SequenceChecker
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
 from enginebay.types import CompletionOutput, FinishReason, RequestMetrics, StreamChunk
 
@@ -15,8 +18,9 @@ from enginebay.types import CompletionOutput, FinishReason, RequestMetrics, Stre
 class CompletionReader:
     """Turns the events of one ticket into text; ends the request when a stop text appears.
 
-    `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far. Text that may still become part of a stop
-    text, or of a character that is not complete, is held back until it is clear.
+    `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far, `prompt_logprobs` what came with the first token.
+    Text that may still become part of a stop text or stop sequence, or of a character that is not complete, is held back
+    until it is clear.
     """
 
     def __init__(self, ticket: Ticket, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
@@ -25,6 +29,7 @@ class CompletionReader:
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, float]] | None = None if sampling.num_logprobs is None else []
         self.cumulative_logprob = 0.0
+        self.prompt_logprobs: list[dict[int, float] | None] | None = None
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.metrics: RequestMetrics | None = None
@@ -33,6 +38,7 @@ class CompletionReader:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
         )
+        self._sequences = SequenceChecker(sampling.stop_words_ids)
         self._stops = StopChecker(
             sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output
         )
@@ -56,6 +62,7 @@ class CompletionReader:
         self.text += delta
         self.token_ids += token_ids
         logprobs = self._take_logprobs(event, len(token_ids))
+        told = self._take_prompt_logprobs(event)
         if not delta and not token_ids and not self.done:
             return None
         request = self.ticket.request
@@ -67,21 +74,26 @@ class CompletionReader:
             self.finish_reason,
             self.metrics,
             logprobs,
+            told,
         )
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
-        """Text and tokens up to a stop text, if there is one among them."""
+        """Text and tokens up to a stop text or stop sequence, if there is one among them."""
         delta = ""
         taken: list[int] = []
         for token_id in event.token_ids:
             taken.append(token_id)
-            if token_id in self._hidden:
-                continue  # a stop token ends the text and is no part of it
-            delta += self._stops.push(self._detokenizer.push([token_id]))
+            delta += self._text_of(self._sequences.push(token_id))
             if self._stops.stopped:
                 self._stop(len(self.token_ids) + len(taken), event.metrics)
+            if self._stops.stopped or self._sequences.stopped:
                 break
         return delta, taken
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        """What can be shown after these tokens. A stop token ends the text and is no part of it."""
+        shown = (token_id for token_id in token_ids if token_id not in self._hidden)
+        return "".join(self._stops.push(self._detokenizer.push([token_id])) for token_id in shown)
 
     def _take_logprobs(self, event: TokenEvent, num_tokens: int) -> tuple[dict[int, float], ...] | None:
         """Those of an event's first tokens; None when they were not asked for."""
@@ -90,10 +102,18 @@ class CompletionReader:
         told: tuple[dict[int, float], ...] = ()
         if event.logprobs is not None:
             ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
-            told = tuple(map(_best_first, ids.tolist(), values.tolist()))
+            told = _best_first(ids, values, by_id=self.ticket.request.sampling.tells_all)
             self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
         self.logprobs += told
         return told
+
+    def _take_prompt_logprobs(self, event: TokenEvent) -> tuple[dict[int, float] | None, ...] | None:
+        """Those of the prompt, if this event brings them; the first token has none."""
+        told = event.prompt_logprobs
+        if told is None:
+            return None
+        self.prompt_logprobs = [None, *_best_first(told.token_ids, told.values)]
+        return tuple(self.prompt_logprobs)
 
     def _stop(self, num_tokens: int, metrics: RequestMetrics | None) -> None:
         """A stop text has come: end the request, and settle its figures as they are now."""
@@ -105,7 +125,8 @@ class CompletionReader:
 
     def _finish(self) -> str:
         """What was held back."""
-        rest = self._stops.push(self._detokenizer.flush())
+        rest = self._text_of(self._sequences.flush())
+        rest += self._stops.push(self._detokenizer.flush())
         if self._stops.stopped:
             self.finish_reason = "stop"
         return rest + self._stops.flush()
@@ -123,10 +144,21 @@ class CompletionReader:
         )
 
 
-def _best_first(token_ids: list[int], values: list[float]) -> dict[int, float]:
-    """Log-probabilities by token, of a sampled token followed by the best ones: it stands last unless it is one of these."""
-    best = dict(zip(token_ids[1:], values[1:], strict=True))
-    return {**best, token_ids[0]: best.get(token_ids[0], values[0])}
+def _best_first(
+    token_ids: np.ndarray, values: np.ndarray, *, by_id: bool = False
+) -> tuple[dict[int, float], ...]:
+    """Log-probabilities by token, for each of [tokens, W]: of its own token and the best ones that follow it, which `by_id` come
+    in the order of their ids. The own one stands last unless it is among these.
+    """
+    if by_id:
+        order = 1 + np.argsort(-values[:, 1:], axis=1, kind="stable")
+        order = np.concatenate([np.zeros_like(order[:, :1]), order], axis=1)
+        token_ids, values = (np.take_along_axis(x, order, axis=1) for x in (token_ids, values))
+    told = []
+    for (own, *ids), (value, *rest) in zip(token_ids.tolist(), values.tolist(), strict=True):
+        best = dict(zip(ids, rest, strict=True))
+        told.append({**best, own: best.get(own, value)})
+    return tuple(told)
 
 
 def announce_in(reader: CompletionReader, arrived: queue.SimpleQueue[CompletionReader]) -> None:

@@ -17,7 +17,15 @@ from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, explain
 from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
 from enginebay.llm.override import overridden
-from enginebay.llm.prepare import Abilities, Params, Prepared, Preparer, Prompt, Prompts
+from enginebay.llm.prepare import (
+    Abilities,
+    Params,
+    Prepared,
+    Preparer,
+    Prompt,
+    Prompts,
+    check_streamable,
+)
 from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop
 from enginebay.ops.shadow import ShadowReport
@@ -197,9 +205,12 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they are made.
 
-        The request is checked and queued at once. Leaving the iterator ends it.
+        The request is checked and queued at once. Leaving the iterator ends it. RequestError with best_of > n, as which of
+        the completions are returned is known when all have ended.
         """
-        groups = self._submit(self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant))
+        prepared = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
+        check_streamable(prepared)
+        groups = self._submit(prepared)
         chunks = self._stream(groups)
         weakref.finalize(
             chunks, self._abandon, groups
@@ -265,6 +276,7 @@ class LLM:
             )
         prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
         prepared = await asyncio.to_thread(prepare, prompt, params)
+        check_streamable(prepared)
         groups = self._submit(prepared)
         try:
             async for chunk in _events(groups[0][0]):
@@ -339,9 +351,11 @@ async def _events(reader: CompletionReader) -> AsyncIterator[StreamChunk]:
 
 
 def _output(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
-    """The finished output of a prompt; its metrics are those of the first completion, counts those of all."""
-    metrics = readers[0].metrics
-    completions = [reader.completion() for reader in readers]
+    """The finished output of a prompt; its metrics are those of the first completion, counts those of all that were made."""
+    made = [reader.completion() for reader in readers]
+    choice = prepared.choice
+    completions = made if choice is None else choice.returned(made)
+    metrics = readers[0 if choice is None else choice.order(made)[0]].metrics
     output = RequestOutput(
         prepared.request_id,
         prepared.prompt,
@@ -349,9 +363,10 @@ def _output(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestO
         completions,
         finished=True,
         metrics=metrics,
+        prompt_logprobs=readers[0].prompt_logprobs,
     )
     output.accumulated_text = output.get_text()
-    output.num_generated_tokens = sum(len(c.token_ids) for c in completions)
+    output.num_generated_tokens = sum(len(c.token_ids) for c in made)
     if metrics is not None:
         output.tokens_per_second = metrics.tokens_per_second
         output.first_token_time = metrics.time_to_first_token_s

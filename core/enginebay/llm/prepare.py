@@ -17,12 +17,21 @@ from enginebay.build.processors import ChosenProcessors
 from enginebay.constraint import Vocabulary
 from enginebay.errors import RequestError, explain
 from enginebay.llm.asked import asked_processors
+from enginebay.llm.choice import Choice
 from enginebay.llm.guide import Guides
 from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, standings
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
 from enginebay.text import Tokenizer
-from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams, takes_best
+from enginebay.types import (
+    ALL_LOGPROBS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKENS,
+    FrozenSampling,
+    Request,
+    SamplingParams,
+    takes_best,
+)
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
@@ -38,12 +47,14 @@ MOST_REPETITION_PENALTY = 1e30
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """One prompt, its text when it was one, and its requests: one for each completion."""
+    """One prompt, its text when it was one, and its requests: one for each completion that is made."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     requests: tuple[Request, ...]
+    choice: Choice | None = None
+    """Which of the completions are returned; None: all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +65,10 @@ class Abilities:
     tells_logprobs: bool
     processors: ChosenProcessors
     grammars: ChosenGrammars
+    tells_wide: bool = False
+    """Log-probabilities of prompts and of the whole vocabulary."""
+    compiles_wide: bool = True
+    """Whether the programs that tell them are there after warmup(), or may be compiled later."""
 
     @staticmethod
     def of(plan: Plan) -> Abilities:
@@ -65,6 +80,8 @@ class Abilities:
             tells_logprobs=bool(engine and engine.capabilities.get("logprobs")),
             processors=plan.processors,
             grammars=choose_grammars(plan.registry, plan.config),
+            tells_wide=bool(engine and engine.capabilities.get("wide_logprobs")),
+            compiles_wide=plan.config.wide_logprobs or not plan.config.forbid_compiling,
         )
 
 
@@ -136,6 +153,7 @@ class Preparer:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         self._check(token_ids, params)
         sampling = self._freeze(params, np.asarray(token_ids, np.int32))
+        others = dataclasses.replace(sampling, num_prompt_logprobs=None)  # the first one tells of the prompt
         grammar = self._guides.grammar(params)
         request_id = f"request-{next(self._ids)}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
@@ -145,7 +163,7 @@ class Preparer:
             Request(
                 request_id=f"{request_id}/{index}",
                 prompt_token_ids=array,
-                sampling=sampling,
+                sampling=others if index else sampling,
                 key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
                 arrival_s=now_s,
                 priority=standing.priority,
@@ -154,9 +172,9 @@ class Preparer:
                 tenant=standing.tenant,
                 grammar=grammar,
             )
-            for index in range(params.n)
+            for index in range(params.best_of or params.n)
         )
-        return Prepared(request_id, text, token_ids, requests)
+        return Prepared(request_id, text, token_ids, requests, Choice.of(params))
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
@@ -195,14 +213,7 @@ class Preparer:
                         "Choose sampler standard for penalties.",
                     )
                 )
-        if params.logprobs is not None and not self.abilities.tells_logprobs:
-            raise RequestError(
-                explain(
-                    f"logprobs = {params.logprobs} with an engine that tells no log-probabilities",
-                    "logprobs = None",
-                    "Leave it out, or choose an engine that declares logprobs, such as oengine.",
-                )
-            )
+        check_logprobs(params, self.abilities)
 
     def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
         wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
@@ -218,6 +229,7 @@ class Preparer:
     def _freeze(self, params: SamplingParams, prompt: np.ndarray) -> FrozenSampling:
         eos = () if params.ignore_eos else self.tokens.eos_token_ids
         self._check_ids(params.stop_token_ids, "stop token id")
+        self._check_ids(itertools.chain.from_iterable(params.stop_words_ids), "token id in stop_words_ids")
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         if len(stop_ids) > MAX_STOP_TOKENS:
             raise RequestError(
@@ -248,10 +260,61 @@ class Preparer:
             repetition_penalty=min(
                 max(params.repetition_penalty, 1 / MOST_REPETITION_PENALTY), MOST_REPETITION_PENALTY
             ),
-            num_logprobs=params.logprobs,
+            num_logprobs=self._num_logprobs(params),
+            num_prompt_logprobs=params.prompt_logprobs,
+            stop_words_ids=params.stop_words_ids,
             processors=used,
             reads_tokens=chosen.reads_tokens(used),
         )
+
+    def _num_logprobs(self, params: SamplingParams) -> int | None:
+        """How many best tokens are told with each new one; of completions that are chosen from, at least its own."""
+        if params.logprobs is None:
+            return None if Choice.of(params) is None else 0
+        return self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
+
+
+def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
+    """RequestError for log-probabilities that the engine cannot tell."""
+    chooses = Choice.of(params) is not None
+    if not abilities.tells_logprobs and (params.logprobs is not None or chooses):
+        field, value = (
+            ("best_of", params.best_of) if params.logprobs is None else ("logprobs", params.logprobs)
+        )
+        raise RequestError(
+            explain(
+                f"{field} = {value} with an engine that tells no log-probabilities",
+                f"{field} = None",
+                "Leave it out, or choose an engine that declares logprobs, such as oengine.",
+            )
+        )
+    wide = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
+    if params.prompt_logprobs is not None:
+        wide["prompt_logprobs"] = params.prompt_logprobs
+    for field, value in wide.items():
+        if not abilities.tells_wide:
+            raise RequestError(
+                explain(
+                    f"{field} = {value} with an engine that tells neither of prompts nor of the whole vocabulary",
+                    f"{field} = None" if field == "prompt_logprobs" else f"logprobs = 0 to {MAX_LOGPROBS}",
+                    "Leave it out, or choose an engine that declares wide_logprobs, such as oengine.",
+                )
+            )
+        if not abilities.compiles_wide:
+            raise RequestError(
+                explain(
+                    f"{field} = {value} under forbid_compiling, without the programs for it",
+                    "requests that warmup() compiles for",
+                    "Set wide_logprobs = true in the configuration, so that it compiles these too.",
+                )
+            )
+
+
+def check_streamable(prepared: Sequence[Prepared]) -> None:
+    """RequestError when some of the completions are to be chosen, which can be done at their end."""
+    for one in prepared:
+        if one.choice is not None:
+            one.choice.refuse_stream(len(one.requests))
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:

@@ -12,7 +12,9 @@ from enginebay.cache import Lease
 from enginebay.constraint import Constraint
 from enginebay.engine import Demand, TokenLogprobs
 from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.prompt import PromptLogprobs
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
+from enginebay.stopping import end_of_match
 from enginebay.types import FinishReason, Request, RequestMetrics
 
 MOST_LOOKED_UP = 256
@@ -43,6 +45,8 @@ class Tracked:
     """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
     constraint: Constraint | None = dataclasses.field(init=False)
     """How far the committed output has come in the request's grammar, if it has one."""
+    prompt: PromptLogprobs | None = dataclasses.field(init=False)
+    """What is told of the prompt; None: nothing."""
 
     def __post_init__(self) -> None:
         self.request = request = self.ticket.request
@@ -50,6 +54,13 @@ class Tracked:
         self.num_prompt = len(request.prompt_token_ids)
         self.num_total = self.num_prompt + request.sampling.max_tokens
         self.num_logprobs = request.sampling.num_logprobs
+        num_best = request.sampling.num_prompt_logprobs
+        self.prompt = None if num_best is None else PromptLogprobs(self.num_prompt, num_best)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether its prompt must be computed from the first token on, because something is to be told of each."""
+        return self.prompt is not None and not self.prompt.is_complete
 
     @property
     def num_tokens(self) -> int:
@@ -68,7 +79,7 @@ class Tracked:
     @property
     def num_shareable(self) -> int:
         """Tokens that need not be computed when another completion of the prompt has it in the cache."""
-        return min(self.num_prompt, self.num_prefill - 1)
+        return 0 if self.tells_prompt else min(self.num_prompt, self.num_prefill - 1)
 
     def finish_reason(self) -> FinishReason | None:
         """Why the committed output ends here, or None."""
@@ -112,6 +123,8 @@ class Book:
         tracked.num_prefill = len(tracked.request.prompt_token_ids) + len(tracked.output)
         tracked.num_computed = 0
         tracked.num_launched = len(tracked.output)
+        if tracked.prompt is not None:
+            tracked.prompt.begin_anew()
         self.waiting = {tracked.request.request_id: tracked} | self.waiting
 
     def clear(self) -> None:
@@ -163,7 +176,7 @@ class Book:
             return one.num_shareable if one.request.parent_id in heads else 0
 
         def cached(place: int, one: Tracked) -> int:
-            if num_cached is None or place >= MOST_LOOKED_UP:
+            if num_cached is None or place >= MOST_LOOKED_UP or one.tells_prompt:
                 return shared(one)
             return max(shared(one), num_cached(_tokens_to_prefill(one)))
 
@@ -205,14 +218,23 @@ def _tokens_to_prefill(tracked: Tracked) -> np.ndarray:
 def record_tokens(
     tracked: Tracked, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
 ) -> TokenEvent:
-    """Append committed tokens, and return the event that tells them; sets `finished` when it is the last."""
+    """Append committed tokens, and return the event that tells them; sets `finished` when it is the last.
+
+    Tokens behind a stop sequence are dropped.
+    """
+    sequences = tracked.request.sampling.stop_words_ids
+    before = len(tracked.output)
     tracked.output += new
+    end = end_of_match(tracked.output, sequences, before) if sequences else None
+    if end is not None:
+        del tracked.output[end:], new[end - before :]
     metrics = tracked.metrics
     if new and math.isnan(metrics.first_token_s):
         metrics.first_token_s = now_s
     metrics.num_generated_tokens = len(tracked.output)
-    reason = tracked.finish_reason() if new else None
+    reason = (tracked.finish_reason() if end is None else "stop") if new else None
     if reason:
         metrics.finished_s = now_s
         tracked.finished = True
-    return TokenEvent(tuple(new), reason, metrics, logprobs=logprobs)
+    prompt_logprobs = None if tracked.prompt is None else tracked.prompt.take()
+    return TokenEvent(tuple(new), reason, metrics, logprobs=logprobs, prompt_logprobs=prompt_logprobs)

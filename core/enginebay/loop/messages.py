@@ -18,7 +18,8 @@ from enginebay.types import FinishReason, Request, RequestMetrics
 class TokenEvent:
     """New tokens of a request; the last event has a finish reason, and an error when the reason is "error".
 
-    `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it asked for and one.
+    `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it asked for and one; it may
+    have more than there are tokens. `prompt_logprobs`, [prompt tokens - 1, W], comes once, with the first token.
 
     `metrics` belong to the engine thread until the last event: a reader that ends a request earlier takes a copy.
     """
@@ -28,6 +29,7 @@ class TokenEvent:
     metrics: RequestMetrics | None = None
     error: EnginebayError | None = None
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class Ticket:

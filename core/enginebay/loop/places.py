@@ -78,8 +78,10 @@ class Places:
         token_ids = table.token_ids[row, : tracked.num_prefill]
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
         num_shared = tracked.num_shareable
+        if tracked.tells_prompt:
+            lease = ledger.admit(row, token_ids[:1], wanted)  # nothing is found of a prompt of one token
         # After a preemption the cache may have some of its output too.
-        if head is None or (tracked.output and ledger.num_cached_tokens(token_ids) > num_shared):
+        elif head is None or (tracked.output and ledger.num_cached_tokens(token_ids) > num_shared):
             lease = ledger.admit(row, token_ids, wanted)
         else:
             assert head.lease is not None, "running requests have a lease"

@@ -8,6 +8,8 @@ import math
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
@@ -25,10 +27,17 @@ class InFlight:
     """A launched step and the requests of its rows, in the plan's order. `launched_s` is known while somebody observes."""
 
     pending: Pending
+    plan: StepPlan
     rows: list[Tracked]
     launched_s: float = math.nan
 
-    def logprobs(self, counts: Sequence[int]) -> list[TokenLogprobs | None]:
+    def take_prompts(self) -> None:
+        """Hand what is told of prompts to the requests that asked."""
+        for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
+            if plan.tells_prompt and tracked.prompt is not None and not tracked.finished:
+                tracked.prompt.add(self.pending.read_prompt_logprobs(row))
+
+    def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
         """Of each row's first tokens, so many as `counts` has, what its request asked to be told."""
         asked = [
             None if t.finished or not count else t.num_logprobs
@@ -37,10 +46,14 @@ class InFlight:
         if all(num_best is None for num_best in asked):
             return [None] * len(asked)
         told = self.pending.read_logprobs()
-        return [
-            None if num_best is None else told.of_row(row, counts[row], num_best)
-            for row, num_best in enumerate(asked)
-        ]
+
+        def of_row(row: int, num_best: int) -> TokenLogprobs:
+            if not self.rows[row].request.sampling.tells_all:
+                return told.of_row(row, counts[row], num_best)
+            own = tokens[row, : counts[row]]
+            return TokenLogprobs.of_all(own, self.pending.read_all_logprobs(row)[: len(own)])
+
+        return [None if num_best is None else of_row(row, num_best) for row, num_best in enumerate(asked)]
 
 
 class Steps:
@@ -107,7 +120,8 @@ class Steps:
             self.watch.read(step.launched_s, step.rows, tokens, now_s)
         counts = (tokens >= 0).sum(axis=1)
         self.places.append(step.rows, tokens, counts)
-        told = step.logprobs(counts.tolist())
+        told = step.logprobs(tokens, counts.tolist())
+        step.take_prompts()
         self.at_work = None
         for tracked, row_tokens, count, logprobs in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, strict=True
@@ -205,7 +219,8 @@ class Steps:
             raise InternalError(
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
-        return RowPlan(lease.row, lease, start, count, samples, next_mask(tracked) if samples else ())
+        mask = next_mask(tracked) if samples else ()
+        return RowPlan(lease.row, lease, start, count, samples, mask, tracked.tells_prompt)
 
     def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
         """How many steps to decode, and the rows that have cache for them; the others are passed over."""
@@ -217,6 +232,8 @@ class Steps:
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
             raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
+        if any(t.request.sampling.tells_all for t in chosen):
+            steps = 1  # a row of the whole vocabulary for each token is much to keep
         able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + t.most_steps(steps))]
         return steps, able
 
@@ -249,5 +266,5 @@ def _launch_step(steps: Steps, plan: StepPlan, rows: list[Tracked]) -> None:
     steps.at_work = rows
     pending = steps.engine.step(plan)
     launched_s = steps.watch.launched(plan) if steps.watch.is_on else math.nan
-    steps.in_flight.append(InFlight(pending, rows, launched_s))
+    steps.in_flight.append(InFlight(pending, plan, rows, launched_s))
     steps.at_work = None

@@ -33,14 +33,14 @@ def read_sparse(sampling: object, vocab_size: int) -> SparseParams:
     """What a record of sampling parameters carries of them; fields that it does not have ask for nothing.
 
     The fields are logit_bias, allowed_token_ids, min_tokens, bad_words_token_ids, logprobs (or num_logprobs, as
-    FrozenSampling has it) and prompt_logprobs (-1: of the whole vocabulary). Raises InputError for a token id outside the vocabulary, and for an empty list of allowed ones.
+    FrozenSampling has it) and prompt_logprobs (likewise); -1 is the whole vocabulary. Raises InputError for a token id outside the vocabulary, and for an empty list of allowed ones.
     """
     bias = getattr(sampling, "logit_bias", None)
     allowed = getattr(sampling, "allowed_token_ids", None)
     min_tokens = getattr(sampling, "min_tokens", None)
     bad_words = getattr(sampling, "bad_words_token_ids", None)
     logprobs = getattr(sampling, "logprobs", getattr(sampling, "num_logprobs", None))
-    prompt_logprobs = getattr(sampling, "prompt_logprobs", None)
+    prompt_logprobs = getattr(sampling, "prompt_logprobs", getattr(sampling, "num_prompt_logprobs", None))
     if not (bias or min_tokens or bad_words) and allowed is logprobs is prompt_logprobs is None:
         return NOTHING
     sparse = SparseParams(

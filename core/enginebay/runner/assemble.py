@@ -13,6 +13,7 @@ from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
 from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
 from enginebay.runner.step import SCOPES, Scope
+from enginebay.runner.wide import wide_decode, wide_prefill
 from enginebay.types import FrozenSampling
 
 
@@ -55,8 +56,9 @@ def prefill_inputs(
         tells_logprobs=bool(table.tells_logprobs[sampled].any()),
         scope=_scope(
             table, np.asarray([row.row for row in rows])
-        ),  # of rows that do not sample: full keeps their history
+        ),  # also of those that do not sample: see history
         used=tuple(_used(row, table) for row in rows if row.samples),
+        wide=wide_prefill(rows, order.tolist(), bucket.tokens, table),
     ), places
 
 
@@ -129,4 +131,5 @@ def decode_inputs(
         tells_logprobs=bool(table.tells_logprobs[own].any()),
         scope=_scope(table, own),
         updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
+        wide=wide_decode(rows, table),
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.engine import AttentionProblem, Compilations, Pending, TokenLogprobs
+from enginebay.engine import AttentionProblem, Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
@@ -25,6 +25,7 @@ from enginebay.processor import RowValues, Sizes, empty_rows
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import dump_program, make_writable
+from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowwriter import RowWriter
 from enginebay.runner.shadow import Shadow, ShadowParts
@@ -39,6 +40,7 @@ from enginebay.runner.step import (
     decode_step,
     prefill_step,
 )
+from enginebay.runner.wide import WideInputs
 
 log = logging.getLogger("enginebay.runner")
 
@@ -54,17 +56,22 @@ STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepKey:
-    """What one compiled step is for. "compact" decodes on a copy of the rows' cache."""
+    """What one compiled step is for. "compact" decodes on a copy of the rows' cache.
+
+    `wide`: it tells wide log-probabilities too; a decode then has one token a row.
+    """
 
     kind: Kind
     bucket: Bucket
     scope: Scope = "full"
+    wide: bool = False
 
     def __str__(self) -> str:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
         scope = "" if self.scope == "full" else f", {self.scope}"
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}"
+        wide = ", wide log-probabilities" if self.wide else ""
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{wide}"
 
     def attention(self, layouts: Mapping[str, KVLayout]) -> AttentionProblem:
         """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one."""
@@ -97,7 +104,7 @@ class PrefillInputs:
     each row that samples, becomes all that these rows have of logits processors.
 
     `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `scope`: the least
-    one that serves the rows.
+    one that serves the rows. `wide`: what a wide step is asked for.
     """
 
     token_ids: np.ndarray
@@ -108,6 +115,7 @@ class PrefillInputs:
     tells_logprobs: bool = False
     scope: Scope = "full"
     used: tuple[RowUpdate, ...] = ()
+    wide: WideInputs | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,33 +128,7 @@ class DecodeInputs:
     tells_logprobs: bool = False
     scope: Scope = "full"
     updates: tuple[RowUpdate, ...] = ()
-
-
-class LaunchedStep(Pending):
-    """What a launched step sampled; the copy to the host is begun at once, of log-probabilities only when they are told."""
-
-    def __init__(self, sampled: Sampled, order: np.ndarray, *, tells_logprobs: bool) -> None:
-        self._sampled = sampled
-        self._order = order
-        for array in jax.tree.leaves(
-            (sampled.tokens, sampled.logprobs) if tells_logprobs else sampled.tokens
-        ):
-            array.copy_to_host_async()
-
-    def read(self) -> np.ndarray:
-        return np.asarray(self._sampled.tokens)[self._order]
-
-    def read_logprobs(self) -> TokenLogprobs:
-        logprobs = self._sampled.logprobs
-        return TokenLogprobs(
-            np.asarray(logprobs.token_ids)[self._order], np.asarray(logprobs.values)[self._order]
-        )
-
-    def read_logits(self) -> np.ndarray:
-        if self._sampled.logits is None:
-            raise InternalError("logits are read of a program that does not tell them")
-        logits = np.asarray(self._sampled.logits)
-        return logits if logits.ndim == 2 else logits[self._order[0]]
+    wide: WideInputs | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +136,8 @@ class RunnerSettings:
     """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most tokens of a row.
 
     `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on some steps.
-    `dump_step`: the folder that every compiled program is described in.
+    `dump_step`: the folder that every compiled program is described in. `warms_wide`: compile_all makes the programs for wide
+    log-probabilities too.
     """
 
     num_rows: int
@@ -163,6 +146,7 @@ class RunnerSettings:
     max_model_len: int | None = None
     shadow: ShadowParts | None = None
     dump_step: str | None = None
+    warms_wide: bool = False
 
 
 class Runner:
@@ -186,6 +170,7 @@ class Runner:
         self.dump_folder = (
             None if settings.dump_step is None else make_writable(settings.dump_step, "dump_step")
         )
+        self._warms_wide = settings.warms_wide
         self.layouts: dict[str, KVLayout] = {}
         self.compilations = compilations
         self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
@@ -244,27 +229,36 @@ class Runner:
             self.writer.write_known(known)
         for used in inputs.used:
             self.writer.write_all(used.row, used.values)
-        key = self._scoped(StepKey("prefill", bucket), inputs.scope)
+        wide = inputs.wide
+        key = self._scoped(StepKey("prefill", bucket, wide=wide is not None), inputs.scope)
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
         self._state, sampled = step(
-            self.weights, self.state, inputs.token_ids, inputs.ints, inputs.floats, inputs.tables
+            self.weights,
+            self.state,
+            inputs.token_ids,
+            inputs.ints,
+            inputs.floats,
+            inputs.tables,
+            *(() if wide is None else (wide.targets,)),
         )
-        return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
+        return LaunchedStep(sampled, order, wide, tells_logprobs=inputs.tells_logprobs)
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
         for update in inputs.updates:
             self.writer.update(update.row, update.values)
-        key = self._scoped(key, inputs.scope)
+        key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.scope)
+        if key.wide and inputs.num_steps > 1:
+            raise InternalError(f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary")
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
         self._state, sampled = step(
             self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables
         )
-        return LaunchedStep(sampled, order, tells_logprobs=inputs.tells_logprobs)
+        return LaunchedStep(sampled, order, inputs.wide, tells_logprobs=inputs.tells_logprobs)
 
     def _scoped(self, key: StepKey, least: Scope) -> StepKey:
         """The key of the least scope that serves, unless only a larger one is compiled."""
@@ -293,6 +287,8 @@ class Runner:
     ) -> int:
         """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included."""
         num_writers = self.writer.compile_all()
+        wide = [dataclasses.replace(key, wide=True) for key in keys] if self._warms_wide else []
+        keys = [*keys, *wide]
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
         done = 0
@@ -338,21 +334,23 @@ class Runner:
             g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts
         }
         held = jax.tree.map(_describe, (self.weights, self.state))
+        program = dataclasses.replace(self.program, is_wide=key.wide)
         if key.kind == "prefill":
-            step = functools.partial(prefill_step, self.program, dict(self.layouts), bucket, scope=key.scope)
+            step = functools.partial(prefill_step, program, dict(self.layouts), bucket, scope=key.scope)
             args: tuple[Any, ...] = (
                 jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_FLOAT_COLUMNS), jnp.float32),
                 tables,
+                *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.wide else ()),
             )
         else:
             step = functools.partial(
                 STEPS[key.kind],
-                self.program,
+                program,
                 dict(self.layouts),
                 bucket,
-                self.max_steps,
+                1 if key.wide else self.max_steps,
                 scope=key.scope,
             )
             args = (
@@ -389,6 +387,7 @@ def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
         config.max_model_len,
         parts.shadow,
         config.dump_step,
+        config.wide_logprobs,
     )
     program = parts.program()
     return Runner(program, parts.load_weights(), parts.placement, settings, compilations)

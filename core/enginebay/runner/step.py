@@ -20,6 +20,7 @@ from enginebay.processor import Own, Processors, evolve, process
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.logprobs import Logprobs, logprobs_of
+from enginebay.runner.wide import Wide, log_softmax, prompt_logprobs
 from enginebay.sampler import Sampler
 
 PENALTIES = "penalties"
@@ -45,19 +46,23 @@ class StepState:
     own: Mapping[str, Own] = dataclasses.field(default_factory=dict)
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["tokens", "logprobs", "logits"], meta_fields=[])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=["tokens", "logprobs", "logits", "wide"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class Sampled:
     """What a step gives besides its state, for S rows and N tokens each.
 
     tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens of -1, and where all
     rows that were sampled with have a num_logprobs of -1. logits f32 where the program tells them: of a prefill [T, vocab],
-    those after each of its tokens, of a decode [S, N, vocab], those that each token was sampled from.
+    those after each of its tokens, of a decode [S, N, vocab], those that each token was sampled from. wide: where the program
+    tells it.
     """
 
     tokens: jax.Array
     logprobs: Logprobs
     logits: jax.Array | None = None
+    wide: Wide | None = None
 
 
 Scope = Literal["greedy", "draw", "full"]
@@ -84,6 +89,8 @@ class Program:
     """Whether steps whose rows all want the first best token and nothing else may do without the sampler."""
     processors: Processors = ()
     """Logits processors in the order in which they are applied."""
+    is_wide: bool = False
+    """Whether its steps tell wide log-probabilities too; a decode then has room for one token a row."""
 
     def sample(
         self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope
@@ -93,9 +100,10 @@ class Program:
         What is sampled comes without the axis of tokens: [S] and [S, W].
         """
         told = logits if self.tells_logits else None
+        wide = Wide(log_softmax(logits)) if self.is_wide else None
         if scope == "greedy":
             best = jnp.where(rows.finished, -1, first_best(logits.astype(jnp.float32)))
-            return Sampled(best, Logprobs.empty(best.shape, logits.shape[1]), told), own
+            return Sampled(best, Logprobs.empty(best.shape, logits.shape[1]), told, wide), own
         state, scores = rows.sampling_state(), logits
         given: Mapping[str, jax.Array] = {}
         if scope == "full":
@@ -104,7 +112,7 @@ class Program:
         tokens = self.sampler(scores, state.without_penalties() if plain else state)
         own = evolve(self.processors, given, tokens, own, state, ~rows.finished)
         logprobs = logprobs_of(logits, tokens, ~rows.finished & (rows.num_logprobs >= 0))
-        return Sampled(jnp.where(rows.finished, -1, tokens), logprobs, told), own
+        return Sampled(jnp.where(rows.finished, -1, tokens), logprobs, told, wide), own
 
 
 def _batches(
@@ -123,6 +131,7 @@ def prefill_step(
     ints: jax.Array,
     floats: jax.Array,
     tables: Mapping[str, jax.Array],
+    targets: jax.Array | None = None,
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
@@ -130,7 +139,7 @@ def prefill_step(
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as `device` names them,
     padding rows with row id R and lengths 0; tables int32 [S, P] per group. The tokens go into the rows' history, unless
-    the scope is greedy.
+    the scope is greedy. targets int32 [T], for a wide program: whose log-probabilities are told, see `prompt_logprobs`.
     Returns one token a row, -1 where none was sampled.
     """
     ops = program.make_ops(bucket, layouts)
@@ -149,6 +158,10 @@ def prefill_step(
     sampled, own = program.sample(program.model.logits(weights, ops, hidden[last]), rows, own, scope)
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
+    if sampled.wide is not None and targets is not None:
+        logits_of = functools.partial(program.model.logits, weights, ops)
+        told = prompt_logprobs(logits_of, hidden, targets, program.model.info.vocab_size)
+        sampled = dataclasses.replace(sampled, wide=Wide(sampled.wide.rows, told))
     if program.tells_logits:
         sampled = dataclasses.replace(sampled, logits=program.model.logits(weights, ops, hidden))
     return StepState(cache, whole.put(row_ids, rows), _put(program, state.own, row_ids, own)), sampled
@@ -216,12 +229,13 @@ def decode_step(
 
     shape, vocab_size = (bucket.seqs, max_steps), program.model.info.vocab_size
     logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
+    wide = Wide(jnp.zeros((*shape, vocab_size), jnp.float32)) if program.is_wide else None
     start = (
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, _history_length(bucket, scope)),
         _take(state.own, row_ids, scope),
-        Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits),
+        Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, wide),
     )
     _, cache, rows, own, sampled = jax.lax.while_loop(unfinished, one, start)
     return StepState(cache, state.rows.put(row_ids, rows), _put(program, state.own, row_ids, own)), sampled

@@ -11,7 +11,7 @@ from enginebay.llm import LLM
 from enginebay.llm.prepare import Abilities
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.subject import LENGTHS, Subject, greedy, penalised, prompts_of, seeded
-from enginebay.types import MAX_LOGPROBS, CompletionOutput, SamplingParams
+from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, CompletionOutput, SamplingParams
 
 TOLERANCE = 1e-4
 """How far an engine's log-probability may be from the reference's, in nats, in f32."""
@@ -24,7 +24,8 @@ def logprobs_are_the_models(subject: Subject) -> None:
     """Rows that ask are told log_softmax of the model's own logits, alone and in a batch in which others do not ask.
 
     Their prompts are cut into chunks, and whatever chooses the tokens changes nothing of it. An engine that does not
-    declare log-probabilities refuses them.
+    declare log-probabilities refuses them. One that declares wide ones tells those of prompts, which the cache may have, and
+    of the whole vocabulary.
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=13)
     kinds = (greedy, seeded, penalised)
@@ -35,6 +36,8 @@ def logprobs_are_the_models(subject: Subject) -> None:
             return
         together = llm.generate(prompts, params)
         alone = [llm.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)]
+        if Abilities.of(llm.plan).tells_wide:
+            _check_wide(subject.reference(), llm, max(prompts, key=len))
     for outputs in (together, alone):
         for prompt, own, output in zip(prompts, params, outputs, strict=True):
             check_logprobs(subject.reference(), prompt, output.outputs[0], own.logprobs)
@@ -64,6 +67,31 @@ def check_logprobs(
     total = sum(one[token_id] for one, token_id in zip(told, token_ids, strict=True))
     assert completion.cumulative_logprob is not None, f"{case}: no sum"
     assert abs(completion.cumulative_logprob - total) < 1e-9, f"{case}: the sum is another"
+
+
+def check_prompt_logprobs(
+    reference: ReferenceModel,
+    prompt: Sequence[int],
+    told: Sequence[dict[int, float] | None] | None,
+    num_best: int,
+) -> None:
+    """Nothing of the first token, and of the others what `num_best` asks for, the reference's log_softmax within TOLERANCE."""
+    case = f"a prompt of {len(prompt)} tokens, prompt_logprobs = {num_best}"
+    assert told is not None, f"{case}: nothing is told"
+    assert len(told) == len(prompt), f"{case}: {len(told)} entries"
+    assert told[0] is None, f"{case}: the first token follows nothing"
+    expected = log_softmax(reference.logits(prompt))
+    for at, (token_id, one) in enumerate(zip(prompt[1:], told[1:], strict=True)):
+        assert one is not None, f"{case}, token {at + 1}: nothing is told"
+        _check_entry(expected[at], token_id, one, min(num_best, expected.shape[1]), f"{case}, token {at + 1}")
+
+
+def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
+    params = greedy(3).model_copy(update={"prompt_logprobs": 5, "logprobs": ALL_LOGPROBS})
+    for _ in range(2):  # the cache may have the prompt by then
+        [output] = llm.generate([prompt], params)
+        check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 5)
+        check_logprobs(reference, prompt, output.outputs[0], llm.plan.model.info.vocab_size)
 
 
 def _check_entry(

@@ -1,0 +1,304 @@
+"""prompt_logprobs, logprobs of all, best_of and stop_words_ids on both engines: told, chosen and ended as asked, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.errors import RequestError
+from enginebay.runner import wide
+from enginebay.runner.wide import log_softmax as device_log_softmax
+from enginebay.runner.wide import prompt_logprobs
+from enginebay.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
+from enginebay.testing.reference import ReferenceModel
+from tests.brief import BRIEF
+from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
+
+pytestmark = pytest.mark.xdist_group("fields")
+
+LONG = [5 + 7 * i % 1900 for i in range(70)]
+"""A prompt of three chunks."""
+SHORT = LONG[:9]
+ON = with_(GREEDY, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["oengine", "vinference"])
+def brief(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(BRIEF, engine=request.param, **SIZES) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(brief: LLM) -> Iterator[LLM]:
+    yield brief
+    assert_idle(brief)
+
+
+@pytest.fixture(scope="module")
+def reference(brief: LLM) -> ReferenceModel:
+    return ReferenceModel(brief.plan)
+
+
+def wide_programs(llm: LLM) -> set[str]:
+    return {str(key) for key, _ in llm.engine.runner._programs if key.wide}
+
+
+def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None:  # holds G101
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(0, 1, (2 * wide.BLOCK + 9, 8)).astype(np.float32)
+    head = rng.normal(0, 2, (8, 50)).astype(np.float32)
+    targets = rng.integers(0, 50, len(hidden)).astype(np.int32)
+    targets[: wide.BLOCK] = -1
+    told = prompt_logprobs(lambda block: block @ head, jnp.asarray(hidden), jnp.asarray(targets), 50)
+    expected = log_softmax(hidden @ head)
+    assert not np.asarray(told.values[: wide.BLOCK]).any()
+    for at in range(wide.BLOCK, len(hidden)):
+        ids = np.asarray(told.token_ids[at])
+        assert ids[0] == targets[at]
+        np.testing.assert_allclose(told.values[at], expected[at][ids], atol=1e-4)
+        assert expected[at][ids[1:]].tolist() == sorted(expected[at], reverse=True)[:20]
+    np.testing.assert_allclose(device_log_softmax(jnp.asarray(hidden @ head)), expected, atol=1e-4)
+
+
+def test_nobody_who_does_not_ask_pays(llm: LLM) -> None:  # holds G101, G102
+    if not wide_programs(llm):  # this test is the first of its engine
+        llm.generate([LONG, SHORT], [with_(GREEDY, logprobs=20), HOT])
+        assert wide_programs(llm) == set()
+    before = llm.engine.runner.compilations.count
+    llm.generate([LONG], with_(GREEDY, prompt_logprobs=0))
+    assert wide_programs(llm)
+    llm.generate([LONG, SHORT], [with_(GREEDY, logprobs=20), HOT])
+    assert llm.engine.runner.compilations.count >= before
+
+
+@pytest.mark.parametrize("num_best", [0, 3, 20])
+def test_prompts_are_told_across_chunks_whatever_the_cache_has(
+    llm: LLM, reference: ReferenceModel, num_best: int
+) -> None:  # holds G101
+    plain = llm.generate([LONG], GREEDY)[0]
+    for _ in range(2):
+        output = llm.generate([LONG], with_(GREEDY, prompt_logprobs=num_best))[0]
+        check_prompt_logprobs(reference, LONG, output.prompt_logprobs, num_best)
+        assert output.metrics is not None
+        assert output.metrics.num_cached_tokens == 0
+        assert output.outputs == plain.outputs
+    again = llm.generate([LONG], GREEDY)[0]
+    assert again.prompt_logprobs is None
+    assert again.metrics is not None
+    assert (again.metrics.num_cached_tokens > 0) == (llm.config.engine.name == "oengine")
+
+
+def test_each_of_a_batch_is_told_of_its_own_prompt(llm: LLM, reference: ReferenceModel) -> None:  # holds G101
+    prompts = [LONG, SHORT, LONG[:40], [9], SHORT]
+    asked = (2, None, 0, 5, 20)
+    params = [with_(HOT, seed=i, prompt_logprobs=num) for i, num in enumerate(asked)]
+    params[2] = with_(params[2], logprobs=1)
+    outputs = llm.generate(prompts, params)
+    for prompt, num_best, output in zip(prompts, asked, outputs, strict=True):
+        if num_best is None:
+            assert output.prompt_logprobs is None
+        else:
+            check_prompt_logprobs(reference, prompt, output.prompt_logprobs, num_best)
+    check_logprobs(reference, prompts[2], outputs[2].outputs[0], 1)
+
+
+def test_several_completions_and_streams_are_told_once(llm: LLM, reference: ReferenceModel) -> None:
+    params = with_(HOT, n=3, seed=2, prompt_logprobs=1)
+    output = llm.generate([SHORT], params)[0]
+    check_prompt_logprobs(reference, SHORT, output.prompt_logprobs, 1)
+    chunks = list(llm.stream(SHORT, params))
+    told = [chunk for chunk in chunks if chunk.prompt_logprobs is not None]
+    assert [chunk.index for chunk in told] == [0]
+    assert told[0] is next(chunk for chunk in chunks if chunk.index == 0)
+    check_prompt_logprobs(reference, SHORT, told[0].prompt_logprobs, 1)
+    [awaited] = asyncio.run(llm.agenerate([SHORT], params))
+    check_prompt_logprobs(reference, SHORT, awaited.prompt_logprobs, 1)
+
+
+class Interrupting(Scheduler):
+    """Takes the row of each request away once, in its prompt or behind it."""
+
+    def __init__(self, inner: Scheduler, *, in_prompt: bool) -> None:
+        self.inner, self.in_prompt = inner, in_prompt
+        self.num_left: list[int] = []
+
+    def initial_state(self) -> frozenset[str]:
+        return frozenset()
+
+    def decide(self, view: SchedulerView, state: frozenset[str]) -> tuple[Decision, frozenset[str]]:
+        for row in view.running:
+            if row.request_id not in state and bool(row.num_left) == self.in_prompt:
+                self.num_left.append(row.num_left)
+                return Decision(preempt=(row.request_id,)), state | {row.request_id}
+        return self.inner.decide(view, self.inner.initial_state())[0], state
+
+
+@pytest.mark.parametrize("in_prompt", [True, False])
+def test_preempted_requests_are_told_of_the_whole_prompt(
+    llm: LLM, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch, in_prompt: bool
+) -> None:  # holds G101
+    prompts = [LONG, LONG[5:]]
+    expected = llm.generate(prompts, ON)
+    scheduler = Interrupting(llm._loop.scheduler, in_prompt=in_prompt)
+    monkeypatch.setattr(llm._loop, "_state", scheduler.initial_state())
+    monkeypatch.setattr(llm._loop, "scheduler", scheduler)
+    outputs = llm.generate(prompts, with_(ON, prompt_logprobs=2))
+    assert len(scheduler.num_left) == 2
+    for prompt, output, plain in zip(prompts, outputs, expected, strict=True):
+        check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 2)
+        assert output.outputs == plain.outputs
+
+
+def test_the_whole_vocabulary_is_told_beside_others(
+    llm: LLM, reference: ReferenceModel
+) -> None:  # holds G102
+    params = [with_(HOT, seed=1, max_tokens=5, logprobs=-1), with_(HOT, seed=2, logprobs=2), ON]
+    outputs = llm.generate([SHORT, LONG, SHORT], params)
+    vocab_size = llm.plan.model.info.vocab_size
+    for prompt, output, num_best in zip((SHORT, LONG, SHORT), outputs, (vocab_size, 2, None), strict=True):
+        check_logprobs(reference, prompt, output.outputs[0], num_best)
+    told = outputs[0].outputs[0].logprobs
+    assert told is not None
+    assert all(sorted(one) == list(range(vocab_size)) for one in told)
+    assert all(sum(np.exp(list(one.values()))) == pytest.approx(1, abs=1e-3) for one in told)
+    alone = llm.generate([SHORT], with_(params[0], logprobs=None))[0].outputs[0]
+    assert outputs[0].outputs[0].token_ids == alone.token_ids
+
+
+def test_the_likeliest_completions_are_returned_best_first(llm: LLM) -> None:  # holds G103
+    made = llm.generate([SHORT], with_(HOT, seed=4, n=4, logprobs=0))[0].outputs
+    ranked = sorted(made, key=lambda one: -(one.cumulative_logprob or 0.0) / len(one.token_ids))
+    output = llm.generate([SHORT], with_(HOT, seed=4, n=2, best_of=4))[0]
+    assert [one.token_ids for one in output.outputs] == [one.token_ids for one in ranked[:2]]
+    assert [one.index for one in output.outputs] == [0, 1]
+    assert {(one.logprobs, one.cumulative_logprob) for one in output.outputs} == {(None, None)}
+    assert output.num_generated_tokens == sum(len(one.token_ids) for one in made)
+    shown = llm.generate([SHORT], with_(HOT, seed=4, best_of=4, logprobs=1))[0].outputs
+    assert [len(one) for one in shown[0].logprobs or ()].count(0) == 0
+    assert shown[0].cumulative_logprob == pytest.approx(ranked[0].cumulative_logprob, abs=1e-3)
+
+
+def test_a_choice_cannot_be_streamed(llm: LLM) -> None:  # holds G103
+    params = with_(HOT, best_of=2)
+    with pytest.raises(RequestError, match="best_of = 2 with n = 1 in a stream"):
+        llm.stream(SHORT, params)
+
+    async def first() -> Any:
+        return await anext(llm.astream(SHORT, params))
+
+    with pytest.raises(RequestError, match="best_of = 2 with n = 1 in a stream"):
+        asyncio.run(first())
+    equal = with_(HOT, seed=3, n=2, best_of=2)
+    assert {chunk.index for chunk in llm.stream(SHORT, equal)} == {0, 1}
+
+
+def completions(llm: LLM, params: SamplingParams) -> list[Any]:
+    """What `params` give whole and in parts."""
+    whole = llm.generate([SHORT], params)[0].outputs[0]
+    chunks = list(llm.stream(SHORT, params))
+    parts = (
+        "".join(chunk.delta_text for chunk in chunks),
+        [token for chunk in chunks for token in chunk.delta_token_ids],
+        chunks[-1].finish_reason,
+    )
+    assert parts == (whole.text, whole.token_ids, whole.finish_reason)
+    return [whole.text, whole.token_ids, whole.finish_reason]
+
+
+def test_a_stop_sequence_ends_the_completion_and_its_text_before_it(llm: LLM) -> None:  # holds G104
+    hot = with_(HOT, seed=6)
+    whole = llm.generate([SHORT], hot)[0].outputs[0].token_ids
+    for start, end in ((0, 1), (0, 3), (2, 4), (5, 9), (13, 16)):
+        sequence = whole[start:end]
+        first = next(i for i in range(17) if i >= len(sequence) and whole[i - len(sequence) : i] == sequence)
+        text, token_ids, reason = completions(llm, with_(hot, stop_words_ids=[[1, 1, 1], sequence]))
+        assert (token_ids, reason) == (whole[:first], "stop")
+        assert text == llm.tokenizer.decode(whole[: first - len(sequence)])
+    absent = completions(llm, with_(hot, stop_words_ids=[[*whole[2:5], 3], [whole[-1], 3]]))
+    assert absent == [llm.tokenizer.decode(whole), whole, "length"], "what began like a sequence is shown"
+
+
+def test_a_stop_sequence_never_begins_in_the_prompt(llm: LLM) -> None:  # holds G104
+    whole = llm.generate([SHORT], ON)[0].outputs[0].token_ids
+    straddling = with_(ON, stop_words_ids=[[SHORT[-1], whole[0]]])
+    assert completions(llm, straddling)[1] == whole
+
+
+def test_log_probabilities_end_with_a_stop_sequence(
+    llm: LLM, reference: ReferenceModel
+) -> None:  # holds G104
+    hot = with_(HOT, seed=6, logprobs=2)
+    whole = llm.generate([SHORT], hot)[0].outputs[0].token_ids
+    output = llm.generate([SHORT], with_(hot, stop_words_ids=[whole[4:6]]))[0].outputs[0]
+    assert output.token_ids == whole[:6]
+    check_logprobs(reference, SHORT, output, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"prompt_logprobs": 0}, "prompt_logprobs = 0 with an engine that tells neither"),
+        ({"logprobs": -1}, "logprobs = -1 with an engine that tells neither"),
+        ({"best_of": 2}, "best_of = 2 with an engine that tells no log-probabilities"),
+        ({"stop_words_ids": [[5, 10**6]]}, "token id in stop_words_ids 1000000"),
+    ],
+)
+def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], text: str
+) -> None:  # holds G101, G102, G103
+    abilities = dataclasses.replace(
+        llm._preparer.abilities, tells_logprobs="best_of" not in changes, tells_wide=False
+    )
+    monkeypatch.setattr(llm._preparer, "abilities", abilities)
+    with pytest.raises(RequestError, match=text):
+        llm.generate([SHORT, LONG], [ON, with_(ON, **changes)])
+
+
+def test_forbidden_programs_are_compiled_by_warmup_or_refused(
+    reference: ReferenceModel,
+) -> None:  # holds G105
+    sizes: dict[str, Any] = SIZES | {"max_model_len": 16, "max_num_seqs": 1, "max_num_batched_tokens": 16}
+    asking = with_(GREEDY, max_tokens=2, prompt_logprobs=1, logprobs=-1)
+    with LLM(BRIEF, engine="vinference", forbid_compiling=True, **sizes) as llm:
+        for field in ("prompt_logprobs", "logprobs"):
+            one = SamplingParams(**{field: getattr(asking, field)})
+            with pytest.raises(
+                RequestError, match=rf"^{field} = -?1 under forbid_compiling.*wide_logprobs = true"
+            ):
+                llm.generate([SHORT], one)
+    with LLM(BRIEF, engine="vinference", forbid_compiling=True, wide_logprobs=True, **sizes) as llm:
+        llm.warmup()
+        output = llm.generate([SHORT], asking)[0]
+        check_prompt_logprobs(reference, SHORT, output.prompt_logprobs, 1)
+
+
+def test_the_command_takes_all_of_them(
+    capsys: pytest.CaptureFixture[str], run: Callable[..., tuple[int, str, str]], config: str, llm: LLM
+) -> None:  # holds G101, G102, G103, G104
+    flags = ("--model", BRIEF, "--engine", llm.config.engine.name, "--config", config)
+    ids = ",".join(map(str, SHORT))
+    asked = ("--json", "--max-tokens", "4", "--prompt-ids", ids)
+    whole = llm.generate([SHORT], with_(ON, max_tokens=4))[0].outputs[0].token_ids
+    code, out, err = run("generate", *asked, "--prompt-logprobs", "2", "--logprobs", "-1", *flags)
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    told = llm.generate([SHORT], with_(GREEDY, max_tokens=4, prompt_logprobs=2))[0].prompt_logprobs
+    assert record["prompt_logprobs"][0] is None
+    assert [set(map(int, one)) for one in record["prompt_logprobs"][1:]] == [
+        set(one or ()) for one in told[1:]
+    ]  # type: ignore[index]
+    assert len(record["logprobs"][0]) == llm.plan.model.info.vocab_size
+    hot = ("--temperature", "1.5", "--seed", "4", "--best-of", "3", "-n", "2", "--ignore-eos")
+    code, out, _ = run("generate", *asked, *hot, "--stop-words-ids", ",".join(map(str, whole[:2])), *flags)
+    params = with_(HOT, max_tokens=4, seed=4, n=2, best_of=3, stop_words_ids=[whole[:2]])
+    expected = llm.generate([SHORT], params)[0].outputs
+    assert [json.loads(line)["token_ids"] for line in out.splitlines()] == [one.token_ids for one in expected]
