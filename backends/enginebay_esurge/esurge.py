@@ -239,6 +239,8 @@ class eSurge:  # noqa: N801  # the name its users know
             )
         turns = standings(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
+        if job.choice is not None:
+            job.choice.refuse_stream(len(job.requests))
         return self._serving.updates(job)
 
     def chat(

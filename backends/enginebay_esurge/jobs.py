@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from enginebay.errors import RequestError, explain
+from enginebay.llm.choice import Choice
 from enginebay.llm.prepare import Preparer, Prompt
 from enginebay.llm.standing import Standing
 from enginebay.types import Request, SamplingParams
@@ -31,6 +32,8 @@ class Job:
     original_prompt_tokens: int
     requested_new_tokens: int | None
     lengths: Lengths
+    choice: Choice | None = None
+    """Which of the completions are returned in the end; None: all."""
 
 
 class Jobs:
@@ -95,7 +98,16 @@ class Jobs:
             dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
             for r in prepared.requests
         )
-        return Job(request_id, text, prepared.prompt_token_ids, requests, before, own.max_tokens, lengths)
+        return Job(
+            request_id,
+            text,
+            prepared.prompt_token_ids,
+            requests,
+            before,
+            own.max_tokens,
+            lengths,
+            prepared.choice,
+        )
 
     def _text_of(self, token_ids: list[int]) -> str:
         wrong = not all(0 <= token_id < self._preparer.vocab_size for token_id in token_ids)

@@ -22,7 +22,7 @@ class RequestOutput:
     `num_generated_tokens` and `tokens_per_second` are of all completions. Times are in seconds: `first_token_time` since
     submission; `processing_time` with the time in the queue, `time_spent_generating` without. `tokens_per_second` is the
     rate after each completion's first token, 0.0 where there is none. `update_seq` rises with every update, `delta_seq`
-    with every one that has delta_text. `metrics` has what else is known; see `Assembly.output`.
+    with every one that has delta_text. `prompt_logprobs` are there from the first token on, if they were asked for. `metrics` has what else is known; see `Assembly.output`.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class RequestOutput:
     processing_time: float = 0.0
     update_seq: int = 0
     delta_seq: int = 0
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     def get_text(self) -> str:
         """The first completion's text, or "" when there is none."""
@@ -111,13 +112,15 @@ class Assembly:
 
     def output(self) -> RequestOutput:
         """All so far, as the next update."""
-        job, first = self.job, self.readers[0]
-        delta, self._shown = first.text[self._shown :], len(first.text)
+        job = self.job
+        made = [reader.completion() for reader in self.readers]
+        completions = made if job.choice is None else job.choice.returned(made)
+        text = completions[0].text
+        delta, self._shown = text[self._shown :], len(text)
         self._update_seq += 1
         self._delta_seq += bool(delta)
-        completions = [reader.completion() for reader in self.readers]
-        num_generated = sum(len(completion.token_ids) for completion in completions)
-        num_after_first = sum(max(0, len(completion.token_ids) - 1) for completion in completions)
+        num_generated = sum(len(completion.token_ids) for completion in made)
+        num_after_first = sum(max(0, len(completion.token_ids) - 1) for completion in made)
         times = self._times()
         span = times.end_s - times.first_token_s
         return RequestOutput(
@@ -127,7 +130,7 @@ class Assembly:
             completions,
             finished=self.done,
             metrics=self._metrics(times, num_generated),
-            accumulated_text=first.text,
+            accumulated_text=text,
             delta_text=delta,
             tokens_per_second=num_after_first / span if num_after_first and span > 0 else 0.0,
             num_generated_tokens=num_generated,
@@ -136,6 +139,7 @@ class Assembly:
             processing_time=times.since_arrival(times.end_s),
             update_seq=self._update_seq,
             delta_seq=self._delta_seq,
+            prompt_logprobs=self.readers[0].prompt_logprobs,
         )
 
     def _metrics(self, times: Times, num_generated: int) -> dict[str, Any]:

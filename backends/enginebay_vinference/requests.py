@@ -32,6 +32,25 @@ def check_seed(seed: Any) -> int | None:
     return found
 
 
+NO_PLACE = "states and their outputs have no place for log-probabilities"
+NO_FIELDS = "states have no place for the fields of logits processors"
+REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("best_of", (None, 1), NO_PLACE),
+    ("logprobs", (None,), NO_PLACE),
+    ("prompt_logprobs", (None,), NO_PLACE),
+    ("stop_words_ids", ((),), "states end by single token ids, on the device"),
+    ("suppress_repetition_in_generation", (False,), NO_FIELDS),
+    ("no_repeat_ngram_size", (0,), NO_FIELDS),
+    ("min_tokens", (0,), NO_FIELDS),
+    ("logit_bias", ({},), NO_FIELDS),
+    ("allowed_token_ids", (None,), NO_FIELDS),
+    ("bad_words", ((),), NO_FIELDS),
+    ("typical_p", (1.0,), NO_FIELDS),
+    ("processors", ({},), NO_FIELDS),
+)
+"""Fields of SamplingParams that this API cannot do, the values with which they ask for nothing, and why not."""
+
+
 class Requests:
     """Makes requests of one inference. Safe from several threads."""
 
@@ -68,14 +87,14 @@ class Requests:
                     "Leave it out, or use LLM or eSurge.",
                 )
             )
-        if params.logprobs is not None:
-            raise RequestError(
-                explain(
-                    f"logprobs = {params.logprobs}",
-                    "None: states and their outputs have no place for log-probabilities",
-                    "Leave it out, or use LLM or eSurge.",
+        for field, neutral, why in REFUSED:
+            value = getattr(params, field)
+            if value not in neutral:
+                raise RequestError(
+                    explain(
+                        f"{field} = {value}", f"{neutral[0]}: {why}", "Leave it out, or use LLM or eSurge."
+                    )
                 )
-            )
         return params
 
     def of_tokens(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from enginebay.cli.options import add_engine_arguments, add_profile_argument, co
 from enginebay.cli.show import print_shadow, progress
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
+from enginebay.llm.choice import Choice
 from enginebay.types import (
     MAX_LOGPROBS,
     CompletionOutput,
     RequestMetrics,
+    RequestOutput,
     SamplingParams,
     StreamChunk,
     make_sampling_params,
@@ -67,11 +69,24 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
+        "--best-of",
+        type=int,
+        metavar="N",
+        help="completions that are made, of which the -n likeliest are shown",
+    )
+    group.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
         help="text that ends the completion; may be repeated",
+    )
+    group.add_argument(
+        "--stop-words-ids",
+        action="append",
+        default=[],
+        metavar="1,2,3",
+        help="token ids that end the completion together; may be repeated",
     )
     group.add_argument("--ignore-eos", action="store_true", help="run through end-of-sequence tokens")
     _add_structure_arguments(parser)
@@ -79,7 +94,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--logprobs",
         type=int,
         metavar="K",
-        help=f"with --json: log-probabilities of each new token and the K best, 0 to {MAX_LOGPROBS}",
+        help=f"with --json: log-probabilities of each new token and the K best, 0 to {MAX_LOGPROBS}; -1: of all",
+    )
+    group.add_argument(
+        "--prompt-logprobs",
+        type=int,
+        metavar="K",
+        help=f"with --json: the same of each token of the prompt, 0 to {MAX_LOGPROBS}",
     )
 
 
@@ -118,8 +139,9 @@ def read_stdin(read: Callable[[], str]) -> str:
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
     """SamplingParams of the flags; InputError for a wrong value."""
-    if args.logprobs is not None and not args.json:
-        raise InputError(explain(f"--logprobs {args.logprobs} without --json", "both", "Add --json."))
+    for flag, value in (("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)):
+        if value is not None and not args.json:
+            raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
     return make_sampling_params(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -131,7 +153,9 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         n=args.n,
+        best_of=args.best_of,
         stop=tuple(args.stop),
+        stop_words_ids=tuple(tuple(_ids("--stop-words-ids", given)) for given in args.stop_words_ids),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
         json_schema=_schema(args.json_schema),
@@ -139,6 +163,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         regex=args.regex,
         choice=tuple(args.choice),
         grammar=None if args.grammar is None else _read_text(args.grammar, "--grammar"),
+        prompt_logprobs=args.prompt_logprobs,
     )
 
 
@@ -150,7 +175,12 @@ def run(name: str, args: argparse.Namespace) -> int:
         llm = LLM(config=config, progress=report)
     with llm, traced(args):
         # Before anything is printed: the prompt may be refused.
-        chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
+        chunks: Iterable[StreamChunk]
+        if Choice.of(params) is None:
+            chunks = llm.stream(prompt, params, priority=args.priority, tenant=args.tenant)
+        else:
+            [output] = llm.generate([prompt], params, priority=args.priority, tenant=args.tenant)
+            chunks = _chunks(output)
         if args.json:
             prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             print_whole(chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids)))
@@ -169,26 +199,46 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_ids is not None:
         if args.prompt is not None:
             raise InputError(explain("a prompt and --prompt-ids", "one of them", "Leave one out."))
-        try:
-            return [int(part) for part in args.prompt_ids.split(",")]
-        except ValueError:
-            raise InputError(
-                explain(f"--prompt-ids {args.prompt_ids}", "numbers with commas between", "Correct them.")
-            ) from None
+        return _ids("--prompt-ids", args.prompt_ids)
     if args.prompt == "-":
         return read_stdin(sys.stdin.read)
     return DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
 
 
+def _ids(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(explain(f"{flag} {text}", "numbers with commas between", "Correct them.")) from None
+
+
+def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
+    """A finished output as a chunk of each completion; its metrics are the first one's."""
+    for one in output.outputs:
+        told = None if one.logprobs is None else tuple(one.logprobs)
+        yield StreamChunk(
+            output.request_id,
+            one.index,
+            one.text,
+            tuple(one.token_ids),
+            one.finish_reason,
+            None if one.index else output.metrics,
+            told,
+            None if one.index or output.prompt_logprobs is None else tuple(output.prompt_logprobs),
+        )
+
+
 @dataclasses.dataclass
 class Completion:
-    """What has come of one completion; metrics come with its end."""
+    """What has come of one completion; metrics come with its end. The first one has the prompt's log-probabilities."""
 
     output: CompletionOutput
     metrics: RequestMetrics | None = None
+    prompt_logprobs: tuple[dict[int, float] | None, ...] | None = None
 
     def add_logprobs(self, chunk: StreamChunk) -> None:
         """Take in those of a chunk, if it was asked for them."""
+        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
         if chunk.logprobs is not None:
             output, told = self.output, zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
             output.logprobs = [*(output.logprobs or ()), *chunk.logprobs]
@@ -221,14 +271,12 @@ def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completio
 def completion_record(one: Completion, prompt_token_ids: list[int]) -> dict[str, Any]:
     """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes texts of ids that are keys."""
     output = one.output
-    told = (
-        {}
-        if output.logprobs is None
-        else {
-            "logprobs": [{i: _finite(v) for i, v in best.items()} for best in output.logprobs],
-            "cumulative_logprob": _finite(output.cumulative_logprob or 0.0),
-        }
-    )
+    told: dict[str, Any] = {}
+    if output.logprobs is not None:
+        told["logprobs"] = [_by_id(best) for best in output.logprobs]
+        told["cumulative_logprob"] = _finite(output.cumulative_logprob or 0.0)
+    if one.prompt_logprobs is not None:
+        told["prompt_logprobs"] = [None if best is None else _by_id(best) for best in one.prompt_logprobs]
     return {
         "text": one.output.text,
         "token_ids": one.output.token_ids,
@@ -237,6 +285,10 @@ def completion_record(one: Completion, prompt_token_ids: list[int]) -> dict[str,
         **told,
         "metrics": metrics_record(one.metrics),
     }
+
+
+def _by_id(told: dict[int, float]) -> dict[int, float | None]:
+    return {token_id: _finite(value) for token_id, value in told.items()}
 
 
 def _finite(value: float) -> float | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from enginebay.errors import RequestError
 from enginebay.loop.book import Tracked
 from enginebay.types import CompletionOutput
 from enginebay_esurge import eSurge
+from tests.brief import BRIEF
 from tests.unit.esurge.small import (
     GREEDY_ON,
     HOT,
@@ -96,3 +98,41 @@ def test_sampler_metrics_tell_the_chosen_tokens_of_every_request(engine: eSurge)
     assert_complete(asked.outputs[0], 2)
     assert token_ids([every]) == token_ids([asked]) == token_ids(engine.generate(PROMPT, GREEDY_ON))
     assert every.outputs[0].cumulative_logprob == pytest.approx(asked.outputs[0].cumulative_logprob, abs=1e-3)
+
+
+def test_the_likeliest_completions_and_stop_sequences(engine: eSurge) -> None:  # holds G103, G104
+    params = with_(HOT, seed=4, n=3, logprobs=0)
+    made = engine.generate(PROMPT, params)[0]
+    ranked = sorted(made.outputs, key=lambda one: -(one.cumulative_logprob or 0.0) / len(one.token_ids))
+    [chosen] = engine.generate(PROMPT, with_(HOT, seed=4, best_of=3))
+    assert [(one.index, one.token_ids) for one in chosen.outputs] == [(0, ranked[0].token_ids)]
+    assert (chosen.get_text(), chosen.outputs[0].logprobs) == (ranked[0].text, None)
+    assert chosen.num_generated_tokens == made.num_generated_tokens
+    with pytest.raises(RequestError, match="best_of = 3 with n = 1 in a stream"):
+        engine.stream(PROMPT, with_(HOT, best_of=3))
+    whole = made.outputs[0].token_ids
+    ended = with_(HOT, seed=4, stop_words_ids=[whole[3:5]])
+    assert engine.generate(PROMPT, ended)[0].outputs[0].token_ids == whole[:5]
+    *_, last = engine.stream(PROMPT, ended)
+    assert (last.outputs[0].token_ids, last.outputs[0].finish_reason) == (whole[:5], "stop")
+    assert_idle(engine)
+
+
+def test_prompts_are_told_where_programs_may_be_compiled(engine: eSurge) -> None:  # holds G101, G105
+    for changes in ({"prompt_logprobs": 2}, {"logprobs": -1}):
+        with pytest.raises(RequestError, match=r"under forbid_compiling.*wide_logprobs = true"):
+            engine.generate(PROMPT, with_(GREEDY_ON, **changes))
+    with eSurge(BRIEF, use_aot_forward=False, **OPTIONS | {"compile_runner": False}) as free:
+        params = with_(GREEDY_ON, max_tokens=3, prompt_logprobs=2)
+        [output] = free.generate(PROMPT, params)
+        assert output.prompt_logprobs is not None
+        assert output.prompt_logprobs[0] is None
+        for token, one in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+            assert one is not None
+            assert token in one
+            assert len(one) in (2, 3)
+        for update in free.stream(PROMPT, params):
+            assert update.prompt_logprobs is not None
+            assert [set(one or ()) for one in update.prompt_logprobs] == [
+                set(one or ()) for one in output.prompt_logprobs
+            ]

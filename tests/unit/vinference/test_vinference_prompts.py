@@ -107,6 +107,9 @@ def test_a_prompt_of_another_type_is_a_type_error(inference: vInference, prompt:
         ({"n": 2}, ValueError, "num_return_sequences"),
         ({"regex": "a+"}, ValueError, "regex in the vInference API.*masks come from the host"),
         ({"logprobs": 0}, ValueError, "logprobs = 0.*no place for log-probabilities"),
+        ({"prompt_logprobs": 1}, ValueError, "prompt_logprobs = 1.*no place for log-probabilities"),
+        ({"best_of": 2}, ValueError, "best_of = 2.*no place for log-probabilities"),
+        ({"stop_words_ids": [[5, 6]]}, ValueError, "stop_words_ids = .*single token ids"),
     ],
 )
 def test_wrong_parameters_are_refused(inference: vInference, params: Any, error: type, text: str) -> None:
