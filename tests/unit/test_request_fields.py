@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.cli import generate
 from enginebay.errors import RequestError
 from enginebay.runner import wide
 from enginebay.runner.wide import log_softmax as device_log_softmax
@@ -20,20 +21,22 @@ from enginebay.runner.wide import prompt_logprobs
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
 from enginebay.testing.reference import ReferenceModel
+from enginebay.types import make_sampling_params
 from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
 
 pytestmark = pytest.mark.xdist_group("fields")
 
+SMALL: dict[str, Any] = SIZES | {"max_model_len": 96, "max_num_seqs": 2, "max_num_batched_tokens": 16}
 LONG = [5 + 7 * i % 1900 for i in range(70)]
-"""A prompt of three chunks."""
+"""A prompt of five chunks."""
 SHORT = LONG[:9]
 ON = with_(GREEDY, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=["oengine", "vinference"])
 def brief(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(BRIEF, engine=request.param, **SIZES) as llm:
+    with LLM(BRIEF, engine=request.param, **SMALL) as llm:
         yield llm
 
 
@@ -263,42 +266,43 @@ def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
         llm.generate([SHORT, LONG], [ON, with_(ON, **changes)])
 
 
-def test_forbidden_programs_are_compiled_by_warmup_or_refused(
-    reference: ReferenceModel,
-) -> None:  # holds G105
-    sizes: dict[str, Any] = SIZES | {"max_model_len": 16, "max_num_seqs": 1, "max_num_batched_tokens": 16}
-    asking = with_(GREEDY, max_tokens=2, prompt_logprobs=1, logprobs=-1)
-    with LLM(BRIEF, engine="vinference", forbid_compiling=True, **sizes) as llm:
-        for field in ("prompt_logprobs", "logprobs"):
-            one = SamplingParams(**{field: getattr(asking, field)})
-            with pytest.raises(
-                RequestError, match=rf"^{field} = -?1 under forbid_compiling.*wide_logprobs = true"
-            ):
-                llm.generate([SHORT], one)
-    with LLM(BRIEF, engine="vinference", forbid_compiling=True, wide_logprobs=True, **sizes) as llm:
+def test_what_would_compile_when_that_is_forbidden_is_refused() -> None:  # holds G105
+    with LLM(BRIEF, forbid_compiling=True, **SMALL) as llm:
+        for field, value in (("prompt_logprobs", 1), ("logprobs", -1)):
+            match = rf"^{field} = {value} under forbid_compiling.*wide_logprobs = true"
+            with pytest.raises(RequestError, match=match):
+                llm.generate([SHORT], make_sampling_params(**{field: value}))
+
+
+@pytest.mark.slow
+def test_warmup_compiles_for_them_when_it_is_told_to() -> None:  # holds G105
+    sizes: dict[str, Any] = SMALL | {"max_model_len": 16, "max_num_seqs": 1}
+    with LLM(BRIEF, forbid_compiling=True, wide_logprobs=True, **sizes) as llm:
         llm.warmup()
-        output = llm.generate([SHORT], asking)[0]
-        check_prompt_logprobs(reference, SHORT, output.prompt_logprobs, 1)
+        output = llm.generate([SHORT], with_(GREEDY, max_tokens=3, prompt_logprobs=1, logprobs=-1))[0]
+        check_prompt_logprobs(ReferenceModel(llm.plan), SHORT, output.prompt_logprobs, 1)
+        assert len((output.outputs[0].logprobs or [{}])[0]) == llm.plan.model.info.vocab_size
 
 
 def test_the_command_takes_all_of_them(
-    capsys: pytest.CaptureFixture[str], run: Callable[..., tuple[int, str, str]], config: str, llm: LLM
+    run: Callable[..., tuple[int, str, str]], llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # holds G101, G102, G103, G104
-    flags = ("--model", BRIEF, "--engine", llm.config.engine.name, "--config", config)
-    ids = ",".join(map(str, SHORT))
-    asked = ("--json", "--max-tokens", "4", "--prompt-ids", ids)
-    whole = llm.generate([SHORT], with_(ON, max_tokens=4))[0].outputs[0].token_ids
-    code, out, err = run("generate", *asked, "--prompt-logprobs", "2", "--logprobs", "-1", *flags)
+    monkeypatch.setattr(llm, "close", lambda: None)  # the command would
+    monkeypatch.setattr(generate, "LLM", lambda **_: llm)
+    asked = ("generate", "--json", "--max-tokens", "4", "--prompt-ids", ",".join(map(str, SHORT)))
+    params = with_(GREEDY, max_tokens=4, prompt_logprobs=2, logprobs=-1)
+    expected = llm.generate([SHORT], params)[0]
+    code, out, err = run(*asked, "--prompt-logprobs", "2", "--logprobs", "-1")
     assert (code, err) == (0, "")
     record = json.loads(out)
-    told = llm.generate([SHORT], with_(GREEDY, max_tokens=4, prompt_logprobs=2))[0].prompt_logprobs
-    assert record["prompt_logprobs"][0] is None
-    assert [set(map(int, one)) for one in record["prompt_logprobs"][1:]] == [
-        set(one or ()) for one in told[1:]
-    ]  # type: ignore[index]
-    assert len(record["logprobs"][0]) == llm.plan.model.info.vocab_size
+    told = [None if one is None else set(map(int, one)) for one in record["prompt_logprobs"]]
+    assert told == [None if one is None else set(one) for one in expected.prompt_logprobs or ()]
+    assert [len(one) for one in record["logprobs"]] == [llm.plan.model.info.vocab_size] * 4
     hot = ("--temperature", "1.5", "--seed", "4", "--best-of", "3", "-n", "2", "--ignore-eos")
-    code, out, _ = run("generate", *asked, *hot, "--stop-words-ids", ",".join(map(str, whole[:2])), *flags)
-    params = with_(HOT, max_tokens=4, seed=4, n=2, best_of=3, stop_words_ids=[whole[:2]])
-    expected = llm.generate([SHORT], params)[0].outputs
-    assert [json.loads(line)["token_ids"] for line in out.splitlines()] == [one.token_ids for one in expected]
+    ends = expected.outputs[0].token_ids[:2]
+    code, out, err = run(*asked, *hot, "--stop-words-ids", ",".join(map(str, ends)))
+    assert (code, err) == (0, "")
+    chosen = llm.generate([SHORT], with_(HOT, max_tokens=4, seed=4, n=2, best_of=3, stop_words_ids=[ends]))
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["token_ids"] for line in lines] == [one.token_ids for one in chosen[0].outputs]
+    assert "logprobs" not in lines[0]

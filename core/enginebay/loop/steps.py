@@ -33,6 +33,8 @@ class InFlight:
 
     def take_prompts(self) -> None:
         """Hand what is told of prompts to the requests that asked."""
+        if self.plan.is_decode:
+            return
         for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
             if plan.tells_prompt and tracked.prompt is not None and not tracked.finished:
                 tracked.prompt.add(self.pending.read_prompt_logprobs(row))

@@ -105,4 +105,6 @@ def wide_decode(rows: Sequence[RowPlan], table: SequenceBuffer) -> WideInputs | 
 def wants_all(rows: Sequence[RowPlan], table: SequenceBuffer) -> bool:
     """Whether one of the rows is told of the whole vocabulary."""
     telling = table.tells_logprobs
-    return any(telling[row.row] and table.request(row.row).sampling.tells_all for row in rows)
+    return bool(telling.any()) and any(
+        telling[row.row] and table.request(row.row).sampling.tells_all for row in rows
+    )
