@@ -30,6 +30,8 @@ MANY_METHODS: dict[str, str] = {
     "core/enginebay/hooks.py::Hooks": "one hook for each kind of part",
     "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
+    "backends/enginebay_oengine/engine.py::PagedEngine": "the contract of engines; hands over to the runner",
+    "backends/enginebay_vinference/engine.py::VInferenceEngine": "the contract of engines; hands over to the runner",
     "backends/enginebay_vinference/inference.py::vInference": "the documented face: half of them are properties",
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {
