@@ -34,9 +34,14 @@ SHORT = LONG[:9]
 ON = with_(GREEDY, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=["oengine", "vinference"])
+ENGINES: dict[str, dict[str, Any]] = {"oengine": {}, "vinference": {"grow": False}}
+"""With slots that do not grow, and so need no programs of each size."""
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def brief(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(BRIEF, engine=request.param, **SMALL) as llm:
+    engine = {"name": request.param, "options": ENGINES[request.param]}
+    with LLM(BRIEF, engine=engine, **SMALL) as llm:
         yield llm
 
 
