@@ -63,7 +63,7 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("generate", "--prompt-logprobs", "2"), ("--prompt-logprobs 2 without --json",)),
         (("generate", "--json", "--prompt-logprobs", "-1"), ("prompt_logprobs = -1", "equal to 0")),
         (("generate", "-n", "3", "--best-of", "2"), ("best_of = 2", "at least n")),
-        (("chat", "Hello", "--best-of", "2"), ("best_of = 2 with n = 1 in a stream",)),
+        (("chat", "Hello", "--best-of", "2"), ("--best-of 2 in a conversation",)),
         (("generate", "--stop-words-ids", "1;2"), ("--stop-words-ids 1;2", "commas")),
         (("generate", "--stop-words-ids", "5,99999"), ("token id in stop_words_ids 99999",)),
         (("chat", "Hello", "--logprobs", "2"), ("--logprobs 2 without --json",)),

@@ -41,6 +41,9 @@ def run(name: str, args: argparse.Namespace) -> int:
     params = sampling_from(args)
     if params.n != 1:
         raise InputError(explain(f"-n {params.n} in a conversation", "1", "Leave it out."))
+    if params.best_of not in (None, 1):
+        given = f"--best-of {params.best_of} in a conversation, whose answers are printed as they come"
+        raise InputError(explain(given, "1", "Leave it out."))
     config = config_from(args)
     with progress() as report:
         llm = LLM(config=config, progress=report)
