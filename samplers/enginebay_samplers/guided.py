@@ -6,19 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.constraint import BITS, num_words
 from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
+from enginebay_samplers.masks import TokenIds
+from enginebay_samplers.tokens import ban, check_ids, from_bits, to_bits
 
 
 class GuidedOptions(BaseModel):
-    """None: the masks come from a request's grammar."""
+    """The mask at first; the others come from a request's grammar."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra={"examples": [{}]})
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"token_ids": [2, 6, 30, 31, 32]}, {"token_ids": [8]}]},
+    )
+
+    token_ids: TokenIds | None = Field(default=None, description="those that it allows; None: all of them")
 
 
 class Guided(LogitsProcessor):
@@ -29,14 +37,16 @@ class Guided(LogitsProcessor):
         return {BITS: RowField("uint32", (num_words(sizes.vocab_size),))}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Everything is allowed until the loop writes a mask."""
-        del options
-        return {BITS: np.full(num_words(facts.sizes.vocab_size), 0xFFFFFFFF, np.uint32)}
+        """The mask that holds until the loop writes one. RequestError for ids that the model does not have."""
+        vocab = facts.sizes.vocab_size
+        if options.token_ids is None:
+            return {BITS: np.full(num_words(vocab), 0xFFFFFFFF, np.uint32)}
+        check_ids("guided", options.token_ids, vocab)
+        return {BITS: to_bits(options.token_ids, vocab)}
 
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        """The logits, -inf where the bit is not set."""
-        del state
-        words = own[BITS]
-        single = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
-        allowed = single.reshape(words.shape[0], -1)[:, : logits.shape[1]] != 0
-        return jnp.where(allowed, logits, -jnp.inf)
+        """The logits, -inf where the bit is not set.
+
+        Where nothing would be left they stay: the loop then tells a token that the grammar does not allow.
+        """
+        return ban(logits, ~from_bits(own[BITS], logits.shape[-1]))
