@@ -53,7 +53,8 @@ class Service:
             engine, loop = self.parts.engine, self._loop
             if loop is None:
                 engine.make_arrays()
-                self._loop = EngineLoop(engine, self.parts.scheduler, self.parts.plan.config)
+                parts = self.parts
+                self._loop = EngineLoop(engine, parts.scheduler, parts.plan.config, parts.proposer)
                 self.audience.follow(self._loop.watch)
             elif loop.is_paused:
                 loop.call(lambda: _go_on(loop, engine))

@@ -13,7 +13,7 @@ from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import PageTable, SequenceBuffer
-from enginebay.runner.assemble import decode_inputs, prefill_inputs
+from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowio import put_row, take_row
@@ -43,7 +43,9 @@ class PagedEngine(Engine):
             min_rows=parts.platform.min_rows(parts.dtype),
             ragged_decode=parts.ragged_decode,
         )
-        self.geometry = Geometry(sizes, parts.layout_type, options.page_size, parts.compact_decode)
+        self.geometry = Geometry(
+            sizes, parts.layout_type, options.page_size, parts.compact_decode, config.most_drafts
+        )
         self.num_pages = choose_num_pages(parts, options, self.geometry)
         self.rows = SequenceBuffer(
             max_num_reqs=config.max_num_seqs,
@@ -90,6 +92,8 @@ class PagedEngine(Engine):
 
     def step(self, plan: StepPlan) -> Pending:
         self.copier(self.ledger.take_copies())
+        if plan.verifies:
+            return _verify(self, plan)
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
 
     def _prefill(self, plan: StepPlan) -> Pending:
@@ -149,6 +153,12 @@ class PagedEngine(Engine):
 
         self.make_arrays()
         return undo
+
+
+def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:
+    key = engine.geometry.verify_key(len(plan.rows))
+    inputs = verify_inputs(plan.rows, key.bucket, engine.rows, engine.ledger, engine.runner.layouts)
+    return engine.runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
 def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int, table: PageTable) -> PageLedger:

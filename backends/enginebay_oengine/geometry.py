@@ -9,6 +9,7 @@ from enginebay.cache import CacheGroup, KVLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import BucketSizes, round_up
 from enginebay.runner.runner import StepKey
+from enginebay.runner.verify import verify_bucket
 from enginebay_oengine.pool import pages_for
 
 
@@ -23,6 +24,8 @@ class Geometry:
     layout_type: type[KVLayout]
     page_size: int
     compact_decode: bool
+    num_drafts: int = 0
+    """Tokens that are drafted for a row at most; 0: steps verify none."""
 
     @property
     def max_model_len(self) -> int:
@@ -54,6 +57,12 @@ class Geometry:
         bucket = Bucket(seqs, seqs, pages_for(kv_len, self.page_size), 1, kv_len, "decode")
         return StepKey("compact" if self.compact_decode else "decode", bucket)
 
+    def verify_key(self, num_rows: int) -> StepKey:
+        """The program that verifies the drafts of `num_rows` rows, in one context length only, the longest."""
+        seqs = round_up(self.sizes.verify_rows, num_rows)
+        pages = pages_for(self.max_model_len, self.page_size)
+        return StepKey("verify", verify_bucket(seqs, self.num_drafts, pages, self.max_model_len))
+
     def all_steps(self) -> list[StepKey]:
         """Every program that serving can need."""
         sizes = self.sizes
@@ -64,4 +73,6 @@ class Geometry:
             for num_tokens in sizes.prefill_tokens:
                 for fresh in (True, False):
                     keys[StepKey("prefill", self.prefill_bucket(num_rows, num_tokens, fresh=fresh))] = None
+        if self.num_drafts:
+            keys |= dict.fromkeys(self.verify_key(num_rows) for num_rows in sizes.verify_rows)
         return list(keys)

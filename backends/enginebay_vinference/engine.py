@@ -14,7 +14,7 @@ from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import SequenceBuffer
-from enginebay.runner.assemble import decode_inputs, prefill_inputs
+from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
 from enginebay.runner.rowio import put_row, take_row
@@ -53,7 +53,12 @@ class VInferenceEngine(Engine):
             ragged_decode=parts.ragged_decode,
         )
         self.geometry = Geometry(
-            sizes, parts.layout_type, parts.layout, options.page_size, parts.compact_decode
+            sizes,
+            parts.layout_type,
+            parts.layout,
+            options.page_size,
+            parts.compact_decode,
+            config.most_drafts,
         )
         self.rows = SequenceBuffer(
             max_num_reqs=config.max_num_seqs,
@@ -107,6 +112,8 @@ class VInferenceEngine(Engine):
         num_rows = max(max(r.row for r in plan.rows) + 1, min(plan.demand.num_rows, self.ledger.num_slots))
         demanded = min(plan.demand.num_tokens_per_row, self.ledger.max_model_len)
         self._make_room(num_rows, max(*(r.lease.capacity for r in plan.rows), demanded))
+        if plan.verifies:
+            return _verify(self, plan)
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
 
     def _prefill(self, plan: StepPlan) -> Pending:
@@ -174,6 +181,12 @@ class VInferenceEngine(Engine):
 
         self.make_arrays()
         return undo
+
+
+def _verify(engine: VInferenceEngine, plan: StepPlan) -> Pending:
+    key = engine.geometry.verify_key(engine._shape, len(plan.rows))
+    inputs = verify_inputs(plan.rows, key.bucket, engine.rows, engine.ledger, engine.runner.layouts)
+    return engine.runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
 def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:

@@ -9,6 +9,7 @@ from enginebay.cache import CacheGroup, KVLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import BucketSizes, round_up
 from enginebay.runner.runner import StepKey
+from enginebay.runner.verify import verify_bucket
 from enginebay_vinference.grow import SlotShape
 
 ONE_PAGE_LAYOUTS = ("hnd",)
@@ -24,6 +25,8 @@ class Geometry:
     layout: str
     page_size: int
     compact_decode: bool
+    num_drafts: int = 0
+    """Tokens that are drafted for a row at most; 0: steps verify none."""
 
     def shape_for(self, num_rows: int, num_tokens: int) -> SlotShape:
         """The smallest cache with room for `num_rows` rows of `num_tokens` tokens."""
@@ -75,6 +78,11 @@ class Geometry:
         bucket = Bucket(seqs, seqs, shape.pages_per_slot, 1, kv_len, "decode", rows_are_pages=whole)
         return StepKey("compact" if self.compact_decode and not whole else "decode", bucket)
 
+    def verify_key(self, shape: SlotShape, num_rows: int) -> StepKey:
+        """The program that verifies the drafts of `num_rows` rows, in one context length only: the slots' own."""
+        seqs = round_up(self.sizes.verify_rows, num_rows)
+        return StepKey("verify", verify_bucket(seqs, self.num_drafts, shape.pages_per_slot, shape.capacity))
+
     def all_steps(self) -> list[StepKey]:
         """Every program that a cache at its full size can need."""
         shape, sizes = self.largest, self.sizes
@@ -87,4 +95,6 @@ class Geometry:
                     keys[
                         StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh))
                     ] = None
+        if self.num_drafts:
+            keys |= dict.fromkeys(self.verify_key(shape, num_rows) for num_rows in sizes.verify_rows)
         return list(keys)

@@ -13,5 +13,5 @@ def register_engines(register: Register) -> None:
         "enginebay_vinference.engine:VInferenceEngine",
         options="enginebay_vinference.engine:VInferenceOptions",
         summary="contiguous cache: one slot a row, grown by doubling",
-        capabilities={"priority": 0, "logprobs": True, "wide_logprobs": True},
+        capabilities={"priority": 0, "logprobs": True, "wide_logprobs": True, "verifies": True},
     )

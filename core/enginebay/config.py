@@ -14,9 +14,10 @@ from enginebay.errors import ConfigError, explain, unknown_name
 from enginebay.types import describe_validation
 
 AUTO: Final = "auto"
+NO_PROPOSER: Final = "none"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill", "mixed")
-PARTS = ("engine", "scheduler", "sampler")
+PARTS = ("engine", "scheduler", "sampler", "proposer")
 
 DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "batch": None,
@@ -99,6 +100,10 @@ class EngineConfig(Frozen):
     engine: Choice = Choice()
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
+    proposer: Choice = Choice()
+    draft_tokens: int = Field(
+        default=7, ge=1, le=64, description="most tokens that a proposer drafts for a row at a time"
+    )
     kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
     interpret: bool = Field(
         default=False,
@@ -223,6 +228,11 @@ class EngineConfig(Frozen):
                 )
             )
         return self
+
+    @property
+    def most_drafts(self) -> int:
+        """Tokens that are drafted for a row at a time; 0 without a proposer."""
+        return 0 if self.proposer.name in (AUTO, NO_PROPOSER) else self.draft_tokens
 
     @property
     def num_devices(self) -> int:

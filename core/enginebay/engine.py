@@ -21,6 +21,8 @@ from enginebay.processor import RowValues
 class RowPlan:
     """One row's part of a step. `num_tokens` new tokens after `num_computed` ones already in the cache.
 
+    With `draft_token_ids` a decoding row has no unread step: num_computed is exact. The lease has room for the drafts.
+
     `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an upper bound: tokens of
     launched but unread steps count, and the row may have finished in them. `tells_prompt`: the log-probabilities of the
     prompt's tokens that follow these are read, too.
@@ -34,6 +36,8 @@ class RowPlan:
     update: tuple[RowValues, ...] = ()
     """Of a row that samples: fields of its logits processors to write before the step."""
     tells_prompt: bool = False
+    draft_token_ids: tuple[int, ...] = ()
+    """What may come after the row's last token, to be verified."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +50,11 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for decoding rows."""
+    """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for decoding rows.
+
+    When rows bring drafts all do, MOST_VERIFIED_ROWS at most, without penalties: each gets those that hold and a token
+    more, by one pass of the model. Only an engine that declares the capability "verifies" is given such plans.
+    """
 
     rows: tuple[RowPlan, ...]
     num_steps: int = 0
@@ -61,6 +69,11 @@ class StepPlan:
     def is_decode(self) -> bool:
         """Whether rows continue from the token they sampled last."""
         return self.num_steps > 0
+
+    @property
+    def verifies(self) -> bool:
+        """Whether rows bring drafts."""
+        return bool(self.rows[0].draft_token_ids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

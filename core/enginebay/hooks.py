@@ -124,7 +124,7 @@ class Hooks:
 
     @hookspec
     def register_proposers(self, register: Register) -> None:
-        """Proposers of draft tokens. Target: by the contract of the engine that verifies them."""
+        """Proposers of draft tokens. Target: a class by `enginebay.proposer.Proposer`, made with its options."""
 
     @hookspec
     def register_schedulers(self, register: Register) -> None:

@@ -277,6 +277,10 @@ class RequestMetrics:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
+    num_draft_tokens: int = 0
+    """Tokens that a proposer drafted and a step verified."""
+    num_accepted_tokens: int = 0
+    """Those of them that are in the output."""
 
     @property
     def time_to_first_token_s(self) -> float:

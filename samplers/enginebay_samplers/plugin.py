@@ -1,4 +1,4 @@
-"""What this package offers: the samplers "greedy" and "standard", eleven logits processors, and grammars."""
+"""What this package offers: the samplers "greedy" and "standard", eleven logits processors, grammars, and the proposer "ngram"."""
 
 from __future__ import annotations
 
@@ -59,4 +59,15 @@ def register_grammars(register: Register) -> None:
         summary="JSON schemas, regular expressions, choices and Lark grammars",
         requires=("llguidance",),
         capabilities={"priority": 0},
+    )
+
+
+@hookimpl
+def register_proposers(register: Register) -> None:
+    """ngram."""
+    register(
+        "ngram",
+        "enginebay_samplers.ngram:NgramProposer",
+        options="enginebay_samplers.ngram:NgramOptions",
+        summary="what followed the last tokens where they stood before",
     )

@@ -17,12 +17,13 @@ from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
 from enginebay.build.start import settle_platforms
 from enginebay.build.tuned import BucketConfig, bucket_configs
-from enginebay.config import AUTO, EngineConfig, KernelChoice, Reason
+from enginebay.config import AUTO, NO_PROPOSER, EngineConfig, KernelChoice, Reason
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily
 from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
+from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.sharding import Placement, make_placement
@@ -58,6 +59,7 @@ class Composed:
     plan: Plan
     engine: Engine
     scheduler: Scheduler
+    proposer: Proposer | None = None
 
 
 def make_plan(
@@ -96,6 +98,7 @@ def make_plan(
         entry = registry.find(kind, choice.name)
         _refuse_elsewhere(registry, entry, here)
         registry.options(entry, choice.options)
+    _check_proposer(registry, settled, here)
     _refuse_unused_draw(registry, settled)
     kernels = choose_kernels(
         registry, settled, platform.env(), model.info, placement, platform.default_layout
@@ -113,7 +116,17 @@ def build(plan: Plan, progress: Progress | None = None) -> Composed:
     engine = make_engine(plan, progress)
     engine.make_arrays()
     choice = plan.config.scheduler
-    return Composed(plan, engine, _make(plan.registry, "scheduler", choice.name, choice.options))
+    scheduler = _make(plan.registry, "scheduler", choice.name, choice.options)
+    return Composed(plan, engine, scheduler, make_proposer(plan.registry, plan.config))
+
+
+def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
+    """The proposer of a settled configuration, made with its options; None when it names none."""
+    choice = config.proposer
+    if choice.name == NO_PROPOSER:
+        return None
+    proposer: Proposer = _make(registry, "proposer", choice.name, choice.options)
+    return proposer
 
 
 def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
@@ -201,6 +214,22 @@ def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
         given = f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by this op"
         raise UnsupportedError(
             explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")
+        )
+
+
+def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> None:
+    """UnsupportedError for a proposer that cannot be used here, or whose drafts the engine does not verify."""
+    choice = config.proposer
+    if choice.name == NO_PROPOSER:
+        return
+    entry = registry.find("proposer", choice.name)
+    _refuse_elsewhere(registry, entry, platform)
+    registry.options(entry, choice.options)
+    if not _declares(registry.find("engine", config.engine.name), "verifies"):
+        able = ", ".join(e.name for e in registry.entries if e.kind == "engine" and _declares(e, "verifies"))
+        given = f"proposer = {choice.name!r} with engine {config.engine.name!r}, which verifies no drafts"
+        raise UnsupportedError(
+            explain(given, f"engines that do: {able or 'none'}", "Choose one, or leave the proposer out.")
         )
 
 

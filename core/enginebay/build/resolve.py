@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.config import AUTO, Choice, EngineConfig, Reason
+from enginebay.config import AUTO, NO_PROPOSER, Choice, EngineConfig, Reason
 from enginebay.errors import ConfigError, explain
 
 MOST_AUTO_MODEL_LEN = 4096
@@ -67,6 +67,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
         pick("engine", config.engine.name, facts.engines),
         pick("scheduler", config.scheduler.name, facts.schedulers),
         pick("sampler", config.sampler.name, facts.samplers),
+        _proposer(config),
     ]
     dtype = Reason("dtype", config.dtype, "chosen by name")
     if config.dtype == AUTO:
@@ -80,10 +81,27 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
             "engine": Choice(name=names["engine"], options=config.engine.options),
             "scheduler": Choice(name=names["scheduler"], options=config.scheduler.options),
             "sampler": Choice(name=names["sampler"], options=config.sampler.options),
+            "proposer": Choice(name=names["proposer"], options=config.proposer.options),
             "max_model_len": int(names["max_model_len"]),
         }
     )
     return settled, tuple(reasons)
+
+
+def _proposer(config: EngineConfig) -> Reason:
+    """Drafts pay for some texts only, and more programs are compiled for them: who wants them says so."""
+    name = config.proposer.name
+    reason = "nothing is drafted unless a proposer is chosen by name" if name == AUTO else "chosen by name"
+    name = NO_PROPOSER if name == AUTO else name
+    if name == NO_PROPOSER and config.proposer.options:
+        raise ConfigError(
+            explain(
+                f"proposer = {name!r} with options {', '.join(config.proposer.options)}",
+                "a proposer by name, such as ngram, or no options",
+                "Name it.",
+            )
+        )
+    return Reason("proposer", name, reason)
 
 
 def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:

@@ -21,6 +21,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--engine", metavar="NAME")
     group.add_argument("--scheduler", metavar="NAME")
     group.add_argument("--sampler", metavar="NAME")
+    group.add_argument(
+        "--proposer", metavar="NAME", help="who drafts tokens that a step verifies; none by default"
+    )
     _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help="cache layout")
     group.add_argument(
@@ -39,6 +42,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("max-num-seqs", "most requests that run together"),
         ("max-num-batched-tokens", "most prompt tokens in one step"),
         ("decode-steps", "most tokens a row gets in one compiled call"),
+        ("draft-tokens", "most tokens that a proposer drafts for a row at a time"),
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", help=what)
     group.add_argument(
@@ -121,6 +125,7 @@ PLAIN = (
     "engine",
     "scheduler",
     "sampler",
+    "proposer",
     "interpret",
     "layout",
     "tuned",
@@ -129,6 +134,7 @@ PLAIN = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "decode_steps",
+    "draft_tokens",
     "overlap_execution",
     "verify_weights",
     "verify_kernels",

@@ -71,7 +71,7 @@ class LLM:
             abilities=Abilities.of(plan),
             seed=plan.config.seed,
         )
-        self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config)
+        self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer)
         weakref.finalize(
             self, self._loop.close
         )  # one that nobody closed, at exit too: the thread must not outlive JAX

@@ -13,6 +13,7 @@ from enginebay.constraint import Constraint
 from enginebay.engine import Demand, TokenLogprobs
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.prompt import PromptLogprobs
+from enginebay.loop.standing import Standing
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
 from enginebay.stopping import end_of_match
 from enginebay.types import FinishReason, Request, RequestMetrics
@@ -36,6 +37,8 @@ class Tracked:
     """Output tokens that launched steps may have produced, an upper bound."""
     output: list[int] = dataclasses.field(default_factory=list)
     finished: bool = False
+    standing: Standing = dataclasses.field(default_factory=Standing)
+    """Whether drafting its tokens has paid."""
     # Of what was asked, and looked up for every row of every step.
     request: Request = dataclasses.field(init=False)
     num_prompt: int = dataclasses.field(init=False)

@@ -17,6 +17,7 @@ from enginebay.errors import EnginebayError, InternalError, StoppedError, explai
 from enginebay.loop.book import Book
 from enginebay.loop.messages import Abort, Call, Inbox, Message, Stop, Submit, Ticket, TokenEvent
 from enginebay.loop.steps import Steps
+from enginebay.proposer import Proposer
 from enginebay.scheduler import Scheduler
 from enginebay.types import Request
 
@@ -37,12 +38,19 @@ class EngineLoop:
     which the host learns later. Without `overlap_execution` each step is read before the next is launched. Every public method may be called from any thread.
     """
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        proposer: Proposer | None = None,
+    ) -> None:
+        """`proposer`: who drafts tokens, of an engine whose configuration names it; None: nobody."""
         self.engine = engine
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
         self._book = Book()
-        self._steps = Steps(engine, config, self._book)
+        self._steps = Steps(engine, config, self._book, proposer)
         self._most_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()

@@ -18,6 +18,8 @@ from enginebay.loop.guided import follow, next_mask, sits_out
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Watch
 from enginebay.loop.places import Places
+from enginebay.loop.speculation import Speculation
+from enginebay.proposer import MOST_VERIFIED_ROWS, Proposer
 from enginebay.scheduler import Decision, Limits
 from enginebay.types import FinishReason, with_processors
 
@@ -30,6 +32,8 @@ class InFlight:
     plan: StepPlan
     rows: list[Tracked]
     launched_s: float = math.nan
+    num_drafts: Sequence[int] | None = None
+    """Those of each row, when they are verified."""
 
     def take_prompts(self) -> None:
         """Hand what is told of prompts to the requests that asked."""
@@ -61,11 +65,14 @@ class InFlight:
 class Steps:
     """Everything between a scheduler's decision and the tokens in the outboxes. Belongs to the loop's thread."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, book: Book) -> None:
+    def __init__(
+        self, engine: Engine, config: EngineConfig, book: Book, proposer: Proposer | None = None
+    ) -> None:
         self.engine = engine
         self.config = config
         self.book = book
         self.places = Places(engine, book)
+        self.speculation = Speculation(proposer, config, engine.rows)
         self.watch = Watch()
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.at_work: Sequence[Tracked] | None = None
@@ -125,8 +132,9 @@ class Steps:
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         self.at_work = None
-        for tracked, row_tokens, count, logprobs in zip(
-            step.rows, tokens.tolist(), counts.tolist(), told, strict=True
+        num_drafts = step.num_drafts or [0] * len(step.rows)
+        for tracked, row_tokens, count, logprobs, drafted in zip(
+            step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
         ):
             if tracked.finished:
                 continue
@@ -135,6 +143,7 @@ class Steps:
                 self.end(tracked, "error", failure)
                 continue
             event = record_tokens(tracked, row_tokens[:count], now_s, logprobs)
+            self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
                 self.places.free(tracked)
                 self.book.drop(tracked)
@@ -230,6 +239,8 @@ class Steps:
         chosen = [
             t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0 and not sits_out(t)
         ]
+        if self.speculation.proposer is not None:
+            chosen = [t for t in chosen if not self.speculation.waits(t, len(running))]
         most = max([t.num_new_left for t in chosen], default=0)
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
@@ -240,15 +251,19 @@ class Steps:
         return steps, able
 
     def _launch_decode(self, rows: Sequence[Tracked], steps: int) -> bool:
-        """Guided rows run one step of a call of their own, before the others: its tokens are read while those run."""
+        """Rows whose next tokens are guessed come first, then guided ones, whose tokens are read while the others run."""
+        verified = False
+        if self.speculation.proposer is not None:
+            rows, verified = _launch_verify(self, rows)
+            if len(self.book.running) <= MOST_VERIFIED_ROWS:
+                steps = self.speculation.fewer_steps(rows, steps)
         guided = [t for t in rows if t.constraint is not None] if steps > 1 else []
-        if not guided:
-            return _launch_rows(self, rows, steps)
-        _launch_rows(self, guided, 1)
-        if not self.config.overlap_execution:
-            self.commit_all()
-        _launch_rows(self, [t for t in rows if t.constraint is None], steps)
-        return True
+        if guided:
+            _launch_rows(self, guided, 1)
+            if not self.config.overlap_execution:
+                self.commit_all()
+            rows = [t for t in rows if t.constraint is None]
+        return _launch_rows(self, rows, steps) or bool(guided) or verified
 
 
 def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
@@ -264,9 +279,39 @@ def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
     return bool(plans)
 
 
+def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked], bool]:
+    """Launch the rows whose next tokens are guessed, as far as there is cache for the guesses: the others, and whether any.
+
+    Theirs is the first step to be read, and they are the rows that wait for it.
+    """
+    others: list[Tracked] = []
+    plans: list[RowPlan] = []
+    chosen: list[Tracked] = []
+    for tracked in rows:
+        steps.at_work = [tracked]
+        drafts = steps.speculation.drafts(tracked, len(steps.book.running))
+        steps.at_work = None
+        lease, end = tracked.lease, tracked.num_tokens + len(drafts)
+        assert lease is not None, "running requests have a lease"
+        if not drafts or not steps.places.reserve(tracked, end):
+            others.append(tracked)
+            continue
+        plan = RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, draft_token_ids=drafts)
+        plans.append(plan)
+        tracked.num_launched += len(drafts) + 1
+        chosen.append(tracked)
+    if plans:
+        most = max(len(plan.draft_token_ids) for plan in plans)
+        _launch_step(steps, StepPlan(tuple(plans), most + 1, steps.book.demand()), chosen)
+        if not steps.config.overlap_execution:
+            steps.commit_all()
+    return others, bool(plans)
+
+
 def _launch_step(steps: Steps, plan: StepPlan, rows: list[Tracked]) -> None:
     steps.at_work = rows
     pending = steps.engine.step(plan)
     launched_s = steps.watch.launched(plan) if steps.watch.is_on else math.nan
-    steps.in_flight.append(InFlight(pending, plan, rows, launched_s))
+    drafts = [len(row.draft_token_ids) for row in plan.rows] if plan.verifies else None
+    steps.in_flight.append(InFlight(pending, plan, rows, launched_s, drafts))
     steps.at_work = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -133,3 +134,15 @@ def decode_inputs(
         updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
         wide=wide_decode(rows, table),
     )
+
+
+def verify_inputs(
+    rows: Sequence[RowPlan], bucket: Bucket, table: SequenceBuffer, ledger: Ledger, groups: Iterable[str]
+) -> DecodeInputs:
+    """The arrays of a step that verifies the drafts of `rows`, which are its first rows."""
+    num_drafts = bucket.max_q_len - 1
+    inputs = decode_inputs(rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger, groups)
+    draft_ids = np.full((bucket.seqs, num_drafts), -1, np.int32)
+    for place, row in enumerate(rows):
+        draft_ids[place, : len(row.draft_token_ids)] = row.draft_token_ids
+    return dataclasses.replace(inputs, draft_ids=draft_ids)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from enginebay.errors import InternalError
+from enginebay.proposer import MOST_VERIFIED_ROWS
 
 
 def doubling(low: int, high: int) -> tuple[int, ...]:
@@ -48,6 +49,13 @@ class BucketSizes:
     prefill_rows: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
     kv_lens: tuple[int, ...]
+
+    @property
+    def verify_rows(self) -> tuple[int, ...]:
+        """Rows of a step that verifies drafts: every other size of a decode step's, the smallest among them."""
+        largest = round_up(self.decode_rows, min(MOST_VERIFIED_ROWS, self.decode_rows[-1]))
+        sizes = [size for size in self.decode_rows if size <= largest]
+        return tuple(sorted({sizes[0], *sizes[::-2]}))
 
 
 def default_sizes(

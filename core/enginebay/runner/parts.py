@@ -13,6 +13,7 @@ from enginebay.config import EngineConfig
 from enginebay.model import Model, Weights
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
+from enginebay.proposer import MOST_VERIFIED_ROWS
 from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import OpsFactory, Program
@@ -70,14 +71,17 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache.
 
     16 f32 activations a token, logits four times (penalties count tokens), the history of the rows' tokens twice, and the
-    fields of logits processors twice.
+    fields of logits processors twice. A step that verifies drafts has logits for each of them.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     row = 4 * info.vocab_size + 2 * config.max_model_len
+    verified = (
+        min(config.max_num_seqs, MOST_VERIFIED_ROWS) * (config.most_drafts + 1) if config.most_drafts else 0
+    )
+    rows = max(config.max_num_seqs * row, verified * 4 * info.vocab_size)
     own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
-    item = 4 * (16 * config.max_num_batched_tokens * info.hidden_size + config.max_num_seqs * row)
-    return item + 2 * config.max_num_seqs * own
+    return 4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows) + 2 * config.max_num_seqs * own
 
 
 def _own_bytes(processors: Processors, sizes: Sizes) -> int:

@@ -40,17 +40,19 @@ from enginebay.runner.step import (
     decode_step,
     prefill_step,
 )
+from enginebay.runner.verify import verify_step
 from enginebay.runner.wide import WideInputs
 
 log = logging.getLogger("enginebay.runner")
 
 COMPILE_THREADS = 2
 
-Kind = Literal["prefill", "decode", "compact"]
+Kind = Literal["prefill", "decode", "compact", "verify"]
 STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
     "prefill": prefill_step,
     "decode": decode_step,
     "compact": compact_decode_step,
+    "verify": verify_step,
 }
 
 
@@ -120,7 +122,10 @@ class PrefillInputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Host arrays of a decode call; see `decode_step`, and PrefillInputs. `updates` are written before."""
+    """Host arrays of a decode call; see `decode_step`, and PrefillInputs. `updates` are written before.
+
+    With `draft_ids` they are those of a `verify_step`.
+    """
 
     row_ids: np.ndarray
     num_steps: int
@@ -129,6 +134,7 @@ class DecodeInputs:
     scope: Scope = "full"
     updates: tuple[RowUpdate, ...] = ()
     wide: WideInputs | None = None
+    draft_ids: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,18 +252,17 @@ class Runner:
         return LaunchedStep(sampled, order, wide, tells_logprobs=inputs.tells_logprobs)
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
-        """Launch a decode of up to inputs.num_steps tokens a row; `order` as for prefill."""
+        """Launch a decode of up to inputs.num_steps tokens a row, or verify drafts; `order` as for prefill."""
         for update in inputs.updates:
             self.writer.update(update.row, update.values)
         key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.scope)
         if key.wide and inputs.num_steps > 1:
             raise InternalError(f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary")
         step = self._compiled(key)
-        if self.shadow is not None:
+        if self.shadow is not None and inputs.draft_ids is None:
             self.shadow.watch(self, key, inputs)
-        self._state, sampled = step(
-            self.weights, self.state, inputs.row_ids, np.int32(inputs.num_steps), inputs.tables
-        )
+        what = np.int32(inputs.num_steps) if inputs.draft_ids is None else inputs.draft_ids
+        self._state, sampled = step(self.weights, self.state, inputs.row_ids, what, inputs.tables)
         return LaunchedStep(sampled, order, inputs.wide, tells_logprobs=inputs.tells_logprobs)
 
     def _scoped(self, key: StepKey, least: Scope) -> StepKey:
@@ -345,17 +350,12 @@ class Runner:
                 *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.wide else ()),
             )
         else:
-            step = functools.partial(
-                STEPS[key.kind],
-                program,
-                dict(self.layouts),
-                bucket,
-                1 if key.wide else self.max_steps,
-                scope=key.scope,
-            )
+            verifies = key.kind == "verify"
+            sizes = (bucket,) if verifies else (bucket, 1 if key.wide else self.max_steps)
+            step = functools.partial(STEPS[key.kind], program, dict(self.layouts), *sizes, scope=key.scope)
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
-                jax.ShapeDtypeStruct((), jnp.int32),
+                jax.ShapeDtypeStruct((bucket.seqs, bucket.max_q_len - 1) if verifies else (), jnp.int32),
                 tables,
             )
         outputs = None

@@ -1,0 +1,102 @@
+"""When a row's next tokens are guessed, and what the guesses were worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.config import EngineConfig
+from enginebay.errors import InternalError, explain
+from enginebay.loop.book import Tracked
+from enginebay.proposer import MOST_VERIFIED_ROWS, Proposer
+from enginebay.rows import SequenceBuffer
+from enginebay.types import FrozenSampling
+
+
+def can_speculate(sampling: FrozenSampling) -> bool:
+    """Whether verifying drafts gives a request's tokens exactly.
+
+    Penalties and logits processors may look at tokens that are drafts then, grammars have a mask for one token alone, and
+    log-probabilities of the whole vocabulary come one token at a time.
+    """
+    return not (sampling.penalises or sampling.processors or sampling.tells_all)
+
+
+class Speculation:
+    """Asks a proposer for drafts, and keeps the standing of each row. Belongs to the loop's thread."""
+
+    def __init__(self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer) -> None:
+        self.proposer = proposer
+        self.most = config.draft_tokens
+        self.table = table
+
+    def waits(self, tracked: Tracked, num_running: int) -> bool:
+        """Whether a row is not launched ahead of its last token: drafts follow from tokens that the host knows."""
+        return (
+            self.proposer is not None
+            and num_running <= MOST_VERIFIED_ROWS
+            and tracked.num_launched > len(tracked.output)
+            and tracked.standing.is_good
+            and can_speculate(tracked.request.sampling)
+        )
+
+    def drafts(self, tracked: Tracked, num_running: int) -> tuple[int, ...]:
+        """What may follow a row's tokens, which are all known; nothing where it does not pay, or cannot be verified."""
+        most = min(self.most, tracked.num_new_left - 1)
+        if (
+            self.proposer is None
+            or most < 1
+            or num_running > MOST_VERIFIED_ROWS
+            or tracked.num_launched > len(tracked.output)
+            or not tracked.standing.is_good
+            or not can_speculate(tracked.request.sampling)
+        ):
+            return ()
+        drafts = self._proposed(self.proposer, self._tokens(tracked), most)
+        if not len(drafts):
+            tracked.standing = tracked.standing.after_none()
+        return tuple(drafts.tolist())
+
+    def fewer_steps(self, rows: Sequence[Tracked], steps: int) -> int:
+        """How many steps rows decode for which nothing was proposed: no more than drafts would have been, while all of them
+        hope for some afterwards.
+        """
+        hope = all(t.standing.is_good and can_speculate(t.request.sampling) for t in rows)
+        return min(steps, self.most + 1) if hope else steps
+
+    def learn(self, tracked: Tracked, num_drafts: int, num_new: int) -> None:
+        """A step of a row was read: with drafts, or of `num_new` tokens without, which show what drafts were worth."""
+        if self.proposer is None:
+            return
+        if num_drafts:
+            accepted = num_new - 1
+            tracked.metrics.num_draft_tokens += num_drafts
+            tracked.metrics.num_accepted_tokens += accepted
+            tracked.num_launched = len(tracked.output)  # fewer than were launched
+            tracked.standing = tracked.standing.after(accepted, num_drafts, self.most)
+        elif not (tracked.finished or tracked.standing.is_good) and can_speculate(tracked.request.sampling):
+            most = min(self.most, num_new)
+            tokens = self._tokens(tracked)
+            drafts = self._proposed(self.proposer, tokens[:-most], most)
+            wrong = np.flatnonzero(drafts != tokens[len(tokens) - most :][: len(drafts)])
+            accepted = int(wrong[0]) if len(wrong) else len(drafts)
+            tracked.standing = tracked.standing.after(accepted, most, self.most)
+
+    def _tokens(self, tracked: Tracked) -> np.ndarray:
+        """A running row's tokens, as far as they were read."""
+        assert tracked.lease is not None, "running requests have a lease"
+        row = tracked.lease.row
+        return self.table.token_ids[row, : self.table.num_tokens[row]]
+
+    def _proposed(self, proposer: Proposer, token_ids: np.ndarray, most: int) -> np.ndarray:
+        drafts = proposer.propose(token_ids, most)
+        if len(drafts) > most or ((drafts < 0) | (drafts >= self.table.vocab_size)).any():
+            raise InternalError(
+                explain(
+                    f"{type(proposer).__name__} proposes {drafts.tolist()}",
+                    f"at most {most} tokens of 0 to {self.table.vocab_size - 1}",
+                    "Mend the proposer, or choose another.",
+                )
+            )
+        return drafts

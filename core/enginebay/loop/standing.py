@@ -1,0 +1,40 @@
+"""Standing: whether drafting a row's tokens has paid so far. A pure function of what became of its drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+ENOUGH = 0.3
+"""The share of the drafts asked for that must hold. A step that verifies costs more than one that decodes, and its tokens
+must be read before the next is launched."""
+
+WEIGHT = 0.5
+"""Of the last proposal, when all that can be asked for was."""
+
+WEIGHT_OF_NONE = 0.125
+"""Of a proposal of nothing: it cost no step that verifies, only that the row waited."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standing:
+    """The share of drafts that held, the latest of which count most.
+
+    A row begins with the benefit of the doubt. When nothing is proposed, or too little of it holds, the row decodes as
+    usual; of its tokens it is then seen what the proposer would have been worth, until that is enough.
+    """
+
+    share: float = 0.5
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the next tokens are to be drafted."""
+        return self.share >= ENOUGH
+
+    def after(self, num_held: int, num_asked: int, most: int) -> Standing:
+        """The standing when `num_held` of so many drafts asked for have held; `most` can be asked for at a time."""
+        weight = WEIGHT * num_asked / most
+        return Standing(self.share + weight * (num_held / num_asked - self.share))
+
+    def after_none(self) -> Standing:
+        """The standing when nothing was proposed."""
+        return Standing(self.share * (1 - WEIGHT_OF_NONE))

@@ -1,0 +1,95 @@
+"""The step that verifies drafts: several tokens of each row at once, and as many kept as decoding would have given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.model import Weights
+from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.logprobs import Logprobs
+from enginebay.runner.step import Layouts, Program, Sampled, Scope, StepState
+
+
+def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
+    """The shapes of a step for so many rows of at most so many drafts each."""
+    width = num_drafts + 1
+    return Bucket(num_rows * width, num_rows, pages_per_seq, width, max_kv_len, "mixed")
+
+
+def verify_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    weights: Weights,
+    state: StepState,
+    row_ids: jax.Array,
+    draft_ids: jax.Array,
+    tables: Mapping[str, jax.Array],
+    *,
+    scope: Scope = "full",
+) -> tuple[StepState, Sampled]:
+    """The tokens that decoding would give each row, for as long as they are the drafts, and one more.
+
+    row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, K], at least one a row, then -1;
+    K = bucket.max_q_len - 1. The last token and the drafts go through the model together, and a token is sampled after each
+    of them, with the key of its position. So nothing is lost or gained by a draft: a token depends on its row's key,
+    position and tokens before it, however it was computed. What rejected drafts have put into the cache lies behind the
+    row's end, and is written over by the tokens that come there. Rows must have no penalties: those count tokens that are
+    drafts here. Returns K + 1 tokens a row, -1 past the first that is no draft, and past a row's end.
+    """
+    ops = program.make_ops(bucket, layouts)
+    width = bucket.max_q_len
+    rows = state.rows.take(row_ids, 0)
+    real = row_ids < state.rows.length.shape[0]
+    q_lens = jnp.where(real, 1 + (draft_ids >= 0).sum(axis=1, dtype=jnp.int32), 0)
+    kv_lens = jnp.where(real, rows.length - 1 + q_lens, 0)
+    batches = {g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
+    batch = next(iter(batches.values()))
+    hidden, cache = program.model.hidden(
+        weights, ops, _packed(rows.last_token, draft_ids, batch), state.cache, batches
+    )
+    places = jnp.minimum(batch.cu_q_lens[:-1, None] + jnp.arange(width), bucket.tokens - 1)
+    logits = program.model.logits(weights, ops, hidden[places.reshape(-1)])
+    new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
+
+    def by_row(array: jax.Array) -> jax.Array:
+        return array.reshape(bucket.seqs, width, *array.shape[1:])
+
+    rows, kept = _advanced(rows, draft_ids, by_row(new.tokens))
+    logprobs = Logprobs(by_row(new.logprobs.token_ids), by_row(new.logprobs.values))
+    sampled = Sampled(kept, logprobs, by_row(logits) if program.tells_logits else None)
+    return StepState(cache, state.rows.put(row_ids, rows), state.own), sampled
+
+
+def _packed(last_token: jax.Array, draft_ids: jax.Array, batch: AttnBatch) -> jax.Array:
+    """int32 [T]: each row's last token and its drafts, rows one after the other, 0 on padding."""
+    num_rows, num_drafts = draft_ids.shape
+    fed = jnp.concatenate([last_token[:, None], draft_ids], axis=1)
+    row = jnp.minimum(batch.seq_ids, num_rows - 1)
+    offset = jnp.arange(len(batch.seq_ids)) - batch.cu_q_lens[row]
+    return jnp.where(batch.seq_ids < num_rows, fed[row, jnp.clip(offset, 0, num_drafts)], 0)
+
+
+def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
+    """[S * width]: each row `width` times, longer by one each time."""
+    spread = jax.tree.map(lambda array: jnp.repeat(array, width, axis=0), rows)
+    offsets = jnp.tile(jnp.arange(width, dtype=jnp.int32), rows.length.shape[0])
+    return dataclasses.replace(spread, length=spread.length + offsets)
+
+
+def _advanced(rows: DeviceRows, draft_ids: jax.Array, tokens: jax.Array) -> tuple[DeviceRows, jax.Array]:
+    """The rows after the tokens int32 [S, K + 1] that hold, and these tokens, -1 for the others."""
+    holds = ~rows.finished
+    kept = []
+    for place in range(tokens.shape[1]):
+        token = tokens[:, place]
+        kept.append(jnp.where(holds, token, -1))
+        rows = rows.advanced(token, holds)
+        if place < draft_ids.shape[1]:
+            holds = holds & ~rows.finished & (token == draft_ids[:, place])
+    return rows, jnp.stack(kept, axis=1)
