@@ -122,6 +122,12 @@ def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
     return scheduler_checks(functools.partial(_made, registry, entry), order)
 
 
+def _proposer(registry: Registry, entry: Entry) -> list[Check]:
+    from enginebay.testing.proposers import proposer_checks
+
+    return proposer_checks(functools.partial(_made, registry, entry))
+
+
 def _sampler(registry: Registry, entry: Entry) -> list[Check]:
     from enginebay.build.compose import make_sampler
     from enginebay.build.kernels import choose_plain
@@ -305,6 +311,7 @@ _SUITES: dict[str, Callable[[Registry, Entry], list[Check]]] = {
     "logits_processor": _logits_processor,
     "model": _model,
     "platform": _platform,
+    "proposer": _proposer,
     "sampler": _sampler,
     "scheduler": _scheduler,
 }
