@@ -27,6 +27,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_CHECK_ARGS ?=
+GPU_BUNDLE_ARGS ?=
 
 .PHONY: help
 help: ## list the goals
@@ -92,9 +93,14 @@ support: env-kernels ## docs/support.md, from what kernels declare and what chec
 	@$(KERNELS_VENV)/bin/enginebay check kernel --jobs $(N) --timeout 300 --matrix docs/support.json
 	@$(KERNELS_VENV)/bin/python tools/support_page.py docs/support.json docs/support.md
 
+.PHONY: gpu-bundle
+gpu-bundle: env-test ## wheels for gpu-check on a machine without a network (GPU_BUNDLE_ARGS="--present FILE")
+	@$(BIN)/python tools/gpu_check/bundle.py --out build/gpu-check $(GPU_BUNDLE_ARGS)
+
+# Not by way of env-test: a machine that was given a bundle may have no network.
 .PHONY: gpu-check
-gpu-check: env-test ## check and measure on an NVIDIA GPU (GPU_CHECK_ARGS="--tiny"; GPU_PYTHON has jax and triton)
-	@[ -d build/gpu-check ] || $(BIN)/python tools/gpu_check/bundle.py --out build/gpu-check
+gpu-check: ## check and measure on an NVIDIA GPU (GPU_CHECK_ARGS="--tiny"; GPU_PYTHON has jax and triton)
+	@[ -d build/gpu-check ] || $(MAKE) --no-print-directory gpu-bundle
 	@$(GPU_PYTHON) tools/gpu_check/run.py --bundle build/gpu-check $(GPU_CHECK_ARGS)
 
 .PHONY: goldens

@@ -1,24 +1,32 @@
-"""What a machine without a network needs: our wheel, and wheels of what we depend on.
+"""What a machine without a network needs: our wheel, and wheels of what we depend on and it lacks.
 
-python tools/gpu_check/bundle.py --out build/gpu-check [--no-dependencies]
+python tools/gpu_check/bundle.py --out build/gpu-check [--present FILE]
+
+FILE is what `python3 -m pip list --format freeze` prints on that machine. Wheels of what is listed there are left out, and the others
+are chosen to go with it. Without it the machine is taken to have jax and triton, and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shutil
 import subprocess
 import sys
-import tomllib
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.12"
-PRESENT = ("jax", "numpy", "triton")
+"""The machine's. Requirements depend on it, so that they are worked out by an interpreter of this version."""
+
+PRESENT = ("jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "scipy", "triton")
 """What the machine has, fit for its driver: never replaced."""
 
-EXTRA = ("jax-triton==0.3.1",)
-"""Lowers with triton 3.6, which comes with torch."""
+JAX_TRITON = ("0.3.1", "0.4.1")
+"""Both lower with triton 3.6, which comes with torch; run.py installs one of them."""
 
 
 def main() -> None:
@@ -27,22 +35,76 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check")
-    parser.add_argument("--no-dependencies", action="store_true", help="our own wheel alone")
+    parser.add_argument("--present", type=Path, metavar="FILE", help="the machine's packages, NAME==VERSION")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     ours = ["wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", str(args.out)]
-    subprocess.run([*pip, *ours], check=True)
-    if not args.no_dependencies:
-        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "dependencies"
-        ]
-        wanted = [line for line in known if not line.startswith(PRESENT)]
-        platform = ["--python-version", PYTHON, "--only-binary=:all:", "--dest", str(args.out)]
-        subprocess.run([*pip, "download", *platform, *wanted], check=True)
-        subprocess.run([*pip, "download", "--no-deps", *platform, *EXTRA], check=True)
-    print(f"{len(list(args.out.glob('*.whl')))} wheels in {args.out}")
+    _pip([sys.executable, "-m", "pip"], ours)
+    (wheel,) = args.out.glob("enginebay-*.whl")
+    there = present(args.present.read_text(encoding="utf-8")) if args.present else dict.fromkeys(PRESENT, "")
+    pip = [sys.executable, "-m", "pip", "--python", _interpreter()]
+    wanted = lacking(resolve(pip, wheel, there), there)
+    download = ["download", "--no-deps", "--only-binary=:all:", "--dest", str(args.out)]
+    if wanted:
+        _pip(pip, [*download, *wanted])
+    for version in JAX_TRITON:
+        _pip(pip, [*download, f"jax-triton=={version}"])
+    wheels = list(args.out.glob("*.whl"))
+    megabytes = sum(wheel.stat().st_size for wheel in wheels) / 1e6
+    print(f"{len(wheels)} wheels in {args.out}, {megabytes:.0f} MB")
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as the package index compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def present(freeze: str) -> dict[str, str]:
+    """Versions by name, of lines of NAME==VERSION; other lines mean nothing to us."""
+    pairs = (line.strip().partition("==") for line in freeze.splitlines() if not line.startswith("#"))
+    return {canonical(name): version for name, equals, version in pairs if equals}
+
+
+def lacking(resolved: Sequence[tuple[str, str]], there: dict[str, str]) -> list[str]:
+    """NAME==VERSION of what is needed and not there."""
+    ours = ("enginebay", "jax-triton")
+    return [f"{name}=={v}" for name, v in resolved if canonical(name) not in (*ours, *there)]
+
+
+def resolve(pip: Sequence[str], wheel: Path, there: dict[str, str]) -> list[tuple[str, str]]:
+    """Name and version of all that the wheel and jax-triton need, with what is there as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = Path(folder) / "constraints.txt"
+        # A local version (2.11.0+cu130) is its maker's and on no index; what needs one is not among our requirements.
+        lines = [f"{name}=={v}" for name, v in there.items() if v and "+" not in v]
+        fixed.write_text("\n".join(lines), encoding="utf-8")
+        report = Path(folder) / "report.json"
+        how = ["--dry-run", "--ignore-installed", "--only-binary=:all:", "--report", str(report)]
+        _pip(pip, ["install", *how, "--constraint", str(fixed), str(wheel), f"jax-triton=={JAX_TRITON[0]}"])
+        told = json.loads(report.read_text(encoding="utf-8"))
+    return [(one["metadata"]["name"], one["metadata"]["version"]) for one in told["install"]]
+
+
+def _interpreter() -> str:
+    found = subprocess.run(
+        [str(ROOT / "tools" / "setup_env.sh"), "--find", "--python", PYTHON],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if found.returncode:
+        raise SystemExit(f"a bundle is made with Python {PYTHON}, the version that it is for")
+    return found.stdout.strip()
+
+
+def _pip(pip: Sequence[str], arguments: Sequence[str]) -> None:
+    command, *rest = arguments
+    done = subprocess.run(
+        [*pip, "--quiet", "--disable-pip-version-check", "--no-color", command, *rest], check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"pip {command} failed: the lines above say why")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """The stages of run.py that use enginebay: one JSON line a figure.
 
-python tools/gpu_check/measure.py stream|check|kernel|engine [--tiny] ...
+python tools/gpu_check/measure.py device|stream|check|kernel|engine|host [--tiny] ...
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.metadata
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -22,13 +22,16 @@ import numpy as np
 
 import shapes
 from enginebay import LLM, SamplingParams
+from enginebay.build.start import start_jax
 from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.ops.cost import attention_cost
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.registry import load_registry
 from enginebay.testing.suites import best_platform
 
+ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 5
+LIBRARIES = ("jax", "jaxlib", "jax-triton", "triton", "torch", "transformers")
 
 
 def tell(figure: str, value: float | None, unit: str, fraction: float | None = None) -> None:
@@ -56,14 +59,29 @@ def stream_bytes_per_s(*, tiny: bool) -> float:
     return size / seconds(functools.partial(jax.jit(jnp.max), x), 10)
 
 
+def device(args: argparse.Namespace) -> int:
+    """What is measured, and with which libraries; 2 and the reason where there is no GPU, unless shapes are tiny."""
+    cuda = load_registry()
+    reason = cuda.load(cuda.find("platform", "cuda"))().why_not()
+    if reason is not None and not args.tiny:
+        print(
+            f"no GPU: {reason}. Option --tiny goes through the same motions on any device.", file=sys.stderr
+        )
+        return 2
+    versions = []
+    for name in LIBRARIES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"no {name}")
+    found = jax.devices()
+    tell(f"{found[0].device_kind}, Python {sys.version.split()[0]}, {', '.join(versions)}", len(found), "")
+    return 0
+
+
 def stream(args: argparse.Namespace) -> int:
-    """What the device is, and what it reads."""
-    device = jax.devices()[0]
-    tell(
-        f"{device.device_kind}, jax {jax.__version__}: read-only stream",
-        stream_bytes_per_s(tiny=args.tiny) / 1e9,
-        "GB/s",
-    )
+    """What the device reads."""
+    tell("read-only stream", stream_bytes_per_s(tiny=args.tiny) / 1e9, "GB/s")
     return 0
 
 
@@ -79,7 +97,9 @@ def check(args: argparse.Namespace) -> int:
     for name in names[:1] if args.tiny else names:
         command = [sys.executable, "-m", "enginebay", "check", name, "--level", "run"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        tell(f"check --level run {name}: exit code", done.returncode, "")
+        # The last lines count the verdicts.
+        told = [line for line in done.stdout.splitlines() if line.startswith(f"{name} run")]
+        tell(f"check --level run {name}", done.returncode, f"({'; '.join(told) or 'no verdicts'})")
         if done.returncode:
             failed += 1
             print(done.stdout[-4000:], done.stderr[-2000:], file=sys.stderr)
@@ -125,23 +145,26 @@ def engine(args: argparse.Namespace) -> int:
     dtype = "float32" if args.tiny else "bfloat16"
     folder = shapes.write(args.folder, config, dtype)
     bandwidth = stream_bytes_per_s(tiny=args.tiny)
-    prompt, new = (8, 8) if args.tiny else (1024, 128)
+    prompt, new = (8, 24) if args.tiny else (1024, 128)
     most = max(batches)
     length = prompt + 2 * new
     options = {"dtype": dtype, "engine": args.engine, "max_model_len": length, "max_num_seqs": most}
     with LLM(str(folder), **options) as llm:
         for batch in batches:
             rate = decode_rate(llm, batch, prompt, new, config["vocab_size"])
-            read = shapes.weight_bytes(config, dtype) + batch * (prompt + new) * shapes.kv_bytes(
-                config, dtype
-            )
+            context = batch * (prompt + new // 2)  # half-way
+            read = shapes.weight_bytes(config, dtype) + context * shapes.kv_bytes(config, dtype)
             limit = bandwidth * batch / read
-            tell(f"{args.model}, batch {batch}", rate, "tokens/s", rate / limit)
+            share = None if rate is None else rate / limit
+            tell(f"{args.model}, batch {batch}", rate, "tokens/s", share)
     return 0
 
 
-def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> float:
-    """Tokens per second between the end of short outputs and of long ones, prompts being equally long."""
+def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> float | None:
+    """Tokens per second between the end of short outputs and of long ones, prompts being equally long.
+
+    None where the short ones took longer: the work is too small for this machine's noise.
+    """
     rng = np.random.default_rng(batch)
 
     def timed(count: int) -> float:
@@ -153,8 +176,24 @@ def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> floa
 
     timed(2)
     timed(new)
-    spans = [timed(new) - timed(2) for _ in range(3)]
-    return batch * (new - 2) / max(statistics.median(spans), math.ulp(1.0))
+    span = statistics.median(timed(new) - timed(2) for _ in range(3))
+    return batch * (new - 2) / span if span > 0 else None
+
+
+def host(args: argparse.Namespace) -> int:
+    """What the host does for a decode step of the demo model, with the device's work taken out."""
+    sys.path.insert(0, str(ROOT))
+    from tests.benchmarks.host_time import Host
+
+    rows, turns = ((1, 2), 4) if args.tiny else ((1, 32, 128), 100)
+    for engine in args.engines.split(","):
+        with LLM("demo", engine=engine, max_num_seqs=max(rows), max_model_len=1024) as llm:
+            measured = Host(llm)
+            for count in rows:
+                time_s = measured.measure(count, turns)
+                tell(f"{engine}, {count} rows: CPU time of a step", time_s.cpu_s * 1e6, "us")
+                tell(f"{engine}, {count} rows: of that the launch", time_s.launch_s * 1e6, "us")
+    return 0
 
 
 def main() -> int:
@@ -162,14 +201,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("stream", "check", "kernel", "engine"))
+    stages = {f.__name__: f for f in (device, stream, check, kernel, engine, host)}
+    parser.add_argument("stage", choices=stages)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--model", default="qwen3-0.6b", choices=shapes.MODELS)
     parser.add_argument("--engine", default="oengine")
+    parser.add_argument("--engines", default="oengine,vinference")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--batches", default="1,8,32,128")
     args = parser.parse_args()
-    stages = {"stream": stream, "check": check, "kernel": kernel, "engine": engine}
+    start_jax()
     return stages[args.stage](args)
 
 

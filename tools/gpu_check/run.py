@@ -1,27 +1,30 @@
 """Checks and measures everything that runs on a GPU, on a machine that has one and no network.
 
-    python3.12 tools/gpu_check/run.py --bundle build/gpu-check      # installs into an environment of its own first
+    python3.12 tools/gpu_check/run.py --bundle build/gpu-check      # installs into a folder of its own first
     python tools/gpu_check/run.py --installed --tiny                # the same motions, here and now, with small shapes
 
 Each stage is a process of its own, so that the memory of one is free for the next; one that fails is told of, and the
-others go on. The exit code is 1 when one failed.
+others go on. The exit code is 1 when one failed, and 2 where there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import contextlib
 import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-import venv
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from installing import install
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -29,6 +32,7 @@ MODELS = ("qwen3-0.6b", "llama-3.1-8b")
 ENGINES = ("oengine", "vinference")
 STAGES = ("stream", "check", "kernel", "engines", "torch", "host")
 TIMEOUT_S = 1500.0
+NO_DEVICE = 2
 
 Figure = dict[str, Any]
 
@@ -36,46 +40,84 @@ Figure = dict[str, Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install, run the stages, print the table, and write the figures as JSON."""
     args = _parse(arguments)
-    python = sys.executable if args.installed else str(_install(args.bundle, args.bundle / "env"))
+    environment = dict(os.environ)
+    if not args.installed:
+        folder = install(args.bundle, args.bundle / "installed", args.jax_triton)
+        paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     figures: list[Figure] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="enginebay-gpu-check-") as scratch:
-        for name, command in _commands(python, args, Path(scratch)):
-            print(f"# {name}: {' '.join(command)}", file=sys.stderr, flush=True)
-            environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            if name.startswith("engines"):
-                dump = Path(scratch) / "dump" / name.replace(" ", "-")
-                flags = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=.*enginebay_decode.*"
-                environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-            try:
-                done = subprocess.run(
-                    command,
-                    check=False,
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    timeout=args.timeout,
-                )
-            except subprocess.TimeoutExpired:
-                failed.append(f"{name}: not done after {args.timeout:g} s")
-                continue
-            found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"figure"')]
+        found, problem = _run([*_measure("device"), *_tiny(args)], environment, TIMEOUT_S)
+        figures += [{"stage": "device", **figure} for figure in found]
+        if problem is not None:
+            print(f"nothing is measured: {problem}", file=sys.stderr)
+            return NO_DEVICE
+        for name, command in _commands(args, args.work or Path(scratch)):
+            dump = Path(scratch) / "dump" / name.replace(" ", "-")
+            found, problem = _run(command, environment | _more(name, dump), args.timeout)
+            found += _graphs(dump) if name.startswith("engines") else []
             figures += [{"stage": name, **figure} for figure in found]
-            if name.startswith("engines"):
-                figures += [{"stage": name, **figure} for figure in _graphs(dump)]
-            if not found and name in ("check", "host"):
-                print(done.stdout)
-            if done.returncode:
-                failed.append(f"{name}: exit code {done.returncode}")
+            if problem is not None:
+                failed.append(f"{name}: {problem}")
+            if args.json:  # each time: whatever ends the run, what was measured is kept
+                _write(args.json, figures, failed)
     print(table(figures))
     for text in failed:
         print(f"FAILED  {text}")
-    if args.json:
-        args.json.write_text(
-            json.dumps({"figures": figures, "failed": failed}, indent=1) + "\n", encoding="utf-8"
-        )
     return int(bool(failed))
+
+
+def _more(name: str, dump: Path) -> dict[str, str]:
+    """Variables of a stage: of engines, XLA writes down what a decode step becomes, which it does of what it compiles anew."""
+    if name == "check":  # the workers need the memory, not the process that starts them
+        return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if not name.startswith("engines"):
+        return {}
+    flags = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=.*enginebay_decode.*"
+    return {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float
+) -> tuple[list[Figure], str | None]:
+    """The figures that a command prints, and what went wrong or None; all that it says is told at once."""
+    print(f"# {' '.join(command)}", file=sys.stderr, flush=True)
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    timer = threading.Timer(timeout_s, stop)
+    timer.start()
+    figures: list[Figure] = []
+    try:
+        with process:
+            for line in process.stdout or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                if line.startswith('{"figure"'):
+                    figures.append(json.loads(line))
+    except BaseException:
+        stop()
+        raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        return figures, f"not done after {timeout_s:g} s"
+    return figures, f"exit code {process.returncode}" if process.returncode else None
+
+
+def _write(path: Path, figures: Sequence[Figure], failed: Sequence[str]) -> None:
+    text = json.dumps({"figures": figures, "failed": failed}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,76 +127,45 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bundle", type=Path, default=ROOT / "build" / "gpu-check", help="what bundle.py made"
     )
+    parser.add_argument("--jax-triton", default="0.3.1", choices=("0.3.1", "0.4.1"), help="which to install")
     parser.add_argument("--installed", action="store_true", help="use this Python's own packages as they are")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on whatever device there is")
     parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--batches", default="1,8,32,128")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--engines", default=",".join(ENGINES), help=f"such as {', '.join(ENGINES)}")
+    parser.add_argument("--batches", default="1,8,32,128", help="rows that decode at a time")
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--work", type=Path, help="keep the random checkpoints here: the next run finds them")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for a stage")
     args = parser.parse_args(arguments)
-    unknown = set(args.stages.split(",")) - set(STAGES)
-    if unknown:
-        parser.error(f"stages {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
+    for name, allowed in (("stages", STAGES), ("models", MODELS)):
+        unknown = set(getattr(args, name).split(",")) - set(allowed)
+        if unknown:
+            parser.error(f"{name} {', '.join(sorted(unknown))}; there are {', '.join(allowed)}")
     return args
 
 
-def _install(bundle: Path, folder: Path) -> Path:
-    """An environment over this Python's packages, with what the bundle has and they lack. Nothing there is replaced."""
-    wheels = sorted(bundle.glob("*.whl"))
-    if not wheels:
-        raise SystemExit(f"no wheels in {bundle}: run tools/gpu_check/bundle.py where there is a network")
-    venv.create(folder, system_site_packages=True, with_pip=True, clear=True)
-    python = folder / "bin" / "python"
-    wanted = [wheel for wheel in wheels if not _is_there(wheel)]
-    pip = [
-        str(python),
-        "-m",
-        "pip",
-        "--quiet",
-        "--disable-pip-version-check",
-        "install",
-        "--no-index",
-        "--no-deps",
-    ]
-    subprocess.run([*pip, *map(str, wanted)], check=True)
-    return python
+def _measure(stage: str) -> list[str]:
+    return [sys.executable, str(HERE / "measure.py"), stage]
 
 
-def _is_there(wheel: Path) -> bool:
-    name = wheel.name.split("-")[0]
-    if name == "enginebay":
-        return False
-    try:
-        importlib.metadata.version(re.sub(r"_+", "-", name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _tiny(args: argparse.Namespace) -> list[str]:
+    return ["--tiny"] if args.tiny else []
 
 
-def _commands(python: str, args: argparse.Namespace, scratch: Path) -> list[tuple[str, list[str]]]:
-    stages = args.stages.split(",")
-    tiny = ["--tiny"] if args.tiny else []
-    measure = [python, str(HERE / "measure.py")]
-    found: list[tuple[str, list[str]]] = []
-    if "stream" in stages:
-        found.append(("stream", [*measure, "stream", *tiny]))
-    if "check" in stages:
-        found.append(("check", [*measure, "check", *tiny]))
-    if "kernel" in stages:
-        found.append(("kernel", [*measure, "kernel", *tiny]))
+def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]]]:
+    """Name and command line of every stage that was asked for."""
+    stages, tiny = args.stages.split(","), _tiny(args)
+    found = [(name, [*_measure(name), *tiny]) for name in ("stream", "check", "kernel") if name in stages]
     for model in args.models.split(","):
-        folder = scratch / model
+        folder = str(work / (f"{model}-tiny" if args.tiny else model))
+        how = ["--folder", folder, "--model", model, "--batches", args.batches, *tiny]
         for engine in args.engines.split(",") if "engines" in stages else ():
-            work = ["--folder", str(folder), "--model", model, "--batches", args.batches, *tiny]
-            found.append((f"engines {model} {engine}", [*measure, "engine", "--engine", engine, *work]))
+            found.append((f"engines {model} {engine}", [*_measure("engine"), "--engine", engine, *how]))
         if "torch" in stages:
-            work = ["--folder", str(folder), "--model", model, "--batches", args.batches, *tiny]
-            found.append((f"torch {model}", [python, str(HERE / "with_torch.py"), *work]))
+            found.append((f"torch {model}", [sys.executable, str(HERE / "with_torch.py"), *how]))
     if "host" in stages:
-        host = ["-m", "tests.benchmarks.host_time", "--engines", args.engines, "--rows", "1,32,128"]
-        found.append(("host", [python, *host]))
+        found.append(("host", [*_measure("host"), "--engines", args.engines, *tiny]))
     return found
 
 

@@ -1,0 +1,81 @@
+"""Puts a bundle's wheels into a folder beside what this Python has, where there is no network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("core", "backends", "samplers", "schedulers")
+MAKE = "make the bundle where there is a network: make gpu-bundle"
+
+
+def install(bundle: Path, folder: Path, jax_triton: str) -> Path:
+    """The folder, for PYTHONPATH, with our wheel, jax-triton, and what they need and this Python lacks.
+
+    Nothing that this Python has is changed, be it an environment or the system's, and neither venv nor ensurepip is asked for.
+    SystemExit says what is missing.
+    """
+    ours = _one(bundle, "enginebay-*.whl")
+    stale = changed(ours, ROOT)
+    if stale is not None:
+        raise SystemExit(f"{ours} is not of this tree: {stale} differs; {MAKE}")
+    triton = _one(bundle, f"jax_triton-{jax_triton}-*.whl")
+    shutil.rmtree(folder, ignore_errors=True)
+    lacking = [wheel for wheel in _resolve(bundle, ours) if wheel not in (ours, triton)]
+    how = ["--no-index", "--no-deps", "--no-compile", "--target", str(folder)]
+    _pip(["install", *how, *map(str, [ours, triton, *lacking])])
+    return folder
+
+
+def changed(wheel: Path, root: Path) -> str | None:
+    """A file of ours that is not the same in a wheel and in a tree, or None."""
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    ours = {
+        str(path.relative_to(root / folder)): path
+        for folder in FOLDERS
+        for path in (root / folder).rglob("*")
+        if path.suffix == ".py" or str(path.relative_to(root / folder)) in packed
+    }
+    both = sorted({*packed, *ours})
+    return next(
+        (n for n in both if n not in packed or n not in ours or packed[n] != ours[n].read_bytes()), None
+    )
+
+
+def _one(bundle: Path, pattern: str) -> Path:
+    wheels = sorted(bundle.glob(pattern))
+    if len(wheels) != 1:
+        raise SystemExit(f"{len(wheels)} wheels {pattern} in {bundle}, not one; {MAKE}")
+    return wheels[0].resolve()
+
+
+def _resolve(bundle: Path, ours: Path) -> list[Path]:
+    """The bundle's wheels that pip would install beside ours: what is here and fits stays."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.json"
+        how = ["--dry-run", "--no-index", "--find-links", str(bundle), "--report", str(report)]
+        _pip(["install", *how, str(ours), "absl-py"])  # absl-py is jax-triton's
+        told = json.loads(report.read_text(encoding="utf-8"))
+    urls = [one["download_info"]["url"] for one in told["install"]]
+    return [Path(urllib.parse.unquote(urllib.parse.urlparse(url).path)).resolve() for url in urls]
+
+
+def _pip(arguments: Sequence[str]) -> None:
+    command, *rest = arguments
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # Not isolated from the user's pip settings: --no-index is what counts.
+    if subprocess.run([*pip, command, *rest], check=False).returncode:
+        raise SystemExit(
+            f"the bundle does not go with what {sys.executable} has: the lines above say why. "
+            f"Write its packages down with `{sys.executable} -m pip list --format freeze > there.txt`, and "
+            f'{MAKE} GPU_BUNDLE_ARGS="--present there.txt"'
+        )
