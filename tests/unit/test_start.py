@@ -15,6 +15,7 @@ import pytest
 from enginebay.build import jaxconfig, start
 
 BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins"))
+SHAPE = "smollm2-135m/decode/b2/c64"
 NO_DEVICE = not (start._may_have_cuda() or start._may_have_tpu())
 
 
@@ -93,6 +94,17 @@ def test_what_was_said_before_an_error_is_told(capfd: pytest.CaptureFixture[str]
         ("env",),
         ("generate", "One day", "--max-tokens", "2"),
         ("check", "sampler:greedy"),
+        ("config",),
+        *(
+            pytest.param(arguments, marks=pytest.mark.slow)
+            for arguments in (
+                ("eval", "--text", "text.txt"),
+                ("bench", "kernels", "--shapes", SHAPE, "--op", "attention,rms_norm", "--rounds", "2"),
+                ("tune", "--shapes", SHAPE, "--rounds", "2", "--tuned-folder", "tuned"),
+                ("new", "kernel", "quiet_kernel"),
+                ("generate", "One day", "--engine", "oengine", "--max-tokens", "2", "--json"),
+            )
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -102,6 +114,7 @@ def test_commands_are_quiet_with_both_extras_and_no_device(
     unset = ("JAX_PLATFORMS", "XLA_FLAGS", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL")
     env = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, "-m", "enginebay", *arguments]
+    (tmp_path / "text.txt").write_text("Once upon a time there was a small bear. " * 8)
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path, timeout=300
     )
