@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import jax
 import pytest
 
 from enginebay.build.abroad import DecodeShape, StepReport, compile_decode_step
@@ -79,9 +80,19 @@ def test_a_step_of_two_layers_has_one_copy_of_the_cache(target: str, num_devices
     check(compiled(target, num_devices, 2, num_pages=8 * 2048 + 1))
 
 
+WHOLE = {("v6e", 1): 1025, ("7x", 1): 4097, ("v5e", 8): 8193, ("v6e", 8): 8193, ("7x", 8): 8193}
+"""Pages of the cache by target and devices: as large as fits, and on a 7x larger than the weights."""
+
+
 @needs_libtpu
 @pytest.mark.matrix
-@pytest.mark.parametrize(("target", "num_devices"), [("v6e", 1), *((target, 8) for target in NEWEST)])
+@pytest.mark.parametrize(("target", "num_devices"), WHOLE)
 def test_the_step_of_an_8b_model_has_one_copy_of_the_cache(target: str, num_devices: int) -> None:
-    """One v5e has no room for the weights."""
-    check(compiled(target, num_devices, 32, num_pages=1025 if num_devices == 1 else 8193))
+    check(compiled(target, num_devices, 32, num_pages=WHOLE[target, num_devices]))
+
+
+@needs_libtpu
+@pytest.mark.matrix
+def test_one_v5e_has_no_room_for_an_8b_model() -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Ran out of memory on HBM"):
+        compiled("v5e", 1, 32, num_pages=65)
