@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -99,13 +99,15 @@ class SamplingParams(BaseModel):
         default=0, ge=0, description="no sequence of so many tokens comes twice, prompt included; 0: any may"
     )
     min_tokens: int = Field(default=0, ge=0, description="least new tokens before a token that ends it")
-    logit_bias: dict[int, float] = Field(
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
         default_factory=dict, description="token id -> what is added to its score, -100 to 100"
     )
     allowed_token_ids: tuple[int, ...] | None = Field(
         default=None, min_length=1, description="the only tokens that may be chosen; None: all"
     )
-    bad_words: tuple[str, ...] = Field(default=(), description="texts that the completion must not have")
+    bad_words: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="texts that the completion must not have"
+    )
     typical_p: float = Field(
         default=1.0, gt=0.0, le=1.0, description="keep the most typical tokens with this mass"
     )

@@ -10,6 +10,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
+from enginebay.types import make_sampling_params
 from tests.brief import BRIEF
 from tests.unit import processors_for_tests
 from tests.unit.serving import SIZES, assert_idle
@@ -159,7 +160,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_queued(
     llm: LLM, asked: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        llm.generate(PROMPT, SamplingParams(max_tokens=2, **asked))
+        llm.generate(PROMPT, make_sampling_params(max_tokens=2, **asked))
     assert_idle(llm)
 
 
