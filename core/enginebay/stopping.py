@@ -34,11 +34,12 @@ def length_of_beginning(output: Sequence[int], sequences: Sequences) -> int:
 class SequenceChecker:
     """Finds stop sequences in a stream of tokens, and gives out none that a sequence still to be completed would take.
 
-    Of several sequences the one that ends first counts, of those the longest.
+    Of several sequences the one that ends first counts, of those the longest. What ends within the first `min_tokens` does not count.
     """
 
-    def __init__(self, sequences: Sequences) -> None:
+    def __init__(self, sequences: Sequences, min_tokens: int = 0) -> None:
         self._sequences = sequences
+        self._num_early = min_tokens
         self._held: list[int] = []
         self.stopped = False
 
@@ -46,7 +47,8 @@ class SequenceChecker:
         """The tokens that are sure to be no part of a sequence, of those held and this one."""
         # A sequence that ends here began in what is held, because its beginning was held from its first token on.
         self._held.append(token_id)
-        length = length_of_match(self._held, self._sequences)
+        is_early, self._num_early = self._num_early > 0, self._num_early - 1
+        length = 0 if is_early else length_of_match(self._held, self._sequences)
         self.stopped = length > 0
         sure = len(self._held) - (length or length_of_beginning(self._held, self._sequences))
         given, self._held = self._held[:sure], [] if self.stopped else self._held[sure:]

@@ -184,6 +184,8 @@ class FrozenSampling:
     """The same of the prompt's tokens."""
     stop_words_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of new tokens that end the request; the host looks for them."""
+    min_tokens: int = 0
+    """How many new tokens come before one that ends the request, by itself or as the last of such a sequence."""
 
     @property
     def tells_all(self) -> bool:

@@ -70,3 +70,21 @@ def test_of_several_that_end_together_the_longest_counts(
     output: list[int], sequences: list[list[int]], length: int
 ) -> None:  # holds G104
     assert length_of_match(output, sequences) == length
+
+
+@given(OUTPUTS, SEQUENCES, st.integers(0, 6))
+def test_what_ends_early_does_not_count(output: list[int], sequences: list[list[int]], least: int) -> None:
+    """The loop and the reader agree on where a completion ends, which is behind the first `least` tokens."""
+    end = end_of_match(output, sequences, least)
+    ends = [e for e in range(least + 1, len(output) + 1) if length_of_match(output[:e], sequences)]
+    assert end == min(ends, default=None)
+    checker = SequenceChecker(sequences, least)
+    given_out: list[int] = []
+    for number, token_id in enumerate(output, 1):
+        given_out += checker.push(token_id)
+        if checker.stopped:
+            assert number == end
+            break
+    else:
+        assert end is None
+        assert given_out + checker.flush() == output

@@ -38,7 +38,7 @@ class CompletionReader:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
         )
-        self._sequences = SequenceChecker(sampling.stop_words_ids)
+        self._sequences = SequenceChecker(sampling.stop_words_ids, sampling.min_tokens)
         self._stops = StopChecker(
             sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output
         )

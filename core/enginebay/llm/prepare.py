@@ -263,6 +263,7 @@ class Preparer:
             num_logprobs=self._num_logprobs(params),
             num_prompt_logprobs=params.prompt_logprobs,
             stop_words_ids=params.stop_words_ids,
+            min_tokens=params.min_tokens,
             processors=used,
             reads_tokens=chosen.reads_tokens(used),
         )

@@ -225,10 +225,13 @@ def record_tokens(
 
     Tokens behind a stop sequence are dropped.
     """
-    sequences = tracked.request.sampling.stop_words_ids
+    sampling = tracked.request.sampling
     before = len(tracked.output)
     tracked.output += new
-    end = end_of_match(tracked.output, sequences, before) if sequences else None
+    end = None
+    if sampling.stop_words_ids:
+        start = max(before, sampling.min_tokens)
+        end = end_of_match(tracked.output, sampling.stop_words_ids, start)
     if end is not None:
         del tracked.output[end:], new[end - before :]
     metrics = tracked.metrics
