@@ -12,8 +12,10 @@ from enginebay.engine import RowPlan
 from enginebay.ops.spec import Bucket
 from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
-from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
-from enginebay.runner.step import SCOPES, Scope
+from enginebay.runner.rowwriter import RowUpdate
+from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs
+from enginebay.runner.scoping import Need
+from enginebay.runner.step import SCOPES
 from enginebay.runner.wide import wide_decode, wide_prefill
 from enginebay.types import FrozenSampling
 
@@ -55,9 +57,9 @@ def prefill_inputs(
         dict.fromkeys(groups, pages),
         _known(rows, table),
         tells_logprobs=bool(table.tells_logprobs[sampled].any()),
-        scope=_scope(
-            table, np.asarray([row.row for row in rows])
-        ),  # also of those that do not sample: see history
+        need=_need(
+            table, [row.row for row in rows]
+        ),  # of those that do not sample too: full keeps their history
         used=tuple(_used(row, table) for row in rows if row.samples),
         wide=wide_prefill(rows, order.tolist(), bucket.tokens, table),
     ), places
@@ -73,9 +75,13 @@ def _reads_tokens(sampling: FrozenSampling) -> bool:
     return sampling.penalises or sampling.reads_tokens
 
 
-def _scope(table: SequenceBuffer, rows: np.ndarray) -> Scope:
-    """The least scope of steps that serves rows."""
-    return SCOPES[int(table.scopes[rows].max())]
+def _need(table: SequenceBuffer, rows: Sequence[int] | np.ndarray) -> Need:
+    """The least that serves rows."""
+    scope = SCOPES[int(table.scopes[rows].max())]
+    if scope != "full":
+        return Need(scope)
+    used = (table.request(int(row)).sampling.processors for row in rows)
+    return Need(scope, frozenset(one.name for processors in used for one in processors))
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
@@ -130,7 +136,7 @@ def decode_inputs(
         num_steps,
         dict.fromkeys(groups, pages),
         tells_logprobs=bool(table.tells_logprobs[own].any()),
-        scope=_scope(table, own),
+        need=_need(table, own),
         updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
         wide=wide_decode(rows, table),
     )

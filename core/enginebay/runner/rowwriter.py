@@ -21,6 +21,14 @@ HISTORY = "history"
 """The program that writes a row's history; the others have the names of processors."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """Fields of logits processors to write to a row."""
+
+    row: int
+    values: tuple[RowValues, ...]
+
+
 class RowWriter:
     """Writes single rows of a runner's step state, each by a small compiled program that is launched like a step.
 

@@ -21,17 +21,17 @@ from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
-from enginebay.processor import RowValues, Sizes, empty_rows
+from enginebay.processor import Sizes, empty_rows
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import dump_program, make_writable
 from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
-from enginebay.runner.rowwriter import RowWriter
+from enginebay.runner.rowwriter import RowUpdate, RowWriter
+from enginebay.runner.scoping import UNKNOWN, Need, Scoping
 from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
-    SCOPES,
     Program,
     Sampled,
     Scope,
@@ -60,13 +60,14 @@ STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
 class StepKey:
     """What one compiled step is for. "compact" decodes on a copy of the rows' cache.
 
-    `wide`: it tells wide log-probabilities too; a decode then has one token a row.
+    `wide`: it tells wide log-probabilities too; a decode then has one token a row. `names`: its logits processors, None for all.
     """
 
     kind: Kind
     bucket: Bucket
     scope: Scope = "full"
     wide: bool = False
+    names: frozenset[str] | None = None
 
     def __str__(self) -> str:
         b = self.bucket
@@ -93,20 +94,12 @@ class KnownTokens:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RowUpdate:
-    """Fields of logits processors to write to a row."""
-
-    row: int
-    values: tuple[RowValues, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class PrefillInputs:
     """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before, and `used`, an entry for
     each row that samples, becomes all that these rows have of logits processors.
 
-    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `scope`: the least
-    one that serves the rows. `wide`: what a wide step is asked for.
+    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `need`: the least
+    that serves the rows. `wide`: what a wide step is asked for.
     """
 
     token_ids: np.ndarray
@@ -115,7 +108,7 @@ class PrefillInputs:
     tables: Mapping[str, np.ndarray]
     known: tuple[KnownTokens, ...] = ()
     tells_logprobs: bool = False
-    scope: Scope = "full"
+    need: Need = UNKNOWN
     used: tuple[RowUpdate, ...] = ()
     wide: WideInputs | None = None
 
@@ -131,7 +124,7 @@ class DecodeInputs:
     num_steps: int
     tables: Mapping[str, np.ndarray]
     tells_logprobs: bool = False
-    scope: Scope = "full"
+    need: Need = UNKNOWN
     updates: tuple[RowUpdate, ...] = ()
     wide: WideInputs | None = None
     draft_ids: np.ndarray | None = None
@@ -183,6 +176,7 @@ class Runner:
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
         self.writer = RowWriter(self)
+        self._scoping = Scoping(has_greedy=program.has_greedy)
 
     @property
     def info(self) -> ModelInfo:
@@ -236,7 +230,7 @@ class Runner:
         for used in inputs.used:
             self.writer.write_all(used.row, used.values)
         wide = inputs.wide
-        key = self._scoped(StepKey("prefill", bucket, wide=wide is not None), inputs.scope)
+        key = self._scoped(StepKey("prefill", bucket, wide=wide is not None), inputs.need)
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
@@ -255,7 +249,7 @@ class Runner:
         """Launch a decode of up to inputs.num_steps tokens a row, or verify drafts; `order` as for prefill."""
         for update in inputs.updates:
             self.writer.update(update.row, update.values)
-        key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.scope)
+        key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.need)
         if key.wide and inputs.num_steps > 1:
             raise InternalError(f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary")
         step = self._compiled(key)
@@ -265,12 +259,16 @@ class Runner:
         self._state, sampled = step(self.weights, self.state, inputs.row_ids, what, inputs.tables)
         return LaunchedStep(sampled, order, inputs.wide, tells_logprobs=inputs.tells_logprobs)
 
-    def _scoped(self, key: StepKey, least: Scope) -> StepKey:
-        """The key of the least scope that serves, unless only a larger one is compiled."""
-        if least == "greedy" and not self.program.has_greedy:
-            least = "draw"
-        able = [dataclasses.replace(key, scope=scope) for scope in SCOPES[SCOPES.index(least) :]]
-        return next((k for k in able if self._cache_key(k) in self._programs), able[0])
+    def _scoped(self, key: StepKey, need: Need) -> StepKey:
+        """The key of the least form that serves and is compiled, or of what is to be compiled."""
+        forms = (
+            dataclasses.replace(key, scope=scope, names=names) for scope, names in self._scoping.forms(need)
+        )
+        found = next((form for form in forms if self._cache_key(form) in self._programs), None)
+        if found is not None:
+            return found
+        scope, names = self._scoping.to_compile(need)
+        return dataclasses.replace(key, scope=scope, names=names)
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on; the function that comes back returns to the former one.
@@ -339,7 +337,10 @@ class Runner:
             g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts
         }
         held = jax.tree.map(_describe, (self.weights, self.state))
-        program = dataclasses.replace(self.program, is_wide=key.wide)
+        processors = tuple(
+            (name, one) for name, one in self.program.processors if key.names is None or name in key.names
+        )
+        program = dataclasses.replace(self.program, is_wide=key.wide, processors=processors)
         if key.kind == "prefill":
             step = functools.partial(prefill_step, program, dict(self.layouts), bucket, scope=key.scope)
             args: tuple[Any, ...] = (

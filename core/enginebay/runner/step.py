@@ -108,7 +108,7 @@ class Program:
         given: Mapping[str, jax.Array] = {}
         if scope == "full":
             scores, given = process(self.processors, logits.astype(jnp.float32), own, state)
-        plain = scope == "draw" or PENALTIES in own
+        plain = scope == "draw" or (PENALTIES in own and PENALTIES in dict(self.processors))
         tokens = self.sampler(scores, state.without_penalties() if plain else state)
         own = evolve(self.processors, given, tokens, own, state, ~rows.finished)
         logprobs = logprobs_of(logits, tokens, ~rows.finished & (rows.num_logprobs >= 0))
@@ -154,7 +154,7 @@ def prefill_step(
     if scope == "full":
         whole = whole.record(token_rows, batch.positions, token_ids)
     rows = device.rows_from_plan(ints, floats, whole.history(row_ids, _history_length(bucket, scope)))
-    own = _take(state.own, row_ids, scope)
+    own = _take(program, state.own, row_ids, scope)
     sampled, own = program.sample(program.model.logits(weights, ops, hidden[last]), rows, own, scope)
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
@@ -172,11 +172,12 @@ def _history_length(bucket: Bucket, scope: Scope) -> int:
     return bucket.max_kv_len + 1 if scope == "full" else 0
 
 
-def _take(own: Mapping[str, Own], row_ids: jax.Array, scope: Scope) -> Mapping[str, Own]:
-    """The processors' fields of rows [S], if the step looks at them; a row past the end uses none."""
+def _take(program: Program, own: Mapping[str, Own], row_ids: jax.Array, scope: Scope) -> Mapping[str, Own]:
+    """The fields of rows [S] of the processors that the step applies; a row past the end uses none."""
     if scope != "full":
         return {}
-    taken: Mapping[str, Own] = jax.tree.map(lambda a: a.at[row_ids].get(mode="fill", fill_value=0), dict(own))
+    applied = {name: dict(own[name]) for name, _ in program.processors if name in own}
+    taken: Mapping[str, Own] = jax.tree.map(lambda a: a.at[row_ids].get(mode="fill", fill_value=0), applied)
     return taken
 
 
@@ -234,7 +235,7 @@ def decode_step(
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, _history_length(bucket, scope)),
-        _take(state.own, row_ids, scope),
+        _take(program, state.own, row_ids, scope),
         Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, wide),
     )
     _, cache, rows, own, sampled = jax.lax.while_loop(unfinished, one, start)

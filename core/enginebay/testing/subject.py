@@ -37,6 +37,7 @@ class Subject:
             "max_model_len": 256,
             "max_num_seqs": 4,
             "max_num_batched_tokens": 64,
+            "processors": (),  # they have a suite of their own, and would be in every program that warmup() compiles
         }
         return LLM(self._model(), engine=self.name, **(fixed | self.choices | more))
 
