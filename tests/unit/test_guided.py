@@ -306,8 +306,7 @@ def _random_weights(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vinference", "oengine"])
-@pytest.mark.parametrize("weights", ["demo", "random"])
+@pytest.mark.parametrize(("engine", "weights"), [("vinference", "demo"), ("oengine", "random")])
 def test_two_hundred_of_two_hundred_random_schemas_are_valid(
     engine: str, weights: str, tmp_path: Path
 ) -> None:
