@@ -149,12 +149,13 @@ class SamplingParams(BaseModel):
 
 
 def _plain(value: object) -> object:
-    """Numbers of numpy as Python's own, lists, arrays and sets as tuples; all else as it is."""
+    """Numbers of numpy as Python's own; lists, ranges, arrays and sets as tuples; all else as it is."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
+    is_list = isinstance(value, list | tuple | range | set | frozenset)
+    return tuple(map(_plain, value)) if is_list else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
