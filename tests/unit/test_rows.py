@@ -52,7 +52,7 @@ def test_table_has_a_page_table_for_each_group_and_host_arrays_only() -> None:  
     assert [pages.page_ids.shape for pages in table.page_tables] == [(3, 3), (3, 4), (3, 1)]
     assert [pages.page_size for pages in table.page_tables] == table.page_sizes == [4, 3, 16]
     assert all(p.page_ids.dtype == p.num_pages.dtype == np.int32 for p in table.page_tables)
-    assert len(state(table)) == 14 + 6
+    assert len(state(table)) == 15 + 6
     assert table.sharding is None
     assert SequenceBuffer(3, 10, 64, VOCAB, [4], sharding="a sharding").sharding == "a sharding"
     for counts in ([0, 10, 64, VOCAB, [4]], [3, 10, 64, VOCAB, []], [3, 10, 64, VOCAB, [4, 0]]):
