@@ -378,11 +378,21 @@ def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused
     by_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
     by_row = {"max_tokens", "stop_token_ids"}  # as max_length and stop_ids
     columns = set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"}
-    refused = {"num_logprobs", "num_prompt_logprobs", "stop_words_ids"}
+    refused = {
+        "num_logprobs",
+        "num_prompt_logprobs",
+        "stop_words_ids",
+        "min_tokens",
+        "processors",
+        "reads_tokens",
+    }
     assert columns | by_text | by_row | refused == set(FrozenSampling.__dataclass_fields__)
     with pytest.raises(ValueError, match="logprobs = 0"):
         last(inference.generate([[5, 6]], sampling_params=SamplingParams(logprobs=0)))
     with pytest.raises(ValueError, match="prompt_logprobs = 0"):
         last(inference.generate([[5, 6]], sampling_params=SamplingParams(prompt_logprobs=0)))
+    for params in (SamplingParams(min_tokens=2), SamplingParams(processors={"dry": {}})):
+        with pytest.raises(ValueError, match="states have no place for the fields of logits processors"):
+            last(inference.generate([[5, 6]], sampling_params=params))
     with pytest.raises(ValueError, match=r"stop_words_ids = \(\(5,\),\)"):
         last(inference.generate([[5, 6]], sampling_params=SamplingParams(stop_words_ids=[[5]])))
