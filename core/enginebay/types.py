@@ -154,8 +154,9 @@ def _plain(value: object) -> object:
         return value.item()
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
-    is_list = isinstance(value, list | tuple | range | set | frozenset)
-    return tuple(map(_plain, value)) if is_list else value
+    if isinstance(value, list | tuple | range | set | frozenset):
+        return tuple(map(_plain, value))
+    return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
