@@ -36,6 +36,10 @@ class ESurgeOptions(BaseModel):
         default=None, ge=2, description="pages of the cache, with the one that stands for none"
     )
     cache_bytes: int | None = Field(default=None, ge=1, description="bytes of the cache on each device")
+    grow: bool = Field(
+        default=True,
+        description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it is needed",
+    )
     reserve_all: bool = Field(
         default=False,
         description="promise a request all pages that it can need when it is admitted, so that none is preempted",
@@ -62,6 +66,7 @@ class ESurgeOptions(BaseModel):
             num_pages=self.num_pages,
             cache_bytes=self.cache_bytes,
             memory_utilization=None if is_sized else self.hbm_utilization,
+            grow=self.grow,
             reserve_all=self.reserve_all,
             prefix_caching=self.enable_prefix_caching,
             prefix_ttl_s=self.prefix_ttl_s,

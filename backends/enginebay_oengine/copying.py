@@ -28,6 +28,10 @@ class PageCopier:
         self.runner = runner
         self._program: Any = None
 
+    def forget(self) -> None:
+        """The cache has another size: what was compiled does not fit."""
+        self._program = None
+
     def compile(self) -> None:
         """Compile the program, once."""
         if self._program is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from enginebay.cache import Lease
+from enginebay.cache import KVLayout, Lease
 from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
@@ -18,13 +18,13 @@ from enginebay.runner.buckets import default_sizes
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
-from enginebay_oengine.copying import PageCopier
 from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.growing import GrowingPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pool import DUMMY_PAGE, PagePool
+from enginebay_oengine.pool import DUMMY_PAGE, PagePool, pages_for
 from enginebay_oengine.prefix import PrefixIndex, Salt
-from enginebay_oengine.sizing import choose_num_pages, plan_memory
+from enginebay_oengine.sizing import choose_num_pages, first_pages, plan_memory
 from enginebay_oengine.store import PageStore
 
 
@@ -58,7 +58,7 @@ class PagedEngine(Engine):
         self.memory: MemoryPlan = plan_memory(parts, self.geometry, self.num_pages)
         self.compilations = Compilations()
         self._runner: Runner | None = None
-        self._copier: PageCopier | None = None
+        self._pages: GrowingPages | None = None
 
     @property
     def runner(self) -> Runner:
@@ -68,21 +68,22 @@ class PagedEngine(Engine):
         return self._runner
 
     @property
-    def copier(self) -> PageCopier:
-        """What copies pages; made by make_arrays()."""
-        if self._copier is None:
+    def pages(self) -> GrowingPages:
+        """The arrays of the cache; made by make_arrays()."""
+        if self._pages is None:
             raise InternalError("the engine is used before make_arrays()")
-        return self._copier
+        return self._pages
 
     def make_arrays(self) -> None:
         if self._runner is None:
             self.memory.check()
             self._runner = make_runner(self.parts, self.compilations)
-            self._copier = PageCopier(self._runner)
-        if not self.runner.has_state:
-            self.runner.make_state(
-                self.geometry.layouts(self.num_pages, self.parts.model.info.groups, self.parts.dtype)
-            )
+            first = first_pages(self.parts, self.options, self.geometry, self.num_pages)
+            self._pages = GrowingPages(self._runner, self._layouts, first, self.num_pages)
+        self.pages.make()
+
+    def _layouts(self, num_pages: int) -> Mapping[str, KVLayout]:
+        return self.geometry.layouts(num_pages, self.parts.model.info.groups, self.parts.dtype)
 
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:
@@ -91,10 +92,17 @@ class PagedEngine(Engine):
         self.runner.state = None
 
     def step(self, plan: StepPlan) -> Pending:
-        self.copier(self.ledger.take_copies())
+        demand = plan.demand
+        wanted = 1 + demand.num_rows * pages_for(demand.num_tokens_per_row, self.options.page_size)
+        self._catch_up(min(wanted, self.num_pages))
         if plan.verifies:
             return _verify(self, plan)
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
+
+    def _catch_up(self, wanted: int = 0) -> None:
+        """Allocate what the ledger has given out, and the first `wanted` pages, and copy what is to be copied."""
+        self.pages.reach(max(wanted, self.ledger.store.pool.reach))
+        self.pages.copier(self.ledger.take_copies())
 
     def _prefill(self, plan: StepPlan) -> Pending:
         fresh = all(row.num_computed == 0 for row in plan.rows)
@@ -113,21 +121,22 @@ class PagedEngine(Engine):
         return self.runner.decode(key, inputs, places)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
-        self.copier.compile()
+        self.pages.make_all()
+        self.pages.copier.compile()
         return self.runner.compile_all(self.geometry.all_steps(), progress) + 1
 
     def attention_problems(self) -> list[AttentionProblem]:
-        layouts = self.geometry.layouts(self.num_pages, self.parts.model.info.groups, self.parts.dtype)
+        layouts = self._layouts(self.num_pages)
         return [key.attention(layouts) for key in self.geometry.all_steps()]
 
     def take(self, lease: Lease) -> RowState:
-        self.copier(self.ledger.take_copies())
+        self._catch_up()
         length = int(self.rows.num_tokens[lease.row])
         pages = np.asarray(lease.pages, np.int32)
         return take_row(self.runner, lease.row, pages, self.rows.token_ids[lease.row, :length])
 
     def put(self, lease: Lease, state: RowState) -> None:
-        self.copier(self.ledger.take_copies())
+        self._catch_up()
         # Shared pages hold the same keys and values already; theirs are written where nobody reads.
         private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
         put_row(self.runner, lease.row, np.asarray(private, np.int32), state)

@@ -30,6 +30,11 @@ class PagedOptions(BaseModel):
         description="share of each device's free memory for weights, cache and steps together; the cache gets no more "
         "than max_num_seqs requests of max_model_len tokens need; unset: 0.85",
     )
+    grow: bool = Field(
+        default=True,
+        description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it is needed; False "
+        "allocates all at once, as other devices do",
+    )
     reserve_all: bool = Field(
         default=False,
         description="promise a request all pages that it can need when it is admitted, so that none is preempted; "

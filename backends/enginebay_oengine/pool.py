@@ -21,11 +21,17 @@ class PagePool:
         self._holders = [0] * num_pages
         self._free = list(range(num_pages - 1, DUMMY_PAGE, -1))
         self._cached: set[int] = set()
+        self._reach = DUMMY_PAGE + 1
 
     @property
     def num_usable(self) -> int:
         """Pages besides the dummy."""
         return self.num_pages - 1
+
+    @property
+    def reach(self) -> int:
+        """How many of the first pages hold all that was ever taken, the dummy included: lower ones are taken before higher ones."""
+        return self._reach
 
     @property
     def num_free(self) -> int:
@@ -52,6 +58,7 @@ class PagePool:
             raise InternalError("a page is taken from a pool that has none free")
         page = self._free.pop()
         self._holders[page] = 1
+        self._reach = max(self._reach, page + 1)
         return page
 
     def share(self, page: int) -> None:

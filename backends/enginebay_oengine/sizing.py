@@ -14,6 +14,9 @@ from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import pages_for
 
 DEFAULT_UTILIZATION = 0.85
+FIRST_BYTES = 128 * 2**20
+"""Of the cache, where it grows: what is cleared in about a tenth of a second."""
+
 FEWEST_PAGES = 2
 """The dummy page, and one for tokens."""
 
@@ -79,6 +82,16 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
             )
         )
     return num_pages
+
+
+def first_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry, num_pages: int) -> int:
+    """How many of the cache's pages are allocated at once; the others when they are needed.
+
+    All but on a CPU, where clearing them is most of the time that a program takes to start.
+    """
+    if not options.grow or parts.placement.device.platform != "cpu":
+        return num_pages
+    return min(num_pages, max(FEWEST_PAGES, FIRST_BYTES // page_bytes(parts, geometry)))
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry, num_pages: int) -> MemoryPlan:

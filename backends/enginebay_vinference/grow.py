@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import KVLayout
+from enginebay.runner.resize import resize_cache
 from enginebay.runner.runner import Runner
-from enginebay.runner.step import StepState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,26 +31,9 @@ class SlotShape:
 
 
 def grow_cache(runner: Runner, old: SlotShape, new: SlotShape) -> None:
-    """Replace the runner's cache by one of size `new`, layer by layer, so that only one layer exists twice."""
-    state = runner.state
-    rows, own = state.rows, state.own
+    """Replace the runner's cache by one of size `new`."""
     layouts = {group: new.layout(layout) for group, layout in runner.layouts.items()}
-    remaining = {group: list(layers) for group, layers in state.cache.items()}
-    runner.state = None  # neither the runner nor this frame may hold the old layers while new ones are made
-    del state
-    cache = {}
-    for group, layers in remaining.items():
-        where = runner.placement.cache(layouts[group])
-        axis = layouts[group].offset_axis
-        grown = []
-        while layers:
-            layer = dict(layers.pop(0))
-            grown.append(
-                {n: jax.device_put(_grow_array(layer.pop(n), old, new, axis), where[n]) for n in list(layer)}
-            )
-        cache[group] = tuple(grown)
-    runner.layouts = layouts
-    runner.state = StepState(cache, rows, own)
+    resize_cache(runner, layouts, lambda array, layout: _grow_array(array, old, new, layout.offset_axis))
 
 
 def _grow_array(array: jax.Array, old: SlotShape, new: SlotShape, offset_axis: int) -> jax.Array:

@@ -1,0 +1,35 @@
+"""Another size for the cache that a runner has, what is in it kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+
+from enginebay.cache import KVLayout
+from enginebay.runner.runner import Runner
+from enginebay.runner.step import StepState
+
+
+def resize_cache(
+    runner: Runner, layouts: Mapping[str, KVLayout], resize: Callable[[jax.Array, KVLayout], jax.Array]
+) -> None:
+    """Replace the runner's cache by one of `layouts` (by group), layer by layer, so that only one layer exists twice.
+
+    `resize` gives an array of the new size for one of the layout that it is called with.
+    """
+    state = runner.state
+    rows, own = state.rows, state.own
+    remaining = {group: list(layers) for group, layers in state.cache.items()}
+    runner.state = None  # neither the runner nor this frame may hold the old layers while new ones are made
+    del state
+    cache = {}
+    for group, layers in remaining.items():
+        where, layout = runner.placement.cache(layouts[group]), runner.layouts[group]
+        resized = []
+        while layers:
+            layer = dict(layers.pop(0))
+            resized.append({n: jax.device_put(resize(layer.pop(n), layout), where[n]) for n in list(layer)})
+        cache[group] = tuple(resized)
+    runner.layouts = dict(layouts)
+    runner.state = StepState(cache, rows, own)
