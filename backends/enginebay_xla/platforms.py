@@ -79,6 +79,7 @@ class CpuPlatform(JaxPlatform):
     name = "cpu"
     default_layout = "hnd"
     default_dtype = "float32"
+    rows_at_once = 4
     backend = "cpu"
     hint = "is JAX_PLATFORMS set to something else?"
 

@@ -5,7 +5,7 @@ The noise of a token belongs to it, so a row's token is the same however the kep
     ==============  ======================================  ==============================================
     rows            kept tokens found by                    paid
     ==============  ======================================  ==============================================
-    few kept        the NUM_CANDIDATES best, in order       always
+    few kept        the NUM_CANDIDATES best, in order       when any row keeps less than all
     many kept       a threshold per row, by bisection       when any row's border is not among the candidates
     ==============  ======================================  ==============================================
 
@@ -14,16 +14,21 @@ Which of these answers a row depends on that row alone; what its neighbours need
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from enginebay.ops.rows import update_rows
 from enginebay.ops.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
 
 NUM_CANDIDATES = 256
 """How many best tokens are put in order: a partial sort of 256 costs little more than finding the best one."""
+
+ROWS_AT_ONCE = 4
+"""On a CPU: what is computed for rows that need it not is work there, while few rows fill the vector units as many do."""
 
 NO_MASS_BITS = 0x42D00000
 """The bits of 104.0: exp(-104) is 0 in f32, so no border of mass lies deeper."""
@@ -46,16 +51,30 @@ class _Rows(NamedTuple):
 def sample(
     z: jax.Array, seeds: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
 ) -> jax.Array:
-    """Token ids int32 [S], by the contract of enginebay.ops.bound.SampleOp."""
-    rows = _Rows(
-        z=z,
-        seeds=seeds,
-        total=jnp.exp(z).sum(axis=-1, keepdims=True),
-        top_k=top_k[:, None],
-        top_p=top_p[:, None],
-        min_z=jnp.log(min_p)[:, None],
-    )
-    chosen, settled = _among_candidates(rows)
+    """Token ids int32 [S], by the contract of enginebay.ops.bound.SampleOp.
+
+    On a CPU a few rows at a time, and only those that do not take the best token; elsewhere all together.
+    """
+    asked = (z, seeds, top_k[:, None], top_p[:, None], jnp.log(min_p)[:, None])
+
+    def draw(*asked: jax.Array, rows_at_once: int | None) -> jax.Array:
+        best = first_best(asked[0])
+        chosen: jax.Array = update_rows(top_k != 1, _drawn, best, asked, rows_at_once=rows_at_once)
+        return chosen
+
+    on_cpu, elsewhere = (functools.partial(draw, rows_at_once=n) for n in (ROWS_AT_ONCE, None))
+    drawn: jax.Array = lax.platform_dependent(*asked, cpu=on_cpu, default=elsewhere)
+    return drawn
+
+
+def _drawn(best: jax.Array, asked: tuple[jax.Array, ...]) -> jax.Array:
+    """Token ids int32 [S] of rows that all may be drawn."""
+    del best
+    z, seeds, top_k, top_p, min_z = asked
+    rows = _Rows(z, seeds, jnp.exp(z).sum(axis=-1, keepdims=True), top_k, top_p, min_z)
+    cuts = (top_k < z.shape[-1]) | (top_p < 1.0) | (min_z > -jnp.inf)
+    none = jnp.zeros(z.shape[0], jnp.int32), jnp.zeros_like(cuts)
+    chosen, settled = lax.cond(jnp.any(cuts), lambda: _among_candidates(rows), lambda: none)
 
     def over_all() -> jax.Array:
         return jnp.where(settled[:, 0], chosen, _among_all(rows, ~settled))

@@ -34,6 +34,10 @@ class Platform(ABC):
     priority: int = 0
     """Among the platforms that have devices, "auto" takes the one with the highest priority."""
 
+    rows_at_once: int | None = None
+    """How many rows logits processors are given at a time, where only those rows cost anything that use them; None: all in one
+    go, where launches cost more than rows."""
+
     @abstractmethod
     def why_not(self) -> str | None:
         """Why this platform cannot be used on this machine, or None when it can."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.rows import update_rows
 from enginebay.sampler import SamplingState
 
 Own = Mapping[str, jax.Array]
@@ -134,10 +135,12 @@ def process(
     logits: jax.Array,
     rows: Mapping[str, Own],
     state: SamplingState,
+    *,
+    rows_at_once: int | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """logits f32 [S, vocab] after the processors, one after the other, and by name what each that evolves was given.
 
-    A processor that no row uses costs one look at a flag.
+    A processor costs what the rows cost that use it, `rows_at_once` at a time, or all when one does: see `update_rows`.
     """
     given: dict[str, jax.Array] = {}
     for name, processor in processors:
@@ -145,17 +148,13 @@ def process(
             continue
         if processor.evolves:
             given[name] = logits
-        logits = _one(processor, logits, rows[name], state)
+
+        def processed(logits: jax.Array, of: Any, processor: LogitsProcessor = processor) -> jax.Array:
+            return processor(logits, *of)
+
+        own = rows[name]
+        logits = update_rows(own[IS_USED], processed, logits, (own, state), rows_at_once=rows_at_once)
     return logits, given
-
-
-def _one(processor: LogitsProcessor, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-    used = own[IS_USED]
-    return jax.lax.cond(
-        jnp.any(used),
-        lambda: jnp.where(used[:, None], processor(logits, own, state), logits),
-        lambda: logits,
-    )
 
 
 def evolve(
@@ -165,21 +164,19 @@ def evolve(
     rows: Mapping[str, Own],
     state: SamplingState,
     active: jax.Array,
+    *,
+    rows_at_once: int | None = None,
 ) -> dict[str, Own]:
     """The rows' fields after tokens int32 [S] were chosen, where `active` bool [S]."""
     after = dict(rows)
     for name, processor in processors:
         if name not in given:
             continue
-        own = rows[name]
-        used = own[IS_USED] & active
 
-        def changed(processor: LogitsProcessor = processor, own: Own = own, name: str = name) -> Own:
-            return {**own, **processor.after(given[name], tokens, own, state)}
+        def evolved(own: Own, of: Any, processor: LogitsProcessor = processor) -> Own:
+            logits, tokens, state = of
+            return {**own, **processor.after(logits, tokens, own, state)}
 
-        new = jax.lax.cond(jnp.any(used), changed, lambda own=own: dict(own))
-        after[name] = {
-            n: jnp.where(used.reshape(-1, *(1,) * (value.ndim - 1)), new[n], value)
-            for n, value in own.items()
-        }
+        own, of = dict(rows[name]), (given[name], tokens, state)
+        after[name] = update_rows(own[IS_USED] & active, evolved, own, of, rows_at_once=rows_at_once)
     return after

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
+from enginebay.ops.rows import update_rows
 from enginebay.types import MAX_LOGPROBS
 
 
@@ -36,23 +37,25 @@ def num_best(vocab_size: int) -> int:
     return min(MAX_LOGPROBS, vocab_size)
 
 
-def logprobs_of(logits: jax.Array, sampled: jax.Array, asks: jax.Array) -> Logprobs:
+def logprobs_of(
+    logits: jax.Array, sampled: jax.Array, asks: jax.Array, *, rows_at_once: int | None = None
+) -> Logprobs:
     """logits f32 [S, vocab] as the model gave them, sampled int32 [S], asks bool [S] -> [S, W].
 
-    The values are log_softmax(logits) in f32. When no row asks nothing is computed.
+    The values are log_softmax(logits) in f32. What it costs is what the rows that ask cost: see `update_rows`.
     """
-    vocab_size = logits.shape[-1]
+    empty = Logprobs.empty(sampled.shape, logits.shape[-1])
+    told: Logprobs = update_rows(asks, _told, empty, (logits, sampled), rows_at_once=rows_at_once)
+    return told
 
-    def told() -> Logprobs:
-        best, best_ids = lax.top_k(logits, num_best(vocab_size))
-        largest = logits.max(axis=-1, keepdims=True)  # a second slice of top_k would make XLA:CPU sort all
-        own = jnp.take_along_axis(logits, sampled[:, None], axis=-1)
-        log_sum = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
-        return Logprobs(
-            jnp.concatenate([sampled[:, None], best_ids], axis=-1),
-            jnp.concatenate([own, best], axis=-1)
-            - largest
-            - log_sum,  # so that nothing is lost of one near 0
-        )
 
-    return lax.cond(jnp.any(asks), told, lambda: Logprobs.empty(sampled.shape, vocab_size))
+def _told(_: Logprobs, given: tuple[jax.Array, jax.Array]) -> Logprobs:
+    logits, sampled = given
+    best, best_ids = lax.top_k(logits, num_best(logits.shape[-1]))
+    largest = logits.max(axis=-1, keepdims=True)  # a second slice of top_k would make XLA:CPU sort all
+    own = jnp.take_along_axis(logits, sampled[:, None], axis=-1)
+    log_sum = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
+    return Logprobs(
+        jnp.concatenate([sampled[:, None], best_ids], axis=-1),
+        jnp.concatenate([own, best], axis=-1) - largest - log_sum,  # so that nothing is lost of one near 0
+    )

@@ -53,7 +53,13 @@ class EngineParts:
     def program(self) -> Program:
         """What steps are compiled of."""
         return Program(
-            self.model, self.ops, self.sampler, self.tells_logits, self.has_greedy, self.processors
+            self.model,
+            self.ops,
+            self.sampler,
+            self.tells_logits,
+            self.has_greedy,
+            self.processors,
+            rows_at_once=self.platform.rows_at_once,
         )
 
 

@@ -91,6 +91,8 @@ class Program:
     """Logits processors in the order in which they are applied."""
     is_wide: bool = False
     """Whether its steps tell wide log-probabilities too; a decode then has room for one token a row."""
+    rows_at_once: int | None = None
+    """The platform's: how many rows logits processors are given at a time."""
 
     def sample(
         self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope
@@ -107,11 +109,14 @@ class Program:
         state, scores = rows.sampling_state(), logits
         given: Mapping[str, jax.Array] = {}
         if scope == "full":
-            scores, given = process(self.processors, logits.astype(jnp.float32), own, state)
+            scores = logits.astype(jnp.float32)
+            scores, given = process(self.processors, scores, own, state, rows_at_once=self.rows_at_once)
         plain = scope == "draw" or (PENALTIES in own and PENALTIES in dict(self.processors))
         tokens = self.sampler(scores, state.without_penalties() if plain else state)
-        own = evolve(self.processors, given, tokens, own, state, ~rows.finished)
-        logprobs = logprobs_of(logits, tokens, ~rows.finished & (rows.num_logprobs >= 0))
+        active = ~rows.finished
+        own = evolve(self.processors, given, tokens, own, state, active, rows_at_once=self.rows_at_once)
+        asks = active & (rows.num_logprobs >= 0)
+        logprobs = logprobs_of(logits, tokens, asks, rows_at_once=self.rows_at_once)
         return Sampled(jnp.where(rows.finished, -1, tokens), logprobs, told, wide), own
 
 

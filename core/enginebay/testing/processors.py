@@ -32,6 +32,9 @@ VOCAB, WIDTH = 75, 40
 SIZES = Sizes(VOCAB, WIDTH)
 EOS = (4, 9)
 NAME = "this"
+ROWS_AT_ONCE = 3
+"""So that many rows are more than one turn, and the last turn is not full."""
+
 NUM_STEPS = 4
 TOLERANCE = 1e-5
 """Of scores and fields of the same row, relative and absolute: sums may be taken in another order."""
@@ -111,7 +114,9 @@ class _Subject:
     @functools.cached_property
     def _call(self) -> Any:
         named = ((NAME, self.processor),)
-        return jax.jit(lambda logits, rows, state: process(named, logits, rows, state)[0])
+        return jax.jit(
+            lambda logits, rows, state: process(named, logits, rows, state, rows_at_once=ROWS_AT_ONCE)[0]
+        )
 
     @functools.cached_property
     def step(self) -> Any:
@@ -120,9 +125,9 @@ class _Subject:
 
         def step(rows: Rows, active: jax.Array) -> tuple[Rows, jax.Array]:
             logits, fields, state = rows
-            scores, given = process(named, logits, fields, state)
+            scores, given = process(named, logits, fields, state, rows_at_once=ROWS_AT_ONCE)
             tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-            fields = evolve(named, given, tokens, fields, state, active)
+            fields = evolve(named, given, tokens, fields, state, active, rows_at_once=ROWS_AT_ONCE)
             at = (jnp.arange(tokens.size), state.positions)
             state = dataclasses.replace(
                 state, positions=state.positions + 1, token_ids=state.token_ids.at[at].set(tokens)
