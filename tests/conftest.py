@@ -11,6 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_HOST_DEVICES = 4
+# XLA spends nine tenths of a cold run on making tiny programs fast. What tests check does not depend on that: the same HLO is
+# lowered with fewer passes of LLVM and without the fusions that go through MLIR, in a third of the time. Users run XLA's own
+# settings; so do the tests with ENGINEBAY_TESTS_XLA=default, which `make test-slow` and `make parity` set, the stages of
+# .ci/run that run no file of this folder, and processes that tests start with a user's environment (`users_environment`).
+# XLA aborts on a flag that it does not know: these are known from jax 0.10.2 to 0.11.2. An unknown extra option is no error.
+QUICK_COMPILING = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+)
 
 
 def _prepare_jax() -> None:
@@ -30,7 +40,9 @@ def _prepare_jax() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
         flags = f"{flags} --xla_force_host_platform_device_count={NUM_HOST_DEVICES}".strip()
-        os.environ["XLA_FLAGS"] = flags
+    if os.environ["JAX_PLATFORMS"] == "cpu" and os.environ.get("ENGINEBAY_TESTS_XLA", "quick") == "quick":
+        flags = " ".join([flags, *(flag for flag in QUICK_COMPILING if flag.split("=")[0] not in flags)])
+    os.environ["XLA_FLAGS"] = flags
     if "jax" in sys.modules:
         # A plugin named with -p may have imported JAX before this file was read: too late for the variables, not for the settings.
         import jax
