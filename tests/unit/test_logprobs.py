@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,7 @@ def test_values_are_log_softmax_of_the_logits_and_come_best_first() -> None:
     logits = rng.normal(0, 5, (3, 50)).astype(np.float32)
     logits[1, 7] = -np.inf
     sampled = np.array([4, 7, int(logits[2].argmax())], np.int32)
-    told = jax.jit(logprobs_of)(logits, sampled, np.array([False, True, True]))
+    told = jax.jit(logprobs_of)(logits, sampled, np.ones(3, bool))
     expected = log_softmax(logits)
     assert told.values.shape == told.token_ids.shape == (3, MAX_LOGPROBS + 1)
     for row in range(3):
@@ -57,6 +58,18 @@ def test_a_probability_of_nearly_one_is_not_lost_to_rounding() -> None:
     logits = np.array([[60.0, 45.0, 1.0]], np.float32)
     told = logprobs_of(jnp.asarray(logits), jnp.asarray([0]), jnp.asarray([True]))
     np.testing.assert_allclose(told.values[0, :2], log_softmax(logits)[0, [0, 0]], atol=2.0**-23)
+
+
+def test_rows_that_ask_are_told_whoever_does_not_and_however_many_are_computed_at_once() -> None:
+    rng = np.random.default_rng(1)
+    logits, sampled = rng.normal(0, 5, (5, 50)).astype(np.float32), np.arange(5, dtype=np.int32)
+    asks = np.array([False, True, False, True, True])
+    whole = jax.jit(logprobs_of)(logits, sampled, np.ones(5, bool))
+    for rows_at_once in (None, 2):
+        told = jax.jit(functools.partial(logprobs_of, rows_at_once=rows_at_once))(logits, sampled, asks)
+        np.testing.assert_array_equal(told.token_ids[asks], whole.token_ids[asks])
+        np.testing.assert_allclose(told.values[asks], whole.values[asks], atol=1e-6)
+        assert not np.asarray(told.values[~asks]).any()
 
 
 def test_nothing_is_computed_where_nobody_asks() -> None:
