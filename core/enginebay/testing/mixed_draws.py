@@ -53,8 +53,8 @@ def check_mixed_draws(
     counts = np.zeros((len(mixes), vocab), np.int64)
     for start in range(0, num_draws, ROWS_OF_EACH):
         tokens = np.asarray(draw(rows.logits, rows.own, rows.state(start))).reshape(len(mixes), -1)
-        for mix, drawn in enumerate(tokens[:, : num_draws - start]):
-            counts[mix] += np.bincount(drawn, minlength=vocab)
+        for row, drawn in enumerate(tokens[:, : num_draws - start]):
+            counts[row] += np.bincount(drawn, minlength=vocab)
     for (name, mix), seen in zip(mixes.items(), counts, strict=True):
         assert abs(mix.shares.sum() - 1.0) < 1e-9, f"{name}: shares that sum up to {mix.shares.sum()}"
         never = np.flatnonzero((seen > 0) & (mix.shares == 0.0))
