@@ -54,6 +54,11 @@ def figures_table(title: str, figures: Figures) -> Table:
         "cache": f"{figures.num_pages_used} of {figures.num_pages} pages, "
         f"{100 * figures.cache_hit_rate:.1f} % of the prompts found",
     }
+    if figures.num_draft_tokens:
+        part = 100 * figures.num_accepted_tokens / figures.num_draft_tokens
+        rows["drafts"] = (
+            f"{figures.num_accepted_tokens} of {figures.num_draft_tokens} tokens held, {part:.1f} %"
+        )
     for name, text in rows.items():
         table.add_row(name, text)
     return table

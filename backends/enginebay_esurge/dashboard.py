@@ -14,7 +14,7 @@ DASHBOARD_UID = "esurge"
 QUANTILES = (0.5, 0.95)
 
 
-def write_provisioning(folder: Path, *, name: str, uid: str, url: str) -> Path:
+def write_provisioning(folder: Path, *, name: str, uid: str, url: str, speculates: bool = False) -> Path:
     """Write data source and dashboard under `folder`, and return what Grafana takes as its provisioning folder.
 
     The files are JSON, which is YAML. Who runs Grafana, in a container too, may read them: they hold no secret.
@@ -33,17 +33,17 @@ def write_provisioning(folder: Path, *, name: str, uid: str, url: str) -> Path:
     provider = {"name": "eSurge", "type": "file", "options": {"path": str(dashboards)}}
     _write(provisioning / "datasources" / "esurge.yaml", {"apiVersion": 1, "datasources": [source]})
     _write(provisioning / "dashboards" / "esurge.yaml", {"apiVersion": 1, "providers": [provider]})
-    _write(dashboards / "esurge.json", make_dashboard(uid))
+    _write(dashboards / "esurge.json", make_dashboard(uid, speculates=speculates))
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return provisioning
 
 
-def make_dashboard(datasource_uid: str) -> dict[str, Any]:
-    """A dashboard whose panels read from the data source of this uid."""
+def make_dashboard(datasource_uid: str, *, speculates: bool = False) -> dict[str, Any]:
+    """A dashboard whose panels read from the data source of this uid; one more for an engine that `speculates`."""
     source = {"type": "prometheus", "uid": datasource_uid}
     panels: list[dict[str, Any]] = []
-    for number, (title, unit, queries) in enumerate(_panels()):
+    for number, (title, unit, queries) in enumerate(_panels(speculates=speculates)):
         targets = [
             {"refId": chr(ord("A") + i), "expr": expression, "legendFormat": legend, "datasource": source}
             for i, (legend, expression) in enumerate(queries.items())
@@ -71,8 +71,13 @@ def make_dashboard(datasource_uid: str) -> dict[str, Any]:
     }
 
 
-def _panels() -> list[tuple[str, str, dict[str, str]]]:
+def _panels(*, speculates: bool) -> list[tuple[str, str, dict[str, str]]]:
     """Title, unit, and expressions by legend."""
+    drafts = {
+        "rows a second": f"rate({names.DRAFTS}[1m])",
+        "tokens drafted a second": f"rate({names.DRAFT_TOKENS}[1m])",
+        "tokens held a second": f"rate({names.ACCEPTED_TOKENS}[1m])",
+    }
     return [
         ("Requests that ended", "reqps", {"{{status}}": f"rate({names.REQUESTS}[1m])"}),
         ("Requests", "short", {"running": names.RUNNING, "waiting": names.WAITING}),
@@ -88,6 +93,7 @@ def _panels() -> list[tuple[str, str, dict[str, str]]]:
         ("Pages of the cache", "short", {"used": names.PAGES_USED, "all": names.PAGES}),
         ("Prompt tokens found in the cache", "percentunit", {"part": names.HIT_RATE}),
         ("Engine", "short", {"{{name}} {{model}}": names.SYSTEM}),
+        *([("Drafts", "short", drafts)] if speculates else []),
     ]
 
 

@@ -43,6 +43,8 @@ class GrafanaSettings:
     datasource_name: str
     datasource_uid: str | None
     datasource_url: str
+    speculates: bool = False
+    """Whether the engine has a proposer, whose drafts the dashboard shows."""
 
 
 class Grafana:
@@ -82,6 +84,7 @@ class Grafana:
             name=settings.datasource_name,
             uid=settings.datasource_uid or DATASOURCE_UID,
             url=settings.datasource_url,
+            speculates=settings.speculates,
         )
         variables = _variables(settings, self._folder, provisioning)
         command = _local_command()

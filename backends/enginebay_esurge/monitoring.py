@@ -137,7 +137,7 @@ class Monitoring:
 
             stack.callback(ConsoleMonitor(self._name, history.figures).close)
         if settings.start_grafana:
-            url = start_grafana(settings, urls.get("prometheus"), stack)
+            url = start_grafana(settings, urls.get("prometheus"), stack, speculates=history.speculates)
             if url is not None:
                 urls["grafana"] = url
         return urls
@@ -190,9 +190,16 @@ def _remove_listener(totals: Totals, listener: Callable[[RequestOutput], Any]) -
 
 
 def start_grafana(
-    settings: MonitoringSettings, metrics_url: str | None, stack: contextlib.ExitStack
+    settings: MonitoringSettings,
+    metrics_url: str | None,
+    stack: contextlib.ExitStack,
+    *,
+    speculates: bool = False,
 ) -> str | None:
-    """The address of a Grafana that reads from the given data source, or else from the exporter; None without one."""
+    """The address of a Grafana that reads from the given data source, or else from the exporter; None without one.
+
+    Its dashboard has a panel more for an engine that `speculates`.
+    """
     source = settings.grafana_datasource_url or (metrics_url and metrics_url.removesuffix("/metrics"))
     if source is None:
         log.warning("no Grafana: there is neither an exporter nor a grafana_datasource_url for it to read")
@@ -208,6 +215,7 @@ def start_grafana(
         settings.grafana_datasource_name,
         settings.grafana_datasource_uid,
         source,
+        speculates,
     )
     try:
         grafana = Grafana(wanted)

@@ -34,6 +34,10 @@ class Figures:
     num_preempted: int
     num_scheduled_tokens: int
     """Of the last update."""
+    num_draft_tokens: int
+    """Tokens that a proposer drafted and steps verified."""
+    num_accepted_tokens: int
+    """Those of them that held."""
     num_pages: int
     num_pages_used: int
     cache_hit_rate: float
@@ -59,6 +63,7 @@ class History(Observer):
         self._executions: collections.deque[Execution] = collections.deque(maxlen=size)
         self._outputs: collections.deque[tuple[float, float | None]] = collections.deque(maxlen=size)
         self._num_preempted = self._num_tokens = self._num_prompt = self._num_cached = 0
+        self._num_drafted = self._num_accepted = 0
 
     # The engine's thread.
 
@@ -71,6 +76,8 @@ class History(Observer):
         with self._lock:
             self._executions.append(execution)
             self._num_tokens += execution.num_new_tokens
+            self._num_drafted += execution.num_draft_tokens
+            self._num_accepted += execution.num_accepted_tokens
 
     def ended(self, ending: Ending) -> None:
         metrics = ending.metrics
@@ -102,6 +109,11 @@ class History(Observer):
         with self._lock:
             return self._num_cached / max(1, self._num_prompt)
 
+    @property
+    def speculates(self) -> bool:
+        """Whether the engine has a proposer."""
+        return self.service.parts.proposer is not None
+
     def count(self, name: str) -> int:
         """`total_completed` or `total_failed` of the metrics summary, since this was made."""
         return int(self._totals.summary()[name] - self._since[name])
@@ -112,6 +124,7 @@ class History(Observer):
         with self._lock:
             updates, executions, outputs = list(self._updates), list(self._executions), list(self._outputs)
             num_tokens, num_preempted = self._num_tokens, self._num_preempted
+            num_drafted, num_accepted = self._num_drafted, self._num_accepted
         recent = [execution for execution in executions if now_s - execution.at_s <= WINDOW_S]
         span_s = now_s - recent[0].at_s + recent[0].execute_s if recent else 0.0
         return Figures(
@@ -125,6 +138,8 @@ class History(Observer):
             num_running=self.service.num_running,
             num_preempted=num_preempted,
             num_scheduled_tokens=updates[-1].num_tokens if updates else 0,
+            num_draft_tokens=num_drafted,
+            num_accepted_tokens=num_accepted,
             num_pages=self.num_pages,
             num_pages_used=self.num_pages_used,
             cache_hit_rate=hit_rate,

@@ -150,6 +150,8 @@ class Assembly:
             "prompt_tokens": job.lengths.num_prompt,
             "cached_tokens": 0 if known is None else known.num_cached_tokens,
             "generated_tokens": num_generated,
+            "draft_tokens": sum(one.num_draft_tokens for one in self._known.values()),
+            "accepted_tokens": sum(one.num_accepted_tokens for one in self._known.values()),
             "original_prompt_tokens": job.original_prompt_tokens,
             "tokens_dropped": job.original_prompt_tokens - job.lengths.num_prompt,
             "requested_new_tokens_original": job.requested_new_tokens,

@@ -27,6 +27,7 @@ class Totals:
         self._num_completed = 0
         self._num_failed = 0
         self._num_tokens = 0
+        self._num_drafted = self._num_accepted = 0
         self._sums = dict.fromkeys(("latency", "ttft", "throughput"), 0.0)
 
     @property
@@ -45,6 +46,9 @@ class Totals:
         with self._lock:
             self._num_completed += 1
             self._num_tokens += output.num_generated_tokens
+            metrics = output.metrics or {}
+            self._num_drafted += metrics.get("draft_tokens", 0)
+            self._num_accepted += metrics.get("accepted_tokens", 0)
             self._sums["latency"] += output.processing_time
             self._sums["ttft"] += output.first_token_time or 0.0
             self._sums["throughput"] += output.tokens_per_second
@@ -74,6 +78,8 @@ class Totals:
                 "total_completed": self._num_completed,
                 "total_failed": self._num_failed,
                 "total_tokens": self._num_tokens,
+                "total_draft_tokens": self._num_drafted,
+                "total_accepted_tokens": self._num_accepted,
             }
 
     def _forget_old(self) -> None:

@@ -208,7 +208,8 @@ class IncrementalDetokenizer:
 class StopChecker:
     """Finds stop texts in a stream of text, and never gives out text that a stop text still to be completed would cut.
 
-    Of several stop texts the one that ends first counts, of those the longest: the same however the stream is cut.
+    Of several stop texts the one that ends first counts, of those the longest: the same however the stream is cut. One that
+    ends in text pushed with `counts` False does not count; one that only begins there does.
     """
 
     def __init__(self, stop: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
@@ -228,12 +229,17 @@ class StopChecker:
         """Whether a stop text has ended the stream."""
         return self._met is not None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, counts: bool = True) -> str:
         """What can be shown of the held text and this. Once a stop text was met, nothing any more."""
         if self.stopped:
             return ""
-        text = self._held + text
-        ends = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
+        before, text = len(self._held), self._held + text
+        # What ends in the held text was looked for already, or did not count there.
+        ends = [
+            (start + len(stop), start, stop)
+            for stop in (self._stop if counts else ())
+            if (start := text.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
         if ends:
             end, start, self._met = min(ends)
             self._held = ""

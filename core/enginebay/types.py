@@ -98,7 +98,9 @@ class SamplingParams(BaseModel):
     no_repeat_ngram_size: int = Field(
         default=0, ge=0, description="no sequence of so many tokens comes twice, prompt included; 0: any may"
     )
-    min_tokens: int = Field(default=0, ge=0, description="least new tokens before a token that ends it")
+    min_tokens: int = Field(
+        default=0, ge=0, description="least new tokens before a token or text that ends it"
+    )
     logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
         default_factory=dict, description="token id -> what is added to its score, -100 to 100"
     )
@@ -187,7 +189,7 @@ class FrozenSampling:
     stop_words_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of new tokens that end the request; the host looks for them."""
     min_tokens: int = 0
-    """How many new tokens come before one that ends the request, by itself or as the last of such a sequence."""
+    """How many new tokens come before one that ends the request, by itself or as the last of such a sequence or of a stop text."""
 
     @property
     def tells_all(self) -> bool:

@@ -28,6 +28,7 @@ CHOICES = {
     "kernel": ("--attention", "kernels.attention.decode"),
     "scheduler": ("--scheduler", "scheduler"),
     "sampler": ("--sampler", "sampler"),
+    "proposer": ("--proposer", "proposer"),
     "platform": ("--platform", "platform"),
     "engine": ("--engine", "engine"),
 }
@@ -89,7 +90,9 @@ def test_it_is_listed_with_its_distribution(kind: str, records: list[dict[str, A
 
 def test_each_can_be_chosen_by_name(site: Path) -> None:
     together = [
-        w for kind in ("kernel", "scheduler", "sampler", "engine") for w in (CHOICES[kind][0], f"my_{kind}")
+        w
+        for kind in ("kernel", "scheduler", "sampler", "proposer", "engine")
+        for w in (CHOICES[kind][0], f"my_{kind}")
     ]
     for arguments, kinds in (
         (together, CHOICES.keys() - {"platform"}),
@@ -114,6 +117,7 @@ from enginebay import LLM, SamplingParams
 
 small = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 128, "dtype": "float32", "layout": "hnd"}
 mine = {"scheduler": "my_scheduler", "sampler": "my_sampler", "engine": "my_engine", "platform": "my_platform"}
+mine |= {"proposer": "my_proposer"}
 kernel = {"kernels": {"attention": "my_kernel"}, **mine, "platform": "cpu"}
 tokens = []
 for choices in ({}, mine, kernel):

@@ -19,6 +19,7 @@ KINDS: Mapping[str, str] = {
     "scheduler": "scheduler:",
     "sampler": "sampler:",
     "processor": "logits_processor:",
+    "proposer": "proposer:",
     "platform": "platform:",
     "engine": "engine:",
 }
@@ -28,6 +29,7 @@ HOW_TO_CHOOSE: Mapping[str, str] = {
     "kernel": "enginebay generate --attention {name}",
     "scheduler": "enginebay generate --scheduler {name}",
     "sampler": "enginebay generate --sampler {name}",
+    "proposer": "enginebay generate --proposer {name}",
     "platform": "enginebay generate --platform {name}",
     "engine": "enginebay generate --engine {name}",
 }

@@ -39,6 +39,7 @@ class CompletionReader:
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
         )
         self._sequences = SequenceChecker(sampling.stop_words_ids, sampling.min_tokens)
+        self._num_early, self._is_early = sampling.min_tokens, False
         self._stops = StopChecker(
             sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output
         )
@@ -92,8 +93,12 @@ class CompletionReader:
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
         """What can be shown after these tokens. A stop token ends the text and is no part of it."""
-        shown = (token_id for token_id in token_ids if token_id not in self._hidden)
-        return "".join(self._stops.push(self._detokenizer.push([token_id])) for token_id in shown)
+        text = ""
+        for token_id in token_ids:
+            self._is_early, self._num_early = self._num_early > 0, self._num_early - 1
+            if token_id not in self._hidden:
+                text += self._stops.push(self._detokenizer.push([token_id]), counts=not self._is_early)
+        return text
 
     def _take_logprobs(self, event: TokenEvent, num_tokens: int) -> tuple[dict[int, float], ...] | None:
         """Those of an event's first tokens; None when they were not asked for."""
@@ -126,7 +131,7 @@ class CompletionReader:
     def _finish(self) -> str:
         """What was held back."""
         rest = self._text_of(self._sequences.flush())
-        rest += self._stops.push(self._detokenizer.flush())
+        rest += self._stops.push(self._detokenizer.flush(), counts=not self._is_early)
         if self._stops.stopped:
             self.finish_reason = "stop"
         return rest + self._stops.flush()

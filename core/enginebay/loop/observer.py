@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -52,6 +52,12 @@ class Execution:
     execute_s: float
     num_rows: int
     num_new_tokens: int
+    num_drafts: int = 0
+    """Rows whose next tokens were guessed, those of requests that had ended left out."""
+    num_draft_tokens: int = 0
+    """How many tokens were guessed for them."""
+    num_accepted_tokens: int = 0
+    """How many of these held."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,8 +152,16 @@ class Watch:
             self._num_tokens += sum(row.num_tokens for row in plan.rows)
         return time.monotonic()
 
-    def read(self, launched_s: float, rows: Iterable[Tracked], tokens: np.ndarray, now_s: float) -> None:
-        """The tokens int32 [rows, steps] of a step have come, and are not recorded yet.
+    def read(
+        self,
+        launched_s: float,
+        rows: Iterable[Tracked],
+        tokens: np.ndarray,
+        now_s: float,
+        num_drafts: Sequence[int] = (),
+    ) -> None:
+        """The tokens int32 [rows, steps] of a step have come, and are not recorded yet. `num_drafts` are those of each row of a
+        step that verifies some.
 
         `launched_s` nan: nobody observed then, and nobody is told.
         """
@@ -158,7 +172,16 @@ class Watch:
             0 if tracked.finished else int((row >= 0).sum())
             for tracked, row in zip(rows, tokens, strict=True)
         ]
-        execution = Execution(now_s, now_s - began_s, len(counts), sum(counts))
+        verified = [(drafts, new) for drafts, new in zip(num_drafts, counts, strict=False) if drafts and new]
+        execution = Execution(
+            now_s,
+            now_s - began_s,
+            len(counts),
+            sum(counts),
+            num_drafts=len(verified),
+            num_draft_tokens=sum(drafts for drafts, _ in verified),
+            num_accepted_tokens=sum(new - 1 for _, new in verified),
+        )
         self._tell(lambda observer: observer.executed(execution))
 
     def ended(self, tracked: Tracked, reason: FinishReason) -> None:

@@ -66,7 +66,10 @@ class Speculation:
         return min(steps, self.most + 1) if hope else steps
 
     def learn(self, tracked: Tracked, num_drafts: int, num_new: int) -> None:
-        """A step of a row was read: with drafts, or of `num_new` tokens without, which show what drafts were worth."""
+        """A step of a row was read: with drafts, or of `num_new` tokens without, which show what drafts were worth.
+
+        One without either, a part of what is prefilled again after a preemption, shows nothing.
+        """
         if self.proposer is None:
             return
         if num_drafts:
@@ -75,7 +78,11 @@ class Speculation:
             tracked.metrics.num_accepted_tokens += accepted
             tracked.num_launched = len(tracked.output)  # fewer than were launched
             tracked.standing = tracked.standing.after(accepted, num_drafts, self.most)
-        elif not (tracked.finished or tracked.standing.is_good) and can_speculate(tracked.request.sampling):
+        elif (
+            num_new
+            and not (tracked.finished or tracked.standing.is_good)
+            and can_speculate(tracked.request.sampling)
+        ):
             most = min(self.most, num_new)
             tokens = self._tokens(tracked)
             drafts = self._proposed(self.proposer, tokens[:-most], most)

@@ -126,7 +126,7 @@ class Steps:
         tokens = step.pending.read()
         now_s = time.monotonic()
         if self.watch.is_on:
-            self.watch.read(step.launched_s, step.rows, tokens, now_s)
+            self.watch.read(step.launched_s, step.rows, tokens, now_s, step.num_drafts or ())
         counts = (tokens >= 0).sum(axis=1)
         self.places.append(step.rows, tokens, counts)
         told = step.logprobs(tokens, counts.tolist())

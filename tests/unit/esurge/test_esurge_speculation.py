@@ -1,0 +1,119 @@
+"""eSurge with a proposer: what was drafted and what held is counted alike in outputs, summary, metrics, log, console and dashboard."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from enginebay_esurge import eSurge
+from enginebay_esurge.console import figures_table
+from enginebay_esurge.dashboard import make_dashboard
+from enginebay_esurge.observing import History
+from tests.brief import BRIEF
+from tests.unit.esurge.small import GREEDY_ON, OPTIONS, PROMPT, assert_idle, until, with_
+
+parser = pytest.importorskip("prometheus_client.parser")
+
+pytestmark = pytest.mark.xdist_group("esurge")
+
+STORY = "Tom has a red ball. Tom and the dog play. "
+ONE_ROW: dict[str, Any] = OPTIONS | {"compile_runner": False, "max_num_seqs": 1}
+NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+
+@pytest.fixture(scope="module")
+def shared_drafting() -> Iterator[eSurge]:
+    """Two layers of the demo model, which repeat themselves when they are greedy."""
+    with eSurge(BRIEF, proposer="ngram", draft_tokens=3, **ONE_ROW) as engine:
+        yield engine
+        assert_idle(engine)
+
+
+@pytest.fixture
+def drafting(shared_drafting: eSurge) -> Iterator[eSurge]:
+    yield shared_drafting
+    shared_drafting.stop_monitoring()
+
+
+def scrape(url: str) -> dict[str, float]:
+    text = urllib.request.urlopen(url, timeout=30).read().decode()
+    families = parser.text_string_to_metric_families(text)
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def drafted(metrics: dict[str, Any] | None) -> tuple[int, int]:
+    assert metrics is not None
+    return metrics["draft_tokens"], metrics["accepted_tokens"]
+
+
+def shown(history: History) -> str:
+    terminal = io.StringIO()
+    Console(file=terminal, width=120).print(figures_table("my engine", history.figures()))
+    return terminal.getvalue()
+
+
+def test_drafts_are_counted_everywhere(drafting: eSurge, tmp_path: Path) -> None:  # holds SG3
+    path = tmp_path / "log.jsonl"
+    before = drafting.get_metrics_summary()
+    urls = drafting.start_monitoring(
+        prometheus_port=0, start_grafana=False, log_file=str(path), log_interval=0.05
+    )
+    history = History(drafting._service, drafting._serving.totals, 10)
+    drafting._service.audience.add(history)
+    started = scrape(urls["prometheus"])
+    assert [started[f"esurge_spec_decode_{name}_total"] for name in NAMES] == [0, 0, 0]
+    # Behind the last prompt the model says 5 for ever, which was another token after two of them.
+    prompts = [STORY * 2, PROMPT, [5, 5, 7, 1, 2, 3, 4, 5]]
+    outputs = drafting.generate(prompts, with_(GREEDY_ON, max_tokens=24, n=2))
+    seen = scrape(urls["prometheus"])
+    num_drafts, num_drafted, num_accepted = (seen[f"esurge_spec_decode_{name}_total"] for name in NAMES)
+    assert 0 < num_accepted < num_drafted <= 3 * num_drafts
+    counts = [drafted(output.metrics) for output in outputs]
+    assert counts[2][1] < counts[2][0]
+    assert (num_drafted, num_accepted) == tuple(map(sum, zip(*counts, strict=True)))
+    after = drafting.get_metrics_summary()
+    assert [after[name] - before[name] for name in ("total_draft_tokens", "total_accepted_tokens")] == [
+        num_drafted,
+        num_accepted,
+    ]
+    figures = history.figures()
+    assert (figures.num_draft_tokens, figures.num_accepted_tokens) == (num_drafted, num_accepted)
+    assert f"{int(num_accepted)} of {int(num_drafted)} tokens held" in shown(history)
+    drafting._service.audience.remove(history)
+    until(lambda: f'"num_accepted_tokens": {int(num_accepted)}' in path.read_text())
+    drafting.stop_monitoring()
+    last = json.loads(path.read_text().splitlines()[-1])
+    assert last["num_draft_tokens"] == num_drafted
+
+
+def test_the_dashboard_shows_them(drafting: eSurge) -> None:  # holds SG3
+    expressions = [
+        target["expr"]
+        for panel in make_dashboard("uid", speculates=True)["panels"]
+        for target in panel["targets"]
+    ]
+    read = set(re.findall(r"esurge_spec_\w+", " ".join(expressions)))
+    assert read == {f"esurge_spec_decode_{name}_total" for name in NAMES}
+    url = drafting.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
+    assert read <= scrape(url).keys()
+    drafting.stop_monitoring()
+
+
+def test_an_engine_without_a_proposer_has_none_of_them(drafting: eSurge, engine: eSurge) -> None:  # holds SG3
+    params = with_(GREEDY_ON, max_tokens=24)
+    url = engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
+    history = History(engine._service, engine._serving.totals, 10)
+    [output] = engine.generate(STORY * 2, params)
+    assert not [name for name in scrape(url) if "spec_decode" in name]
+    assert drafted(output.metrics) == (0, 0)
+    assert "held" not in shown(history)
+    assert "spec_decode" not in json.dumps(make_dashboard("uid"))
+    engine.stop_monitoring()
