@@ -37,6 +37,8 @@ def _prepare_jax() -> None:
     # Nothing that a test does may leave this machine: a hub that nobody answers for. Tests of the hub path name their own.
     os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # A user's folder of its own: tables that a developer has tuned must not change what is tested.
+    os.environ["XDG_CACHE_HOME"] = str(ROOT / ".cache" / "user")
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
         flags = f"{flags} --xla_force_host_platform_device_count={NUM_HOST_DEVICES}".strip()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ from typing import Any, Self
 import jax.numpy as jnp
 
 from enginebay.errors import RequestError, explain
+from enginebay.llm.override import Given
 from enginebay.llm.prepare import Prompt, Prompts, as_prompts
 from enginebay.llm.standing import Priorities, Tenants, standings
 from enginebay.model import Checkpoint
@@ -98,30 +100,15 @@ class eSurge:  # noqa: N801  # the name its users know
             }
         )
         settings = EngineSettings(
-            dtype,
-            max_model_len,
-            max_num_seqs,
-            max_num_batched_tokens,
-            hbm_utilization,
-            page_size,
-            enable_prefix_caching,
-            use_aot_forward,
-            compile_runner,
-            auto_shard_model,
-            sharding_axis_dims,
-            overlap_execution,
-            kwargs,
-        )
+            dtype, max_model_len, max_num_seqs, max_num_batched_tokens, hbm_utilization, page_size,
+            enable_prefix_caching, use_aot_forward, compile_runner, auto_shard_model, sharding_axis_dims,
+            overlap_execution, kwargs,
+        )  # fmt: skip
         level = logging.INFO if runner_verbose and not silent_mode else logging.DEBUG
         rules = ContextRules(
-            max_model_len,
-            reserve_tokens,
-            auto_truncate_prompt,
-            auto_cap_new_tokens,
-            strict_context,
-            truncate_mode,
+            max_model_len, reserve_tokens, auto_truncate_prompt, auto_cap_new_tokens, strict_context, truncate_mode,
             prefer_preserve_prompt,
-        )
+        )  # fmt: skip
         subject = open_subject(model, tokenizer, settings)
         preparer = subject.make_preparer(extra_eos_token_ids or ())
         rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
@@ -284,6 +271,21 @@ class eSurge:  # noqa: N801  # the name its users know
         An id that is not under way is left alone.
         """
         self._serving.abort(request_id)
+
+    @contextlib.contextmanager
+    def override(
+        self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
+        rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
+    ) -> Iterator[Self]:  # fmt: skip
+        """While the block lasts, steps run with other implementations of ops, as in LLM.override, also of an engine that is
+        stopped or paused, whose cache is then allocated.
+
+        IncorrectError for one that fails its quick check, RequestError (a ValueError) while requests are under way; those that
+        are at the end of the block end with StoppedError.
+        """
+        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
+        with self._service.override(given, check=check):
+            yield self
 
     def set_sampling_params_callback(self, callback: SamplingCallback | None) -> None:
         """Have `callback` called with a copy of the parameters of every request from now on, and a dict of its request_id,

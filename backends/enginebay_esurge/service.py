@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from enginebay.build.compose import Composed
 from enginebay.engine import Engine
-from enginebay.errors import explain
-from enginebay.loop.loop import EngineLoop
+from enginebay.errors import EnginebayError, explain
+from enginebay.llm.override import Given, overridden
+from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.loop.messages import Ticket
 from enginebay.types import Request
 from enginebay_esurge.audience import Audience
@@ -112,6 +114,21 @@ class Service:
         """Run a function between steps, and return its result."""
         with self.lock:
             return function() if self._loop is None else self._loop.call(function)
+
+    @contextlib.contextmanager
+    def override(self, given: Given, *, check: bool) -> Iterator[None]:
+        """While the block lasts, steps run with other implementations, whether the service runs or not; see `overridden`."""
+        before = self.parts
+
+        def end(error: EnginebayError) -> None:
+            if self._loop is not None:
+                end_all(self._loop, error)
+
+        with overridden(before, self, end, given, check=check) as self.parts:
+            try:
+                yield
+            finally:
+                self.parts = before
 
 
 # On the engine's thread.

@@ -2,48 +2,103 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from enginebay.ops.caps import Env
+from enginebay.ops.tuning import OpProblem
 from enginebay_native.calls import register
 
 MOST_ROWS = 48
 """XLA's product is faster for more (docs/performance.md)."""
 
+BLOCK_KIB = (32, 64, 128, 256, 512)
+TASKS_PER_THREAD = (2, 4, 8)
+
 TARGET = register("linear")
 
 
-def linear(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None = None,
-    *,
-    out_dtype: jnp.dtype | str | None = None,
-) -> jax.Array:
-    """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in `out_dtype` or x's dtype.
-
-    Products are accumulated, and the bias added, in f32; the result is rounded once. Up to MOST_ROWS rows, each one's
-    result is the same bits however many there are.
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """How outputs are shared out. The weights of a block should stay in a second-level cache while all rows pass; a thread
+    gets so many tasks, so that one that is late holds up few. Neither changes a bit of a result.
     """
-    out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
-    matrix = weight.reshape(math.prod(out_dims), -1)
-    flat = x.reshape(x.shape[0], -1)
-    if (
-        flat.shape[0] <= MOST_ROWS
-        and flat.dtype == matrix.dtype
-        and flat.dtype in (jnp.float32, jnp.bfloat16)
-    ):
-        shape = jax.ShapeDtypeStruct((flat.shape[0], matrix.shape[0]), jnp.float32)
-        out = jax.ffi.ffi_call(TARGET, shape)(flat, matrix)
-    else:
-        precision = jax.lax.Precision.HIGHEST if flat.dtype == matrix.dtype == jnp.float32 else None
-        numbers = (((1,), (1,)), ((), ()))
-        out = jax.lax.dot_general(
-            flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
+
+    block_kib: int = 128
+    tasks_per_thread: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeLinear:
+    """By the contract of the op linear; up to MOST_ROWS rows of one dtype in C++."""
+
+    name: str = "native"
+    version: str = "1"
+    choose: Callable[[OpProblem], Sharing] = lambda _: Sharing()
+    """The configuration of a call, by its rows (the next power of two), inputs, outputs and dtype."""
+
+    def default_config(self, env: Env, problem: OpProblem) -> Sharing:
+        """The same for all."""
+        return Sharing()
+
+    def candidates(self, env: Env, problem: OpProblem) -> list[Sharing]:
+        """Blocks from a quarter of the default's to four times as much, and half or twice as many tasks."""
+        return [Sharing(kib, tasks) for kib in BLOCK_KIB for tasks in TASKS_PER_THREAD]
+
+    def tuned(self, choose: Callable[[OpProblem], Sharing]) -> NativeLinear:
+        """The same with other configurations."""
+        return dataclasses.replace(self, choose=choose)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        out_dtype: jnp.dtype | str | None = None,
+    ) -> jax.Array:
+        """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in `out_dtype` or x's dtype.
+
+        Products are accumulated, and the bias added, in f32; the result is rounded once. Up to MOST_ROWS rows, each one's
+        result is the same bits however many there are.
+        """
+        out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
+        matrix = weight.reshape(math.prod(out_dims), -1)
+        flat = x.reshape(x.shape[0], -1)
+        if (
+            flat.shape[0] <= MOST_ROWS
+            and flat.dtype == matrix.dtype
+            and flat.dtype in (jnp.float32, jnp.bfloat16)
+        ):
+            out = self._in_cpp(flat, matrix)
+        else:
+            precision = jax.lax.Precision.HIGHEST if flat.dtype == matrix.dtype == jnp.float32 else None
+            numbers = (((1,), (1,)), ((), ()))
+            out = jax.lax.dot_general(
+                flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
+            )
+        out = out.reshape(x.shape[0], *out_dims)
+        if bias is not None:
+            out = out + bias.astype(jnp.float32)
+        return out.astype(out_dtype or x.dtype)
+
+    def _in_cpp(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
+        rows, outputs = x.shape[0], matrix.shape[0]
+        sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(x.dtype)))
+        # One row has a tile of its own; others go by the next power of two, as few steps have just so many rows.
+        sharing = self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
+        product: jax.Array = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32))(
+            x,
+            matrix,
+            block_bytes=np.int64(sharing.block_kib << 10),
+            tasks_per_thread=np.int64(sharing.tasks_per_thread),
         )
-    out = out.reshape(x.shape[0], *out_dims)
-    if bias is not None:
-        out = out + bias.astype(jnp.float32)
-    return out.astype(out_dtype or x.dtype)
+        return product
+
+
+linear = NativeLinear()

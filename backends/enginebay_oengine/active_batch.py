@@ -127,6 +127,12 @@ class ActiveSequenceBatch:
             self.available_slots.put(slot)
             return True
 
+    def vacate_all(self) -> None:
+        """Free every slot."""
+        with self.context_lock:
+            for slot in list(self.active_slot_requests_map):
+                self.vacate(slot)
+
     def _decoding(self) -> np.ndarray:
         mask = np.zeros(self.sizes.num_slots, bool)
         with self.context_lock:

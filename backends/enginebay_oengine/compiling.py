@@ -59,6 +59,11 @@ class CompiledOnce:
         """Programs compiled so far."""
         return len(self._programs)
 
+    def forget(self, static: Any) -> None:
+        """Drop the programs that were compiled for a static argument."""
+        with self._lock:
+            self._programs = {key: p for key, p in self._programs.items() if static not in key[0]}
+
     def _split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
         statics = tuple(args[i] for i in self.static_argnums)
         return statics, [arg for i, arg in enumerate(args) if i not in self.static_argnums]

@@ -23,6 +23,7 @@ class PageReader(Protocol):
     """The cache that pages are of."""
 
     manager: HBMPageManager
+    held: weakref.WeakSet[Any]
 
     def read(self, leases: Sequence[Lease]) -> Views:
         """The pages' arrays."""
@@ -37,6 +38,7 @@ class HeldPages:
         self.lengths = tuple(lengths)
         self.let_go = weakref.finalize(self, owner.manager.release_later, self.leases)
         self.let_go.atexit = False
+        owner.held.add(self)
 
 
 @tree_util.register_pytree_with_keys_class

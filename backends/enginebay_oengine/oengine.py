@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from enginebay.build.compose import make_parts
+from enginebay.build.override import overridden_plan
 from enginebay.errors import ConfigError, InputError, explain
+from enginebay.llm.override import Given
 from enginebay.model import Weights
 from enginebay.runner.weights import merge_weights
 from enginebay.sampler import request_key
@@ -96,6 +102,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         self._steps = Steps(self.model, storage, manager, slots, self.pad_token_id or 0)
         self._slots = Slots(self._steps, self._sizes)
         self._state: ActiveSequenceBatch | None = None
+        self._states: weakref.WeakSet[ActiveSequenceBatch] = weakref.WeakSet()
 
     @property
     def storage(self) -> PagedAttentionCache:
@@ -195,6 +202,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def init_decode_state(self) -> ActiveSequenceBatch:
         """A state with all slots free. free_resource is about the state that was made last."""
         self._state = ActiveSequenceBatch(self.manager, self._sizes)
+        self._states.add(self._state)
         return self._state
 
     def free_resource(self, slot: int) -> bool:
@@ -202,6 +210,31 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         if isinstance(slot, bool) or not 0 <= slot < self._sizes.num_slots:
             raise InputError(explain(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it."))
         return self._state is not None and self._state.vacate(int(slot))
+
+    @contextlib.contextmanager
+    def override(
+        self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
+        rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
+    ) -> Iterator[Self]:  # fmt: skip
+        """While the block lasts, steps run with other implementations of ops, as in LLM.override.
+
+        RequestError while sequences hold pages, in slots or as prefixes: free and release them first. At the end of the block
+        all slots are freed, and prefixes that were made in it are released. The former programs come back without compiling.
+        """
+        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
+        before = self.model
+        plan = overridden_plan(before.plan, given.by_op(), check=check)
+        parts = make_parts(plan)
+        with self._steps.override(parts, self._free_slots):
+            self.model, self.graphdef = dataclasses.replace(before, plan=plan, parts=parts), parts
+            try:
+                yield self
+            finally:
+                self.model, self.graphdef = before, before.parts
+
+    def _free_slots(self) -> None:
+        for state in self._states:
+            state.vacate_all()
 
     def prefill(
         self,

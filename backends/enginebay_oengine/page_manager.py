@@ -60,6 +60,14 @@ class HBMPageManager:
             self._collect()
             return self._ledger.store.available()
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that hold pages: those in slots, and of prefixes that somebody refers to."""
+        with self.lock:
+            self._collect()
+            num_rows = ROWS_PER_PAGE * self.metadata.num_pages
+            return num_rows - len(self._free_rows) - len(self._single)
+
     def alloc_hbm_pages(self, num_pages: int) -> list[int]:
         """So many pages, or [] when there are not as many. InputError for a count below 0."""
         if num_pages < 0:

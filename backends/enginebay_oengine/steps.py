@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,15 +15,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.cache import Lease
 from enginebay.engine import Compilations
-from enginebay.errors import ConfigError, InputError, explain
+from enginebay.errors import ConfigError, InputError, RequestError, explain
 from enginebay.model import Weights
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.parts import EngineParts
 from enginebay.runner.step import Program
 from enginebay_oengine.compiling import cjit
 from enginebay_oengine.copying import copy_page
 from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
 from enginebay_oengine.generation_state import (
     GenerationState,
+    HeldPages,
     Views,
     place_rows,
     read_pages,
@@ -83,6 +88,8 @@ class Steps:
         self._write = compiled(write_pages, (), (0,), where.views)
         self._place = compiled(place_rows, (), (0,), whole)
         self._take = compiled(take_rows, (1, 2), (), whole)
+        self.held: weakref.WeakSet[HeldPages] = weakref.WeakSet()
+        """Pages that prefixes hold."""
 
     def run(
         self, weights: Weights, inputs: ModelInputBatch, rows: DeviceRows, rngs: np.ndarray | None = None
@@ -93,6 +100,37 @@ class Steps:
             self.graphdef, weights, {}, inputs, self.storage, rows, rngs
         )
         return output, rows
+
+    @contextlib.contextmanager
+    def override(self, parts: EngineParts, free_slots: Callable[[], None]) -> Iterator[None]:
+        """While the block lasts, steps are those of other parts; the former programs come back, and the others are dropped.
+
+        RequestError while sequences hold pages: what one implementation computed is none of another's. At the end
+        `free_slots` is called, and the pages of prefixes are taken back. Within the block programs may be compiled, whatever `compilations` says.
+        """
+        with self.lock:
+            count = self.manager.num_sequences
+            if count:
+                raise RequestError(
+                    explain(
+                        f"{count} sequences hold pages while implementations are to be swapped",
+                        "none, in slots and prefixes",
+                        "Free the slots, release the prefixes, and try again.",
+                    )
+                )
+            before, forbidden = self.graphdef, self.compilations.forbidden
+            program = Program(parts.model, parts.ops, parts.sampler)
+            graphdef = dataclasses.replace(before, program=program, compact_decode=parts.compact_decode)
+            self.graphdef, self.compilations.forbidden = graphdef, False
+        try:
+            yield
+        finally:
+            with self.lock:
+                free_slots()
+                for pages in self.held:
+                    pages.let_go()
+                self.graphdef, self.compilations.forbidden = before, forbidden
+                self.forward.forget(graphdef)
 
     def take(self, rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:
         """See take_rows."""

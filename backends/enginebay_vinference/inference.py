@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from enginebay.build.compose import make_parts
+from enginebay.build.override import overridden_plan
 from enginebay.config import EngineConfig
-from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.errors import RequestError, explain
 from enginebay.llm import LLM
+from enginebay.llm.override import Given
 from enginebay.model import Model, Weights
 from enginebay.runner.weights import merge_weights
 from enginebay.text import Message, Tokenizer
 from enginebay.types import SamplingParams
 from enginebay_vinference.concurrent import Concurrently, Progress
-from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.functions import Function
 from enginebay_vinference.inference_config import vInferenceConfig
-from enginebay_vinference.inputs import SEQUENCE_DIM_MAPPING, adjust, real_rows
+from enginebay_vinference.inputs import SEQUENCE_DIM_MAPPING, adjust, real_rows, refuse_inputs
 from enginebay_vinference.metrics import InferenceMetrics
 from enginebay_vinference.partition import StatePlacement
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.precompiler import Precompiler
-from enginebay_vinference.programs import Programs
+from enginebay_vinference.programs import Programs, Use
 from enginebay_vinference.prompts import (
     Prompt,
     PromptText,
+    as_texts,
     is_conversation,
     prompt_ids,
     read_states,
 )
 from enginebay_vinference.requests import Requests, check_seed
 from enginebay_vinference.state import SampleState, check_key
-from enginebay_vinference.stepping import Stepper, sampling_columns
+from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
 from enginebay_vinference.subject import Subject, complete_config, find_tokenizer, open_subject
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
@@ -215,14 +220,10 @@ class vInference:  # noqa: N801  # the name its users know
         return self._execute("decode", state, (graphstate, graphother), compile_config, sampling_params, func)
 
     def _execute(
-        self,
-        kind: Any,
-        state: SampleState,
-        changes: tuple[Any, Any],
-        compile_config: vInferencePreCompileConfig | None,
-        sampling_params: SamplingParams | None,
+        self, kind: Any, state: SampleState, changes: tuple[Any, Any],
+        compile_config: vInferencePreCompileConfig | None, sampling_params: SamplingParams | None,
         func: Function | None,
-    ) -> SampleState:
+    ) -> SampleState:  # fmt: skip
         state.check_not_spent()
         if compile_config is not None:
             state = state.replace(_compile_config=compile_config)
@@ -248,15 +249,7 @@ class vInference:  # noqa: N801  # the name its users know
         `prng_key` is taken as by init_state; other model_kwargs are refused, since no model here takes them.
         """
         key = model_kwargs.pop("prng_key", None)
-        used = {name: value for name, value in model_kwargs.items() if value is not None}
-        if used:
-            raise UnsupportedError(
-                explain(
-                    f"model inputs {', '.join(sorted(used))}",
-                    "input_ids and attention_mask",
-                    "Leave them out.",
-                )
-            )
+        refuse_inputs(model_kwargs)
         state = self.init_state(input_ids, attention_mask, sampling_params=sampling_params, prng_key=key)
         return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
 
@@ -268,16 +261,19 @@ class vInference:  # noqa: N801  # the name its users know
         weights = merge_weights(self._subject.weights, graphstate, graphother)
         return self._chunks(state, weights)
 
-    def _chunks(self, state: SampleState, weights: Weights) -> Generator[SampleState, None, SampleState]:
+    def _chunks(
+        self, state: SampleState, weights: Weights, use: Use | None = None
+    ) -> Generator[SampleState, None, SampleState]:
         """The prefill if it is still to be done, then the state after each chunk; one that is finished at once, as it is."""
-        if not _has_cache(state):
-            state = self._stepper.run("prefill", state, weights)
-        if _is_finished(state):
-            yield state
-        while not _is_finished(state):
-            state = self._stepper.run("decode", state, weights)
-            yield state
-        return state
+        with use or self._programs.use() as held:
+            if not has_cache(state):
+                state = self._stepper.run("prefill", state, weights, use=held)
+            if is_finished(state):
+                yield state
+            while not is_finished(state):
+                state = self._stepper.run("decode", state, weights, use=held)
+                yield state
+            return state
 
     def count_tokens(self, messages: str | Sequence[Message], oai_like: bool = False) -> int:  # noqa: FBT001, FBT002
         """Tokens of a text, or of a conversation in the model's chat template; `oai_like` as the OpenAI API writes contents."""
@@ -297,15 +293,7 @@ class vInference:  # noqa: N801  # the name its users know
         """
         params = self._requests.params(sampling_params)
         if not isinstance(prompt, str) and not is_conversation(prompt):
-            if not isinstance(prompt, Sequence) or not all(isinstance(text, str) for text in prompt):
-                raise PromptTypeError(
-                    explain(
-                        f"a prompt of type {type(prompt).__name__}",
-                        "text, a list of texts, or a list of messages",
-                        "Convert it first.",
-                    )
-                )
-            return [self.process_prompt(str(text), params, stream) for text in prompt]
+            return [self.process_prompt(text, params, stream) for text in as_texts(prompt)]
         text, parts = self.start_prompt(prompt, params)
         if stream:
             return parts
@@ -331,18 +319,17 @@ class vInference:  # noqa: N801  # the name its users know
     def _text_of(
         self, text: PromptText, state: SampleState, is_cancelled: Callable[[], bool]
     ) -> Generator[str, None, SampleState]:
-        state = self._stepper.run("prefill", state, self._subject.weights)
-        states = (
-            [state]
-            if _is_finished(state)
-            else itertools.chain([state], self._chunks(state, self._subject.weights))
-        )
-        if self._metrics is None:
-            return (yield from read_states(text, states, is_cancelled))
-        with self._metrics.prompt() as outputs:
-            last = yield from read_states(text, states, is_cancelled)
-            outputs.append(text.output())
-            return last
+        weights = self._subject.weights
+        with self._programs.use() as use:
+            state = self._stepper.run("prefill", state, weights, use=use)
+            rest = () if is_finished(state) else self._chunks(state, weights, use)
+            states = itertools.chain([state], rest)
+            if self._metrics is None:
+                return (yield from read_states(text, states, is_cancelled))
+            with self._metrics.prompt() as outputs:
+                last = yield from read_states(text, states, is_cancelled)
+                outputs.append(text.output())
+                return last
 
     async def process_prompts_concurrently(
         self,
@@ -363,10 +350,35 @@ class vInference:  # noqa: N801  # the name its users know
         together.check(prompts)
         return together.stream(prompts) if stream else await together.gather(prompts)
 
+    @contextlib.contextmanager
+    def override(
+        self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
+        rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
+    ) -> Iterator[Self]:  # fmt: skip
+        """While the block lasts, functions are made of other implementations of ops, as in LLM.override.
+
+        RequestError while generations are under way; those that are at the end of the block end with StoppedError. A state
+        tells nothing of what computed it: who takes one in or out of the block goes on from it as it is.
+        """
+        subject, done = self._subject, self._precompiler.done
+        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
+        plan = overridden_plan(subject.plan, given.by_op(), check=check)
+        with self._programs.override(make_parts(plan)):
+            self._subject = dataclasses.replace(subject, plan=plan)
+            try:
+                yield self
+            finally:
+                self._subject = subject
+                self._precompiler.restore(done)
+
     def save_inference(self, path: str | Path) -> None:
-        """Write configuration and compiled functions (as StableHLO) to a folder; see `enginebay_vinference.saved`."""
+        """Write configuration and compiled functions (as StableHLO) to a folder; see `enginebay_vinference.saved`.
+
+        RequestError within a block of override().
+        """
         from enginebay_vinference.saved import save
 
+        self._programs.check_lasting()
         save(self, self._programs, Path(path))
 
     @classmethod
@@ -379,20 +391,8 @@ class vInference:  # noqa: N801  # the name its users know
 
         saved = load(Path(path))
         inference = cls(
-            model,
-            processor_class,
-            saved.generation_config,
-            seed=saved.seed,
-            input_partition_spec=saved.input_partition_spec,
-            inference_name=saved.inference_name,
-        )
+            model, processor_class, saved.generation_config, seed=saved.seed,
+            input_partition_spec=saved.input_partition_spec, inference_name=saved.inference_name,
+        )  # fmt: skip
         saved.install(inference._programs, inference._precompiler.make_ready)
         return inference
-
-
-def _has_cache(state: SampleState) -> bool:
-    return "past_key_values" in state.model_kwargs
-
-
-def _is_finished(state: SampleState) -> bool:
-    return bool(np.asarray(state.is_sequence_finished).all())

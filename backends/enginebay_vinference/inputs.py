@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay_vinference.errors import InferenceWarning
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 
@@ -34,6 +34,14 @@ class Fit:
     compiled: tuple[vInferencePreCompileConfig, ...]
     max_prefill_length: int
     pad_token_id: int
+
+
+def refuse_inputs(others: Mapping[str, Any]) -> None:
+    """UnsupportedError for a model input beside ids and mask that is not None: no model here takes one."""
+    used = sorted(name for name, value in others.items() if value is not None)
+    if used:
+        given = f"model inputs {', '.join(used)}"
+        raise UnsupportedError(explain(given, "input_ids and attention_mask", "Leave them out."))
 
 
 def adjust(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 
 from enginebay.errors import EnginebayError, InputError, UnsupportedError, explain
 from enginebay_vinference.functions import InferenceShape
@@ -32,6 +33,11 @@ class Precompiler:
         """The standalone configurations that are compiled, by their hash."""
         with self._lock:
             return dict(self._done)
+
+    def restore(self, done: Mapping[int, vInferencePreCompileConfig]) -> None:
+        """Forget all but these, which `done` told: what was compiled besides is gone."""
+        with self._lock:
+            self._done = dict(done)
 
     @property
     def fit(self) -> Fit:

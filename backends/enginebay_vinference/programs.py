@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.errors import CompilationError, ConfigError, explain
+from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError, explain
+from enginebay.runner.parts import EngineParts
+from enginebay.runner.step import Program
 from enginebay.types import MAX_STOP_TOKENS
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
@@ -61,32 +64,98 @@ class Pair:
     decode: Function
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Made:
+    """A program and what was compiled of it. `always_compiles`: whatever the engine forbids."""
+
+    program: Program
+    pairs: dict[InferenceShape, Future[Pair]] = dataclasses.field(default_factory=dict)
+    always_compiles: bool = False
+
+
 class Programs:
-    """Compiles, keeps and hands out Pairs. Safe from several threads; a shape whose compilation failed can be tried again."""
+    """Compiles, keeps and hands out Pairs. Safe from several threads; a shape whose compilation failed can be tried again.
+
+    The program is the engine's as it was when this was made: what is swapped in an LLM that shares the engine stays there.
+    """
 
     def __init__(self, engine: VInferenceEngine, placement: StatePlacement) -> None:
         self.engine = engine
         self.placement = placement
-        self._lock = threading.Lock()
-        self._pairs: dict[InferenceShape, Future[Pair]] = {}
+        # A generator that is collected as garbage lets go of its use, perhaps while the lock is held.
+        self._lock = threading.RLock()
+        self._made = Made(engine.runner.program)
+        self._num_uses = 0
         self._described: dict[tuple[InferenceShape, Kind], Arrays] = {}
 
     @property
     def shapes(self) -> list[InferenceShape]:
         """What is compiled now."""
         with self._lock:
-            return [shape for shape, pair in self._pairs.items() if pair.done() and pair.exception() is None]
+            pairs = self._made.pairs.items()
+            return [shape for shape, pair in pairs if pair.done() and pair.exception() is None]
 
-    def get(self, shape: InferenceShape, *, ahead: bool, make: Callable[[], Pair] | None = None) -> Pair:
+    def use(self) -> Use:
+        """A hold on what is used now."""
+        return Use(self, self._made)
+
+    def count(self, change: int) -> None:
+        """Take note that so many more uses are under way."""
+        with self._lock:
+            self._num_uses += change
+
+    def check_lasting(self) -> None:
+        """RequestError within a block of override(), whose functions nobody is to keep."""
+        if self._made.always_compiles:
+            raise RequestError(
+                explain(
+                    "functions of implementations that are swapped in, to be saved",
+                    "those that stay",
+                    "Save the inference after the block of override().",
+                )
+            )
+
+    @contextlib.contextmanager
+    def override(self, parts: EngineParts) -> Iterator[None]:
+        """While the block lasts, use functions made of other parts; those that were compiled come back afterwards.
+
+        RequestError while there are uses under way; those that are at the end of the block end with StoppedError.
+        """
+        with self._lock:
+            if self._num_uses:
+                raise RequestError(
+                    explain(
+                        "generations are under way while implementations are to be swapped",
+                        "none",
+                        "Let them end, or close their generators, and try again.",
+                    )
+                )
+            before, self._made = self._made, Made(parts.program(), always_compiles=True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._made = before
+
+    def get(
+        self,
+        shape: InferenceShape,
+        *,
+        ahead: bool,
+        make: Callable[[], Pair] | None = None,
+        made: Made | None = None,
+    ) -> Pair:
         """The pair for `shape`, compiled when there is none; `make` takes the place of compiling.
 
         `ahead`: before any request waits for it. Raises CompilationError otherwise when the engine may compile no more.
+        `made`: where it is looked for and kept; None: what is used now.
         """
         with self._lock:
-            future = self._pairs.get(shape)
+            made = made or self._made
+            future = made.pairs.get(shape)
             is_mine = future is None
             if future is None:
-                if not ahead and self.engine.compilations.forbidden:
+                if not ahead and self.engine.compilations.forbidden and not made.always_compiles:
                     raise CompilationError(
                         explain(
                             f"no program for {shape}",
@@ -94,20 +163,23 @@ class Programs:
                             "Precompile it first.",
                         )
                     )
-                future = self._pairs[shape] = Future()
+                future = made.pairs[shape] = Future()
         if is_mine:
             try:
-                future.set_result((make or functools.partial(self._compile, shape))())
+                future.set_result((make or functools.partial(self._compile, shape, made.program))())
             except BaseException as error:
                 with self._lock:
-                    del self._pairs[shape]
+                    del made.pairs[shape]
                 future.set_exception(error)
                 raise
         return future.result()
 
-    def _compile(self, shape: InferenceShape) -> Pair:
+    def _compile(self, shape: InferenceShape, program: Program) -> Pair:
         start = time.perf_counter()
-        lowered = [self.jitted(shape, kind).lower(*self.describe(shape, kind)) for kind in KINDS]
+        recipe = self.recipe(shape, program)
+        lowered = [
+            self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind)) for kind in KINDS
+        ]
         pair = self.compile_lowered(lowered)
         log.info("compiled %s in %.2f s", shape, time.perf_counter() - start)
         return pair
@@ -120,9 +192,18 @@ class Programs:
         self.engine.compilations.count += len(KINDS)
         return Pair(*made)
 
-    def jitted(self, shape: InferenceShape, kind: Kind, function: Callable[..., Any] | None = None) -> Any:
-        """One of the functions (or `function` in its place), ready to be lowered: the state's arrays are donated."""
-        step = functools.partial(STEPS[kind], self.recipe(shape)) if function is None else function
+    def jitted(
+        self,
+        shape: InferenceShape,
+        kind: Kind,
+        function: Callable[..., Any] | None = None,
+        recipe: Recipe | None = None,
+    ) -> Any:
+        """One of the functions (or `function` in its place), ready to be lowered: the state's arrays are donated.
+
+        `recipe` None: that of what is used now.
+        """
+        step = functools.partial(STEPS[kind], recipe or self.recipe(shape)) if function is None else function
         if function is None:
             # partial objects have no name; this one is what profiles and compile logs show
             step.__name__ = f"enginebay_vinference_{kind}"
@@ -132,12 +213,12 @@ class Programs:
             outputs = (jax.tree.map(lambda a: a.sharding, after), self.engine.parts.placement.replicated)
         return jax.jit(step, donate_argnums=1, out_shardings=outputs)
 
-    def recipe(self, shape: InferenceShape) -> Recipe:
-        """What the functions of a shape are made of."""
+    def recipe(self, shape: InferenceShape, program: Program | None = None) -> Recipe:
+        """What the functions of a shape are made of; `program` None: the one that is used now."""
         engine = self.engine
         slots = engine.geometry.exact_shape(shape.num_rows, shape.width)
         layouts = engine.geometry.layouts(slots, engine.parts.model.info.groups, engine.parts.dtype)
-        return Recipe(engine.runner.program, shape, slots, layouts, engine.parts.dtype)
+        return Recipe(program or self._made.program, shape, slots, layouts, engine.parts.dtype)
 
     def describe(self, shape: InferenceShape, kind: Kind) -> tuple[Any, Arrays, jax.ShapeDtypeStruct]:
         """Shapes, dtypes and shardings of a function's arguments."""
@@ -203,3 +284,24 @@ class Programs:
                     view += 1
                 arrays["cache"][group.name] = tuple(layers)
         return arrays
+
+
+class Use:
+    """A hold on what a generation began with: entered, it is under way, so that nothing may be swapped."""
+
+    def __init__(self, programs: Programs, made: Made) -> None:
+        self._programs = programs
+        self._made = made
+
+    def __enter__(self) -> Self:
+        self._programs.count(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._programs.count(-1)
+
+    def get(self, shape: InferenceShape) -> Pair:
+        """The pair for `shape`; StoppedError when others are used by now."""
+        if self._made is not self._programs._made:
+            raise StoppedError("a block of override() has begun or ended meanwhile: generate it again")
+        return self._programs.get(shape, ahead=False, made=self._made)

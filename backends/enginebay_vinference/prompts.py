@@ -41,6 +41,19 @@ def is_conversation(prompt: Any) -> bool:
     )
 
 
+def as_texts(prompts: Any) -> list[str]:
+    """A list of texts. TypeError for anything else."""
+    if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
+        raise PromptTypeError(
+            explain(
+                f"a prompt of type {type(prompts).__name__}",
+                "text, a list of texts, or a list of messages",
+                "Convert it first.",
+            )
+        )
+    return [str(text) for text in prompts]
+
+
 def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> list[int]:
     """Token ids of a text or a conversation.
 

@@ -15,7 +15,7 @@ from enginebay.types import MAX_STOP_TOKENS, Request
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.partition import LEAF_NAMES
 from enginebay_vinference.precompile import vInferencePreCompileConfig
-from enginebay_vinference.programs import SAMPLING, Kind, Programs
+from enginebay_vinference.programs import SAMPLING, Kind, Programs, Use
 from enginebay_vinference.state import SampleState, row_keys
 
 NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
@@ -74,15 +74,26 @@ class Stepper:
         )
 
     def run(
-        self, kind: Kind, state: SampleState, weights: Weights, function: Function | None = None
+        self,
+        kind: Kind,
+        state: SampleState,
+        weights: Weights,
+        function: Function | None = None,
+        use: Use | None = None,
     ) -> SampleState:
-        """The state after one call of a function; `state` is spent."""
+        """The state after one call of a function; `state` is spent. `use`: of the generation that it is a step of."""
+        with use or self.programs.use() as held:
+            return self._run(held, kind, state, weights, function)
+
+    def _run(
+        self, use: Use, kind: Kind, state: SampleState, weights: Weights, function: Function | None
+    ) -> SampleState:
         state.check_not_spent()
         _check_stage(kind, state)
         shape = self.shape_of(state)
         arrays = self._pack(shape, kind, state)
         if function is None:
-            function = getattr(self.programs.get(shape, ahead=False), kind)
+            function = getattr(use.get(shape), kind)
         keys = jax.device_put(
             row_keys(state.prng_key, shape.num_rows), self.programs.engine.parts.placement.replicated
         )
@@ -198,14 +209,24 @@ def _state_of(arrays: Arrays, **others: Any) -> SampleState:
     )
 
 
+def has_cache(state: SampleState) -> bool:
+    """Whether its prompts were processed."""
+    return "past_key_values" in (state.model_kwargs or ())
+
+
+def is_finished(state: SampleState) -> bool:
+    """Whether all of its rows have ended; waits for them."""
+    return bool(np.asarray(state.is_sequence_finished).all())
+
+
 def _check_stage(kind: Kind, state: SampleState) -> None:
     """InputError for a decode before the prefill, and for a second prefill."""
-    has_cache = "past_key_values" in (state.model_kwargs or ())
-    if kind == "decode" and not has_cache:
+    has_one = has_cache(state)
+    if kind == "decode" and not has_one:
         raise InputError(
             explain("a state without a cache", "one after its prefill", "Call execute_prefill first.")
         )
-    if kind == "prefill" and has_cache:
+    if kind == "prefill" and has_one:
         raise InputError(
             explain("a state after its prefill", "one that init_state made", "Call execute_decode to go on.")
         )

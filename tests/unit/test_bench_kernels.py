@@ -288,7 +288,7 @@ def test_the_buckets_of_an_engine_are_tuned(
         (("bench", "kernels", "--impl", "nobody"), "nobody"),
         (("bench", "kernels", "--dtype", "int3"), "int3"),
         (("bench", "kernels", "--rounds", "0"), "--rounds 0"),
-        (("tune", "--op", "linear"), "--op linear"),
+        (("tune", "--op", "linear", "--config", "pages.toml"), "--op linear"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_is_measured(

@@ -31,6 +31,7 @@ MANY_METHODS: dict[str, str] = {
     "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
     "backends/enginebay_oengine/engine.py::PagedEngine": "the contract of engines; hands over to the runner",
+    "backends/enginebay_oengine/oengine.py::oEngine": "the documented face; hands over at once",
     "backends/enginebay_vinference/engine.py::VInferenceEngine": "the contract of engines; hands over to the runner",
     "backends/enginebay_vinference/inference.py::vInference": "the documented face: half of them are properties",
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from enginebay.build.compose import kernel_configs, make_engine, make_plan
-from enginebay.build.tuned import load_tuned, table_name
+from enginebay.build.tuned import load_tuned, table_name, tuned_folder
 from enginebay.cache import HndLayout
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
@@ -87,6 +87,12 @@ def test_the_exact_bucket_goes_before_the_next_larger_and_both_before_the_defaul
     assert look_up(tables, bucket(33)) == (Size(4), "tuned for a larger bucket")
     assert look_up(tables, bucket(65)) == (Size(1), "default")
     assert look_up(tables, bucket(16, context=80)) == (Size(1), "default")
+
+
+def test_what_a_developer_has_tuned_does_not_reach_the_tests(repo_root: Path) -> None:
+    folder = tuned_folder("auto")
+    assert folder.is_relative_to(repo_root)
+    assert not folder.exists(), "a test has tuned for all others"
 
 
 def test_the_users_tables_go_before_those_of_packages() -> None:

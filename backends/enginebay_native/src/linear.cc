@@ -6,10 +6,6 @@
 namespace enginebay {
 namespace {
 
-// The weights of a block stay in a second-level cache while all rows pass.
-constexpr int64_t kBlockBytes = 128 << 10;
-constexpr int64_t kTasksPerThread = 4;
-
 template <int R, int C>
 struct Tile {
   Floats sums[R][C] = {};
@@ -131,15 +127,22 @@ void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t
   }
 }
 
+// How outputs are shared out: the weights of a block stay in a second-level cache while all rows pass, and each thread gets so
+// many tasks. Neither changes a sum.
+struct Sharing {
+  int64_t block_bytes, tasks_per_thread;
+};
+
 template <typename T>
-ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs) {
+ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs,
+               Sharing sharing) {
   if (in == 0) {
     std::fill_n(out, rows * outputs, 0.0f);
     return ffi::Error::Success();
   }
   int64_t unit = rows == 1 ? kLoneColumns : kColumns;
-  int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * kTasksPerThread);
-  int64_t width = std::max<int64_t>(1, kBlockBytes / (in * int64_t(sizeof(T))) / unit) * unit;
+  int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * sharing.tasks_per_thread);
+  int64_t width = std::max<int64_t>(1, sharing.block_bytes / (in * int64_t(sizeof(T))) / unit) * unit;
   int64_t chunk = std::max<int64_t>(1, share / width) * width;
   parallel_for(pool, (outputs + chunk - 1) / chunk, [=](int64_t task) {
     int64_t end = std::min(outputs, (task + 1) * chunk);
@@ -150,16 +153,21 @@ ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t
 }
 
 // x [rows, in] and w [out, in], both f32 or both bf16 -> f32 [rows, out].
-ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> out) {
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> out,
+                  int64_t block_bytes, int64_t tasks_per_thread) {
   auto shape = x.dimensions(), weight = w.dimensions();
   if (shape.size() != 2 || weight.size() != 2 || shape[1] != weight[1] || x.element_type() != w.element_type())
     return ffi::Error::InvalidArgument("linear wants x [rows, in] and w [out, in] of one dtype");
+  if (block_bytes < 1 || tasks_per_thread < 1)
+    return ffi::Error::InvalidArgument("linear wants block_bytes and tasks_per_thread of at least 1");
+  Sharing sharing{block_bytes, tasks_per_thread};
   int64_t rows = shape[0], in = shape[1], outputs = weight[0];
   if (x.element_type() == ffi::F32)
-    return run(pool, x.typed_data<float>(), w.typed_data<float>(), out->typed_data(), rows, in, outputs);
+    return run(pool, x.typed_data<float>(), w.typed_data<float>(), out->typed_data(), rows, in, outputs,
+               sharing);
   if (x.element_type() == ffi::BF16)
     return run(pool, static_cast<const bf16*>(x.untyped_data()), static_cast<const bf16*>(w.untyped_data()),
-               out->typed_data(), rows, in, outputs);
+               out->typed_data(), rows, in, outputs, sharing);
   return ffi::Error::InvalidArgument("linear wants f32 or bf16");
 }
 
@@ -167,6 +175,7 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi:
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     enginebay_linear, linear,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::Buffer<ffi::F32>>());
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::Buffer<ffi::F32>>()
+        .Attr<int64_t>("block_bytes").Attr<int64_t>("tasks_per_thread"));
 
 }  // namespace enginebay

@@ -19,12 +19,13 @@ from enginebay.bench.plain_ops import (
     rms_norm_problem,
     rope_problem,
 )
-from enginebay.bench.problem import Inputs, Parity, Problem, Setting
+from enginebay.bench.problem import Inputs, Parity, Problem, Setting, asked_for, with_config
 from enginebay.bench.roofline import Roofline
 from enginebay.bench.shapes import BATCHES, CONTEXTS, Axes, Shape
 from enginebay.bench.timing import Contestant, Rotation, Timing, compile_step, num_sets, time_in_turn
 from enginebay.ops.cost import Cost
 from enginebay.ops.select import Candidate
+from enginebay.ops.tuning import TunableOp
 
 COPIES_TO_CHECK = 6
 """Sets of inputs that checking holds at once: on the host, poisoned, donated, expected, and what comes back."""
@@ -117,7 +118,7 @@ def measure_shape(
         if why is not None:
             refused[candidate.name] = why
             continue
-        contestants.append(_contestant(candidate.name, candidate.impl, problem))
+        contestants.append(_contestant(candidate.name, *_configured(op, candidate.impl, setting, problem)))
         if op == "attention" and shape.mode == "decode" and candidate.impl.caps.compact_decode:
             copied = attention_problem(shape, setting, compact=True)
             contestants.append(_contestant(f"{candidate.name} {COMPACT}", candidate.impl, copied))
@@ -137,6 +138,17 @@ def measure_shape(
             else _figures(named, contestant.problem, *found)
         )
     return figures
+
+
+def _configured(op: str, impl: Any, setting: Setting, problem: Problem) -> tuple[Any, Problem]:
+    """An implementation and a problem that has its configuration: of an op without phases as tables have it for the problem."""
+    if not isinstance(impl, TunableOp) or not setting.tuned.of(op, impl, setting.env):
+        return impl, problem
+    asked = asked_for(impl, setting.env, problem)
+    if asked is None:
+        return impl, problem
+    found = setting.tuned.op_config(op, impl, setting.env, asked)
+    return with_config(impl, found[0]), dataclasses.replace(problem, config=lambda _: found)
 
 
 def _contestant(label: str, impl: Any, problem: Problem) -> Contestant:

@@ -14,7 +14,7 @@ from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.ops.tuning import Source, TunedConfigs
+from enginebay.ops.tuning import OpProblem, Source, TunableOp, TunedConfigs
 
 Step = Callable[..., tuple[Any, Any]]
 """step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state` donated."""
@@ -94,6 +94,24 @@ class Problem:
     why_not: Callable[[Any], str | None] = lambda _: None
     config: Callable[[Any], tuple[Any, Source]] = lambda _: (None, "default")
     key: TuningKey | None = None
+
+
+def with_config(impl: TunableOp, config: Any) -> Any:
+    """An implementation of an op without phases with one configuration for everything."""
+    return impl.tuned(lambda _: config)
+
+
+def asked_for(impl: TunableOp, env: Env, problem: Problem) -> OpProblem | None:
+    """What such an implementation asks a configuration for on a problem; None when it has nothing to choose there."""
+    asked: list[OpProblem] = []
+
+    def choose(one: OpProblem) -> Any:
+        asked.append(one)
+        return impl.default_config(env, one)
+
+    inputs = problem.make(0.0)
+    jax.eval_shape(problem.bind(impl.tuned(choose), None), inputs.state, *inputs.arrays)
+    return asked[0] if asked and impl.candidates(env, asked[0]) else None
 
 
 def noise(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:

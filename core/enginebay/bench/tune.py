@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.bench.attention import attention_problem, bucket_problem
-from enginebay.bench.kernels import Bench, run_contestants, why_not_measured
-from enginebay.bench.problem import Problem, Setting, TuningKey
+from enginebay.bench.kernels import OPS, Bench, run_contestants, why_not_measured
+from enginebay.bench.problem import Problem, Setting, TuningKey, asked_for, with_config
 from enginebay.bench.shapes import Shape
 from enginebay.bench.timing import Contestant
 from enginebay.ops.select import Candidate
-from enginebay.ops.tuning import TunedEntry, TunedTable, bucket_key, candidates_of, read_table, spec_key
+from enginebay.ops.tuning import Place, TunableOp, TunedEntry, TunedTable, candidates_of, read_table
 
 DROP_SLOWER_THAN = 1.5
 """Configurations whose best of two samples is slower than this many times the fastest's are not measured further."""
@@ -54,7 +54,15 @@ def tune_shape(bench: Bench, shape: Shape, setting: Setting, candidates: Sequenc
     entrants = [
         (c, copied if c.impl is not None and c.impl.caps.compact_decode else paged) for c in candidates
     ]
-    return _tune(bench, setting, entrants)
+    return _tune(bench, "attention", setting, entrants)
+
+
+def tune_op(
+    bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
+    """The same for an op without phases. Nothing is measured of implementations that have nothing to choose."""
+    problem = OPS[op].problem(shape, setting)
+    return _tune(bench, op, setting, [(candidate, problem) for candidate in candidates])
 
 
 def tune_bucket(
@@ -62,49 +70,78 @@ def tune_bucket(
 ) -> list[Tuned]:
     """The same for a bucket of an engine's, as the engine runs it."""
     problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
-    return _tune(bench, setting, [(candidate, problem) for candidate in candidates])
+    return _tune(bench, "attention", setting, [(candidate, problem) for candidate in candidates])
 
 
-def _tune(bench: Bench, setting: Setting, entrants: Sequence[tuple[Candidate, Problem]]) -> list[Tuned]:
+@dataclasses.dataclass(frozen=True)
+class _Entrant:
+    """An implementation's configurations as contestants, the default first, and where the fastest is put down."""
+
+    place: Place
+    contestants: Sequence[Contestant]
+
+
+def _tune(
+    bench: Bench, op: str, setting: Setting, candidates: Sequence[tuple[Candidate, Problem]]
+) -> list[Tuned]:
     found: list[Tuned] = []
-    contestants: dict[str, list[Contestant]] = {}
-    for candidate, problem in entrants:
-        version = "" if candidate.impl is None else str(candidate.impl.version)
+    entrants: dict[str, _Entrant] = {}
+    for candidate, problem in candidates:
+        version = str(getattr(candidate.impl, "version", ""))
         too_large = why_not_measured(problem, bench, setting.dtype)
         reason = candidate.unavailable or too_large or problem.why_not(candidate.impl)
-        found.append(Tuned("attention", candidate.name, version, problem.name, setting.dtype, reason=reason))
-        if reason is None:
-            contestants[candidate.name] = _contestants(candidate, problem, setting)
-    every = [contestant for some in contestants.values() for contestant in some]
+        entrant = reason or _entrant(candidate, problem, setting)
+        if isinstance(entrant, _Entrant):
+            entrants[candidate.name] = entrant
+        why = entrant if isinstance(entrant, str) else None
+        found.append(Tuned(op, candidate.name, version, problem.name, setting.dtype, reason=why))
+    every = [contestant for some in entrants.values() for contestant in some.contestants]
     results = run_contestants(bench, every, only_right=True, drop_slower_than=DROP_SLOWER_THAN)
     return [
-        _outcome(one, contestants[one.impl], results, bench) if one.impl in contestants else one
-        for one in found
+        _outcome(one, entrants[one.impl], results, bench) if one.impl in entrants else one for one in found
     ]
 
 
-def _contestants(candidate: Candidate, problem: Problem, setting: Setting) -> list[Contestant]:
-    """The default configuration first, then the other candidates."""
-    key = problem.key
-    assert key is not None, "problems of attention have a key"
-    arguments = (setting.env, key.spec, key.bucket, key.layout)
-    default = candidate.impl.default_config(*arguments)
-    others = [c for c in candidates_of(candidate.impl, *arguments) if c != default]
-    configs = {DEFAULT: default} | {_text(config): config for config in others}
-    return [
-        Contestant(f"{candidate.name}: {name}", candidate.impl, config, "default", problem, candidate.name)
-        for name, config in configs.items()
-    ]
+def _entrant(candidate: Candidate, problem: Problem, setting: Setting) -> _Entrant | str:
+    """Of an op without phases the reason when there is nothing to choose."""
+    impl, env, key = candidate.impl, setting.env, problem.key
+    if key is not None:
+        default = impl.default_config(env, key.spec, key.bucket, key.layout)
+        others = candidates_of(impl, env, key.spec, key.bucket, key.layout)
+        place = Place.of_attention(key.spec, key.bucket, key.layout)
+    else:
+        asked = asked_for(impl, env, problem) if isinstance(impl, TunableOp) else None
+        if asked is None:
+            return "it has nothing to choose here"
+        default, others, place = (
+            impl.default_config(env, asked),
+            impl.candidates(env, asked),
+            Place.of_op(asked),
+        )
+    configs = {DEFAULT: default} | {_text(config): config for config in others if config != default}
+    return _Entrant(
+        place,
+        [
+            Contestant(
+                f"{candidate.name}: {name}",
+                impl if key is not None else with_config(impl, config),
+                config,
+                "default",
+                problem,
+                candidate.name,
+            )
+            for name, config in configs.items()
+        ],
+    )
 
 
 def _text(config: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items())
 
 
-def _outcome(
-    one: Tuned, contestants: Sequence[Contestant], results: Mapping[str, Any], bench: Bench
-) -> Tuned:
+def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: Bench) -> Tuned:
     """The fastest of an implementation's configurations, or its default when that is as fast."""
+    contestants, place = entrant.contestants, entrant.place
     default = contestants[0]
     timed = {c.label: results[c.label][1] for c in contestants if not isinstance(results[c.label], str)}
     refused = tuple((c.label, results[c.label]) for c in contestants if isinstance(results[c.label], str))
@@ -115,19 +152,17 @@ def _outcome(
     best = min((c for c in contestants if c.label in timed), key=lambda c: timed[c.label].median_s)
     if timed[best.label].median_s > WORTH * standard:
         best = default
-    problem, key = best.problem, best.problem.key
-    assert key is not None, "problems of attention have a key"
     median = timed[best.label].median_s
     has_choice = bool(len(contestants) > 1)
     entry = TunedEntry(
-        spec=spec_key(key.spec),
-        layout=key.layout.name,
-        page_size=key.layout.page_size,
-        bucket=bucket_key(key.bucket),
+        spec=place.spec,
+        layout=place.layout,
+        page_size=place.page_size,
+        bucket=place.bucket,
         config=dataclasses.asdict(best.config) if has_choice else None,
         median_s=median,
         default_median_s=standard,
-        roofline=bench.roofline.ideal_s(problem.cost, one.dtype) / median,
+        roofline=bench.roofline.ideal_s(best.problem.cost, one.dtype) / median,
     )
     return dataclasses.replace(one, entry=entry)
 

@@ -130,7 +130,7 @@ def compile_decode_step(
     program = Program(
         model,
         OpsBinder(kernels, model.info, placement),
-        make_sampler(registry, config, kernels.plain["sample"]),
+        make_sampler(registry, config, kernels.bound()["sample"]),
     )
     layouts = {
         g.name: kernels.layout_type(shape.num_pages, shape.page_size, g.num_kv_heads, g.head_dim, shape.dtype)

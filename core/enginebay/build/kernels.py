@@ -49,7 +49,11 @@ class ChosenKernels:
     custom_calls: tuple[str, ...] = ()
     """What they call outside XLA, as they declare it: functions that they make known to it when they are loaded."""
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
-    """Where attention's configurations are looked up before its own default is taken."""
+    """Where configurations are looked up before an implementation's own default is taken."""
+
+    def bound(self) -> dict[str, Any]:
+        """The plain ops, each with the configurations that are tuned for it."""
+        return {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
 
     @property
     def compact_decode(self) -> bool:
@@ -78,7 +82,7 @@ def candidates(
     interpretation.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
-    unable = [_why_not_declared(e, layout, is_sharded=is_sharded) for e in kernels]
+    unable = [why_not_declared(e, layout, is_sharded=is_sharded) for e in kernels]
     return [
         _candidate(registry, e, env, interpret=e.name in interpret)
         if reason is None
@@ -87,7 +91,7 @@ def candidates(
     ]
 
 
-def _why_not_declared(entry: Entry, layout: str | None, *, is_sharded: bool) -> str | None:
+def why_not_declared(entry: Entry, layout: str | None, *, is_sharded: bool) -> str | None:
     """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is not looked at."""
     known = {} if entry.declaration is None else entry.declaration.capabilities
     layouts = known.get("layouts")
@@ -312,7 +316,7 @@ class OpsBinder:
     def __call__(self, bucket: Bucket, layouts: Layouts) -> Ops:
         impl = self.chosen.attention[bucket.mode]
         by_spec = {self.info.attention[group]: layout for group, layout in layouts.items()}
-        plain = self.chosen.plain
+        plain = self.chosen.bound()
 
         def attention(
             q: jax.Array,
@@ -329,7 +333,7 @@ class OpsBinder:
                 q = plain["rope"](q, batch.positions, spec=rope)
                 k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
             args = (q, k, v, cache, batch)
-            return self._attention(impl, bucket, by_spec[spec], spec, rope if fuses else None, args)
+            return self._attention(impl, plain, bucket, by_spec[spec], spec, rope if fuses else None, args)
 
         return Ops(
             attention,
@@ -344,6 +348,7 @@ class OpsBinder:
     def _attention(
         self,
         impl: AttentionImpl,
+        plain: Mapping[str, Any],
         bucket: Bucket,
         layout: KVLayout,
         spec: AttnSpec,
@@ -355,7 +360,6 @@ class OpsBinder:
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
         config, _ = self.chosen.tuned.config("attention", impl, self.chosen.env, local_spec, bucket, local)
-        plain = self.chosen.plain
 
         def run(
             q: jax.Array,

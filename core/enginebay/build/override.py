@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.build.compose import Plan
 from enginebay.build.fused import COMPOSED, FUSED_OPS
-from enginebay.build.kernels import sample_layout, why_not
+from enginebay.build.kernels import sample_layout, why_not, why_not_declared
 from enginebay.build.unregistered import import_path
 from enginebay.config import PHASES, Reason
 from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
@@ -123,7 +123,18 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
         return str(own or getattr(value, "__qualname__", type(value).__name__)), value, False
     if is_import_path(value):
         return value, import_path(value, f"kernel of op {op}"), False
-    return value, plan.registry.load(plan.registry.find("kernel", value, op)), True
+    entry = plan.registry.find("kernel", value, op)
+    is_sharded = plan.placement.num_shards("kv_heads") > 1
+    reason = why_not_declared(entry, plan.kernels.layout, is_sharded=is_sharded)
+    if reason is not None:
+        raise UnsupportedError(
+            explain(
+                f"{op} = {value} cannot be used here ({reason})",
+                "one that declares nothing against it",
+                "Choose another.",
+            )
+        )
+    return value, plan.registry.load(entry), True
 
 
 def _refuse(plan: Plan, one: _Given) -> None:

@@ -57,10 +57,10 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Search, write a table for each implementation, and print what was found."""
     from enginebay.build.tuned import tuned_folder
 
-    if args.op not in (None, "attention"):
-        raise InputError(
-            explain(f"--op {args.op}", "attention", "Kernels of other ops have nothing to tune.")
-        )
+    if args.config and args.op not in (None, "attention"):
+        given = f"--op {args.op} with --config"
+        fix = "Name the shapes to tune other ops on, without --config."
+        raise InputError(explain(given, "attention, whose buckets an engine tells", fix))
     folder, args.tuned_folder = (
         args.tuned_folder,
         None,
@@ -93,16 +93,19 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """The searches for the named shapes."""
-    from enginebay.bench.tune import tune_shape
+    from enginebay.bench.tune import tune_op, tune_shape
     from enginebay.ops.tuning import TunedConfigs
 
     session = open_session(args, "tune", ragged=args.lengths != "full")
     off = {d: dataclasses.replace(s, tuned=TunedConfigs()) for d, s in session.settings.items()}
-    candidates = session.candidates["attention"]
+    bench = session.bench
     return session, [
-        functools.partial(tune_shape, session.bench, shape, setting, candidates)
+        functools.partial(tune_shape, bench, shape, setting, candidates)
+        if op == "attention"
+        else functools.partial(tune_op, bench, op, shape, setting, candidates)
+        for op, candidates in session.candidates.items()
         for setting in off.values()
-        for shape in shapes_of(args, "attention")
+        for shape in shapes_of(args, op)
     ]
 
 
@@ -162,6 +165,7 @@ def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]
 
 def _print(session: Session, found: Sequence[Tuned], paths: Sequence[Path]) -> None:
     columns = (
+        "op",
         "shape",
         "dtype",
         "implementation",
@@ -174,7 +178,7 @@ def _print(session: Session, found: Sequence[Tuned], paths: Sequence[Path]) -> N
     )
     rows = []
     for one in found:
-        start = (one.shape, one.dtype, one.impl)
+        start = (one.op, one.shape, one.dtype, one.impl)
         if one.entry is None:
             rows.append((*start, "-", "", "", "", str(one.num_tried), one.reason or ""))
             continue

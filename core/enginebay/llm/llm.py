@@ -16,7 +16,7 @@ from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, explain
 from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
-from enginebay.llm.override import overridden
+from enginebay.llm.override import Given, overridden
 from enginebay.llm.prepare import (
     Abilities,
     Params,
@@ -27,7 +27,7 @@ from enginebay.llm.prepare import (
     check_streamable,
 )
 from enginebay.llm.standing import Priorities, Tenants
-from enginebay.loop.loop import EngineLoop
+from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
 from enginebay.types import RequestOutput, SamplingParams, StreamChunk
 
@@ -141,18 +141,10 @@ class LLM:
         against the reference, unless `check` is False: IncorrectError. RequestError while requests are under way; those that
         are at the end of the block end with StoppedError. The former programs come back without compiling. Blocks nest.
         """
-        named = {
-            "attention": attention,
-            "embedding": embedding,
-            "kv_write": kv_write,
-            "linear": linear,
-            "rms_norm": rms_norm,
-            "rope": rope,
-            "sample": sample,
-        }
-        given = {op: value for op, value in named.items() if value is not None}
+        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
+        end = functools.partial(end_all, self._loop)
         before = self._parts
-        with overridden(before, self._loop, given, check=check) as self._parts:
+        with overridden(before, self._loop, end, given, check=check) as self._parts:
             try:
                 yield self
             finally:

@@ -4,18 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from enginebay.build.compose import Composed, make_parts
 from enginebay.build.override import overridden_plan
-from enginebay.errors import RequestError, StoppedError, explain
-from enginebay.loop.loop import EngineLoop, end_all
+from enginebay.errors import EnginebayError, RequestError, StoppedError, explain
+
+
+class Driver(Protocol):
+    """Who drives an engine: a loop, or a service that has one at times."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no row."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold one."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function between steps, and return its result; StoppedError when a step has failed just before."""
+
+
+EndAll = Callable[[EnginebayError], None]
+"""Ends every request with an error; called between steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What the faces' override() take for each op: an implementation, a name, an import path, or None for none.
+
+    Of attention also a mapping from phases to these.
+    """
+
+    attention: Any = None
+    embedding: Any = None
+    kv_write: Any = None
+    linear: Any = None
+    rms_norm: Any = None
+    rope: Any = None
+    sample: Any = None
+
+    def by_op(self) -> dict[str, Any]:
+        """Those that are not None."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {op: value for op, value in named.items() if value is not None}
 
 
 @contextlib.contextmanager
 def overridden(
-    parts: Composed, loop: EngineLoop, given: Mapping[str, Any], *, check: bool = True
+    parts: Composed, driver: Driver, end_all: EndAll, given: Given, *, check: bool = True
 ) -> Iterator[Composed]:
     """While the block lasts, an engine's steps run with other implementations of ops; yields its parts with their plan.
 
@@ -24,10 +63,10 @@ def overridden(
     another. Within the block programs may be compiled, whatever forbid_compiling says. Blocks nest.
     """
     engine = parts.engine
-    plan = overridden_plan(parts.plan, given, check=check)
+    plan = overridden_plan(parts.plan, given.by_op(), check=check)
 
     def begin() -> tuple[Callable[[], None], bool]:
-        count = loop.num_waiting + loop.num_running
+        count = driver.num_waiting + driver.num_running
         if count:
             raise RequestError(
                 explain(
@@ -40,12 +79,10 @@ def overridden(
         forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False
         return undo, forbidden
 
-    undo, forbidden = loop.call(begin)
+    undo, forbidden = driver.call(begin)
 
     def end() -> None:
-        end_all(
-            loop, StoppedError("the block of override() that the request ran in has ended: send it again")
-        )
+        end_all(StoppedError("the block of override() that the request ran in has ended: send it again"))
         engine.compilations.forbidden = forbidden
         undo()
 
@@ -53,9 +90,9 @@ def overridden(
         yield dataclasses.replace(parts, plan=plan)
     finally:
         try:
-            loop.call(end)
+            driver.call(end)
         except (
             StoppedError
         ):  # a step failed just now, and the loop has recovered; or the loop is closed for good
             with contextlib.suppress(StoppedError):
-                loop.call(end)
+                driver.call(end)

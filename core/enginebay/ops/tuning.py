@@ -6,7 +6,8 @@ An entry is found by op, implementation, its version, kind of device, spec, cach
 2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and context lengths;
 3. else the implementation's own default.
 
-An entry whose configuration is neither the default nor a candidate for the bucket at hand is passed over, and so is every
+Ops without phases have no bucket but their rows, and in the place of a spec the sizes and dtypes of their arguments, as the
+implementation names them; no layout. An entry whose configuration is neither the default nor a candidate for the bucket at hand is passed over, and so is every
 entry where the spec asks for `deterministic`: other block sizes add in another order.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -44,6 +45,33 @@ class Tunable(Protocol):
 def candidates_of(impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[Any]:
     """The implementation's candidates, none where it is not tunable."""
     return impl.candidates(env, spec, bucket, layout) if isinstance(impl, Tunable) else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class OpProblem:
+    """What a configuration of an op without phases is chosen by: rows, of which an entry for more serves fewer, and the
+    sizes and dtypes that must be equal, by the names that the implementation gives them.
+    """
+
+    rows: int
+    sizes: tuple[tuple[str, int | str], ...]
+
+
+@runtime_checkable
+class TunableOp(Protocol):
+    """An implementation of an op without phases with a configuration that is worth searching."""
+
+    name: str
+    version: str
+
+    def default_config(self, env: Env, problem: OpProblem) -> Any:
+        """The frozen configuration to use when nothing better is known."""
+
+    def candidates(self, env: Env, problem: OpProblem) -> Sequence[Any]:
+        """As of Tunable."""
+
+    def tuned(self, choose: Callable[[OpProblem], Any]) -> Any:
+        """The same implementation, which asks `choose` for the configuration of each call while the call is traced."""
 
 
 class _Frozen(BaseModel):
@@ -100,6 +128,29 @@ def bucket_key(bucket: Bucket) -> dict[str, int | str | bool]:
     return {n: v for n, v in dataclasses.asdict(bucket).items() if n != "pages_per_seq"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the entry of a problem stands in a table; `text` is the problem for people."""
+
+    spec: dict[str, int | float | str | bool]
+    layout: str
+    page_size: int
+    bucket: dict[str, int | str | bool]
+    text: str
+
+    @staticmethod
+    def of_attention(spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Place:
+        """That of attention."""
+        text = f"{bucket} of {spec_key(spec)} in layout {layout.name}, page size {layout.page_size}"
+        return Place(spec_key(spec), layout.name, layout.page_size, bucket_key(bucket), text)
+
+    @staticmethod
+    def of_op(problem: OpProblem) -> Place:
+        """That of an op without phases."""
+        sizes = dict(problem.sizes)
+        return Place({**sizes}, "", 0, {"rows": problem.rows}, f"{problem.rows} rows of {sizes}")
+
+
 def device_kind(env: Env) -> str:
     """What tables call the device."""
     return env.device_kind or env.platform
@@ -136,18 +187,35 @@ class TunedConfigs:
         """
         default = impl.default_config(env, spec, bucket, layout)
         choices = candidates_of(impl, env, spec, bucket, layout)
-        if self.mode == "off" or spec.deterministic or not choices:
+        if spec.deterministic:
+            return default, "default"
+        return self._choose(op, impl, env, Place.of_attention(spec, bucket, layout), default, choices)
+
+    def op_config(self, op: str, impl: TunableOp, env: Env, problem: OpProblem) -> tuple[Any, Source]:
+        """The same for an op without phases."""
+        default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
+        return self._choose(op, impl, env, Place.of_op(problem), default, choices)
+
+    def bound(self, op: str, impl: Any, env: Env) -> Any:
+        """An implementation of an op without phases, which takes its configurations from here if it has some."""
+        if not isinstance(impl, TunableOp):
+            return impl
+        return impl.tuned(lambda problem: self.op_config(op, impl, env, problem)[0])
+
+    def _choose(
+        self, op: str, impl: Any, env: Env, place: Place, default: Any, choices: Sequence[Any]
+    ) -> tuple[Any, Source]:
+        if self.mode == "off" or not choices:
             return default, "default"
         for table in self.of(op, impl, env):
-            for entry, source in _matching(table.entries, spec, bucket, layout):
+            for entry, source in _matching(table.entries, place):
                 found = next((c for c in (default, *choices) if dataclasses.asdict(c) == entry.config), None)
                 if found is not None:
                     return found, source
         if self.mode == "require":
             raise UnsupportedError(
                 explain(
-                    f"{op} {impl.name} {impl.version} is not tuned for {bucket} of {spec_key(spec)} in layout {layout.name}, "
-                    f"page size {layout.page_size}, on {device_kind(env)}",
+                    f"{op} {impl.name} {impl.version} is not tuned for {place.text}, on {device_kind(env)}",
                     "problems that a table of tuned kernels has",
                     'Run `enginebay tune`, or do not set tuned = "require".',
                 )
@@ -192,13 +260,10 @@ class TunedConfigs:
         return medians
 
 
-def _matching(
-    entries: Iterable[TunedEntry], spec: AttnSpec, bucket: Bucket, layout: KVLayout
-) -> list[tuple[TunedEntry, Source]]:
+def _matching(entries: Iterable[TunedEntry], place: Place) -> list[tuple[TunedEntry, Source]]:
     """The entries that may serve a problem, the best match first."""
-    here = (spec_key(spec), layout.name, layout.page_size)
+    here = (place.spec, place.layout, place.page_size)
     same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]
-    wanted = bucket_key(bucket)
-    exact: list[tuple[TunedEntry, Source]] = [(e, "tuned") for e in same if e.bucket == wanted]
-    larger = sorted((e for e in same if e.bucket != wanted and _is_next(e.bucket, wanted)), key=_size)
-    return exact + [(e, "tuned for a larger bucket") for e in larger]
+    exact: list[tuple[TunedEntry, Source]] = [(e, "tuned") for e in same if e.bucket == place.bucket]
+    larger = [e for e in same if e.bucket != place.bucket and _is_next(e.bucket, place.bucket)]
+    return exact + [(e, "tuned for a larger bucket") for e in sorted(larger, key=_size)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
+from enginebay.runner.step import Program
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.programs import Pair, Programs
@@ -173,10 +174,10 @@ def test_a_compilation_that_failed_can_be_tried_again(monkeypatch: pytest.Monkey
     made = vInference(MODEL, None, CONFIG)
     compile_one = Programs._compile
 
-    def fail_for_48(self: Programs, shape: InferenceShape) -> Pair:
+    def fail_for_48(self: Programs, shape: InferenceShape, program: Program) -> Pair:
         if shape.prefill_length == 48:
             raise RuntimeError("out of memory")
-        return compile_one(self, shape)
+        return compile_one(self, shape, program)
 
     monkeypatch.setattr(Programs, "_compile", fail_for_48)
     assert made.precompile(BUCKETS) is False

@@ -1,0 +1,76 @@
+"""Swapping and shadow mode where heads and weights are split over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from enginebay import LLM
+from enginebay.errors import IncorrectError, UnsupportedError
+from tests.brief import BRIEF
+from tests.unit.serving import GREEDY, SIZES, assert_idle
+from tests.unit.unregistered import garbage_attention, plain_attention, scaled_linear
+
+pytestmark = pytest.mark.xdist_group("llm")
+PROMPT = "The fox " * 20
+"""It takes more than one step to process."""
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """On one device."""
+    with LLM(BRIEF, **SIZES) as llm:
+        return tokens(llm)
+
+
+@pytest.fixture(scope="module", params=["vinference", pytest.param("oengine", marks=pytest.mark.slow)])
+def sharded(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    shadow = {"attention": "tests.unit.unregistered:plain_attention@0.5"}
+    with LLM(BRIEF, engine=request.param, mesh={"tensor": 2}, shadow=shadow, **SIZES) as llm:
+        assert llm.plan.placement.num_shards("kv_heads") == 2
+        yield llm
+
+
+def tokens(llm: LLM) -> list[int]:
+    return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+
+
+def test_a_shadow_compares_what_is_split(sharded: LLM, expected: list[int]) -> None:
+    assert tokens(sharded) == expected
+    report = sharded.shadow_report()
+    assert report is not None
+    assert report.error is None
+    compared = {phase.phase: phase.num_compared for phase in report.phases}
+    assert compared["decode"] > 1
+    assert compared["prefill"] >= 1
+    assert compared["mixed"] >= 1
+    assert len(report.layers) == 3 * sharded.plan.model.info.groups[0].num_layers
+    assert all(layer.num_tokens and not layer.num_cache_differences for layer in report.layers)
+    assert all(layer.relative < 1e-5 and not layer.num_nonfinite for layer in report.layers)
+
+
+def test_an_override_runs_in_every_shard_and_is_undone(sharded: LLM, expected: list[int]) -> None:
+    assert tokens(sharded) == expected
+    with sharded.override(attention=plain_attention):
+        assert tokens(sharded) == expected
+        assert sharded.shadow_report() is None
+        with sharded.override(attention={"decode": garbage_attention}, check=False):
+            wrong = tokens(sharded)
+    assert (wrong[0], wrong != expected) == (expected[0], True), "the first token comes from the prompt"
+    compiled = sharded.engine.compilations.count
+    assert tokens(sharded) == expected
+    assert sharded.engine.compilations.count == compiled
+    assert sharded.shadow_report() is not None
+    assert_idle(sharded)
+
+
+def test_what_cannot_be_split_is_refused(sharded: LLM) -> None:
+    plan = sharded.plan
+    with pytest.raises(UnsupportedError, match=r"linear = native .*weights split over devices"):
+        with sharded.override(linear="native"):
+            pytest.fail("the block was entered")
+    with pytest.raises(IncorrectError, match="linear = scaled_linear fails"):
+        with sharded.override(linear=scaled_linear):
+            pytest.fail("the block was entered")
+    assert sharded.plan is plan
