@@ -139,7 +139,7 @@ def test_an_error_in_a_stream_is_raised(inference: vInference, monkeypatch: pyte
     parts = inference.process_prompt(TEXTS[0], GREEDY, stream=True)
     next(parts)
     monkeypatch.setattr(
-        inference._stepper, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("device lost"))
+        inference._stepper, "run", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("device lost"))
     )
     with pytest.raises(RuntimeError, match="device lost"):
         next(parts)
