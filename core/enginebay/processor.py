@@ -49,8 +49,8 @@ class LogitsProcessor(ABC):
 
     All of a request's parameters, and whatever changes from token to token, are its row's fields: arrays on the device that
     are written when the request gets its row. Requests name a processor and its options (`SamplingParams.processors`), which the
-    declaration's options model validates. A step calls it only when one of its rows uses it, and rows that do not use it keep
-    their logits, whatever comes back for them: the core sees to both.
+    declaration's options model validates. A step calls it only when one of its rows uses it, with all of them or with a few at a time
+    (`Platform.rows_at_once`), and rows that do not use it keep their logits, whatever comes back for them: the core sees to both.
 
     Invariants (held by the conformance suite, enginebay.testing.processors): a row's result depends on its own logits, fields, key,
     tokens, position and temperature only; it is finite or -inf, what was -inf stays so, and some token stays possible wherever one
