@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := tools/setup_env.sh --venv $(VENV)
 PYTEST := $(BIN)/python -m pytest
+# Programs compiled as users' are; tests take XLA's quick settings otherwise, as tests/conftest.py tells.
+AS_SHIPPED := ENGINEBAY_TESTS_XLA=default
 
 # Live parity needs torch, which the project itself never does: an environment of its own, on the oldest Python.
 PARITY_VENV := .venv-parity
@@ -50,7 +52,7 @@ test: env-test ## all tests but the slow ones
 
 .PHONY: test-slow
 test-slow: env-test ## the slow tests
-	@$(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
+	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
 
 .PHONY: lint
 lint: env-dev ## formatting, rules, types, import contracts
@@ -66,7 +68,7 @@ format: env-dev ## reformat, and mend what ruff can mend
 
 .PHONY: parity
 parity: env-parity ## compare live with transformers on torch
-	@$(PARITY_VENV)/bin/python -m pytest -m torch $(PYTEST_ARGS)
+	@$(AS_SHIPPED) $(PARITY_VENV)/bin/python -m pytest -m torch $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: env-test env-parity ## speed, with transformers beside us (BENCH_ARGS="--models M")

@@ -13,8 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NUM_HOST_DEVICES = 4
 # XLA spends nine tenths of a cold run on making tiny programs fast. What tests check does not depend on that: the same HLO is
 # lowered with fewer passes of LLVM and without the fusions that go through MLIR, in a third of the time. Users run XLA's own
-# settings; so do the tests with ENGINEBAY_TESTS_XLA=default, which `make test-slow` and `make parity` set, the stages of
-# .ci/run that run no file of this folder, and processes that tests start with a user's environment (`users_environment`).
+# settings; so do `make test-slow` and `make parity`, by ENGINEBAY_TESTS_XLA=default, and what .ci/run runs from the wheel.
 # XLA aborts on a flag that it does not know: these are known from jax 0.10.2 to 0.11.2. An unknown extra option is no error.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0",

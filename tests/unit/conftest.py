@@ -9,13 +9,14 @@ import pytest
 
 from enginebay import LLM
 from enginebay.cli.main import main
+from tests.brief import BRIEF
 from tests.unit.serving import SIZES, assert_idle
 
 
 @pytest.fixture(scope="session")
 def shared_llm() -> Iterator[LLM]:
-    """The demo model in the small size, on the default engine."""
-    with LLM("demo", **SIZES) as llm:
+    """The first layers of the demo model in the small size, on the default engine."""
+    with LLM(BRIEF, **SIZES) as llm:
         yield llm
 
 
@@ -28,9 +29,9 @@ def llm(shared_llm: LLM) -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def config(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A configuration file of the small size."""
+    """A configuration file of the same."""
     path = tmp_path_factory.mktemp("config") / "small.toml"
-    lines = [f"{name} = {json.dumps(value)}" for name, value in SIZES.items()]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in ({"model": BRIEF} | SIZES).items()]
     path.write_text("\n".join([*lines, 'compile_cache = "off"']))
     return str(path)
 

@@ -108,7 +108,7 @@ def test_the_prompt_may_come_from_standard_input(
 
 
 def test_chat_answers_each_message_with_the_ones_before_in_mind(run: Run, config: str) -> None:
-    flags = ("--max-tokens", "24", "--config", config)
+    flags = ("--model", "demo", "--max-tokens", "24", "--config", config)
     code, out, err = run("chat", "What color is the sky?", *flags)
     assert code == 0
     assert "blue" in out
@@ -121,7 +121,7 @@ def test_chat_answers_each_message_with_the_ones_before_in_mind(run: Run, config
 
 def test_chat_reads_turns_from_standard_input(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("What color is the sky?\n\n   \n"))
-    code, out, err = run("chat", "--max-tokens", "24", "--config", config)
+    code, out, err = run("chat", "--model", "demo", "--max-tokens", "24", "--config", config)
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 1
 
@@ -174,7 +174,15 @@ def test_env_names_versions_and_devices(run: Run, run_json: Any) -> None:
 
 def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: Any, config: str) -> None:
     lengths = ("--rounds", "1", "--prompt-len", "4", "--new-tokens", "4")
-    sizes = (*lengths, "--max-num-seqs", "1", "--config", config)
+    least = (
+        "--max-num-seqs",
+        "1",
+        "--max-num-batched-tokens",
+        "16",
+        "--max-model-len",
+        "32",
+    )  # all is compiled
+    sizes = (*lengths, *least, "--config", config)
     few = ("--num-requests", "3", "--scheduler", "fcfs,static")
     results = run_json("bench", "throughput", *sizes, *few, "--json")
     assert [result["variant"] for result in results] == ["fcfs", "static"]

@@ -22,11 +22,12 @@ from enginebay.testing.subject import penalised
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.ledger import SlotLedger
+from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
 ROWS, LENGTH = 4, 12
 MANY = 10**6
-WHOLE_PROMPTS = SIZES | {"max_num_batched_tokens": 64}
+WHOLE_PROMPTS = SIZES | {"max_num_batched_tokens": 64, "processors": ()}
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(4, 2048, 40)]
 
 
@@ -128,7 +129,7 @@ def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_ca
 
 
 def test_a_prompt_that_was_cached_is_counted_all_the_same() -> None:
-    with LLM("demo", **WHOLE_PROMPTS) as llm:
+    with LLM(BRIEF, **WHOLE_PROMPTS) as llm:
         for kind in (0, 1, 3):
             params = penalised(16, kind)
             whole, hit = (
@@ -141,7 +142,7 @@ def test_a_prompt_that_was_cached_is_counted_all_the_same() -> None:
 
 
 def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
-    with LLM("demo", **(WHOLE_PROMPTS | {"max_model_len": 64, "max_num_seqs": 1})) as llm:
+    with LLM(BRIEF, **(WHOLE_PROMPTS | {"max_model_len": 64, "max_num_seqs": 1})) as llm:
         compilations = llm.engine.compilations
 
         def without_warmup() -> None:
@@ -160,7 +161,7 @@ def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
 
 
 def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused() -> None:
-    with LLM("demo", **WHOLE_PROMPTS) as llm:
+    with LLM(BRIEF, **WHOLE_PROMPTS) as llm:
 
         def take_and_put() -> None:
             driver = Driver(llm.engine, request_of(PROMPT, penalised(8)))

@@ -12,6 +12,7 @@ import pytest
 from enginebay import LLM
 from enginebay.errors import ConfigError
 from enginebay.registry import load_registry
+from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -90,6 +91,6 @@ def test_other_options_are_refused_by_name(values: dict[str, Any], named: str) -
 
 def test_options_reach_the_pages() -> None:
     engine = {"name": "esurge", "page_size": 16, "num_pages": 12, "enable_prefix_caching": False}
-    with LLM("demo", engine=engine, **SIZES) as llm:
+    with LLM(BRIEF, engine=engine, **SIZES) as llm:
         assert (llm.engine.geometry.page_size, llm.engine.num_pages) == (16, 12)
         assert llm.engine.options.prefix_caching is False

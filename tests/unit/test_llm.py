@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,18 @@ import pytest
 from enginebay import LLM
 from enginebay.errors import StoppedError
 from enginebay.types import RequestOutput, StreamChunk
+from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
 
 MESSAGES = [{"role": "user", "content": "What color is the sky?"}]
 pytestmark = pytest.mark.xdist_group("llm")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    """The whole demo model, which answers, and ends its answers."""
+    with LLM("demo", **SIZES) as llm:
+        yield llm
 
 
 def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
@@ -94,7 +102,7 @@ def test_unseeded_requests_differ(llm: LLM) -> None:
 def test_a_configured_seed_makes_unseeded_requests_repeatable() -> None:
     runs = []
     for _ in range(2):
-        with LLM("demo", seed=3, **SIZES) as llm:
+        with LLM(BRIEF, seed=3, **SIZES) as llm:
             runs.append(token_ids(llm.generate(["Once", "Once"], HOT)))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
@@ -133,10 +141,10 @@ def test_a_stop_token_ends_the_completion_and_is_no_part_of_the_text(llm: LLM) -
     assert output.text == llm.tokenizer.decode(whole[:first])
 
 
-def test_the_end_of_the_model_counts_unless_it_is_ignored(llm: LLM) -> None:
-    ended = llm.chat(MESSAGES, with_(GREEDY, max_tokens=60))
+def test_the_end_of_the_model_counts_unless_it_is_ignored(demo: LLM) -> None:
+    ended = demo.chat(MESSAGES, with_(GREEDY, max_tokens=60))
     assert ended.outputs[0].finish_reason == "stop"
-    ignored = llm.chat(MESSAGES, with_(GREEDY, max_tokens=60, ignore_eos=True))
+    ignored = demo.chat(MESSAGES, with_(GREEDY, max_tokens=60, ignore_eos=True))
     assert ignored.outputs[0].finish_reason == "length"
     assert len(ignored.outputs[0].token_ids) == 60
     num = len(ended.outputs[0].token_ids)
@@ -194,11 +202,11 @@ def test_an_interrupted_generate_ends_its_requests(llm: LLM) -> None:
     assert_idle(llm)
 
 
-def test_chat_answers_by_the_template(llm: LLM) -> None:
-    answer = llm.chat(MESSAGES, with_(GREEDY, max_tokens=40))
+def test_chat_answers_by_the_template(demo: LLM) -> None:
+    answer = demo.chat(MESSAGES, with_(GREEDY, max_tokens=40))
     assert "blue" in answer.get_text()
-    assert answer.prompt_token_ids == llm.tokenizer.apply_chat_template(MESSAGES)
-    assert joined(list(llm.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
+    assert answer.prompt_token_ids == demo.tokenizer.apply_chat_template(MESSAGES)
+    assert joined(list(demo.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
 
 
 def test_the_asyncio_twins_give_the_same(llm: LLM) -> None:
@@ -275,7 +283,7 @@ def test_changing_parameters_later_changes_nothing_under_way(llm: LLM) -> None:
 
 
 def test_a_closed_llm_says_so() -> None:
-    llm = LLM("demo", **SIZES)
+    llm = LLM(BRIEF, **SIZES)
     stream = llm.stream("Once", HOT)
     llm.close()
     llm.close()
@@ -286,7 +294,7 @@ def test_a_closed_llm_says_so() -> None:
 
 
 def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
-    llm = LLM("demo", **SIZES)
+    llm = LLM(BRIEF, **SIZES)
     thread = llm._loop._thread
     del llm
     gc.collect()

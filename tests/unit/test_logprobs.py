@@ -25,6 +25,7 @@ from enginebay.runner.runner import LaunchedStep
 from enginebay.testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay.testing.reference import ReferenceModel
 from enginebay.types import MAX_LOGPROBS, CompletionOutput, make_sampling_params
+from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
 from tests.unit.test_loop import Preempting
 
@@ -212,7 +213,7 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(llm: LLM, monkeypatch: py
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_a_model_over_several_devices_tells_the_same(llm: LLM, reference: ReferenceModel) -> None:
-    with LLM("demo", mesh={"tensor": 2}, **SIZES) as sharded:
+    with LLM(BRIEF, mesh={"tensor": 2}, **SIZES) as sharded:
         for output in sharded.generate(PROMPTS[:2], with_(GREEDY, max_tokens=6, logprobs=5)):
             check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)
 

@@ -20,6 +20,7 @@ from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.types import FrozenSampling, Request
+from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S, SIZES
 
 MAX_NUM_SEQS = SIZES["max_num_seqs"]
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("loop")
 
 @pytest.fixture(scope="module")
 def parts() -> Composed:
-    return build(make_plan(EngineConfig(**SIZES)))
+    return build(make_plan(EngineConfig(model=BRIEF, processors=(), **SIZES)))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from enginebay.config import EngineConfig
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.observer import Ending, Execution, Observer, Update, Watch
 from enginebay.scheduler import Scheduler
+from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S, SIZES
 from tests.unit.test_loop import MAX_NUM_SEQS, NUM_TOKENS, FailOnce, Held, Preempting, events, request, tokens
 
@@ -41,7 +42,7 @@ class Notes(Observer):
 
 @pytest.fixture(scope="module")
 def parts() -> Composed:
-    return build(make_plan(EngineConfig(**SIZES)))
+    return build(make_plan(EngineConfig(model=BRIEF, processors=(), **SIZES)))
 
 
 @pytest.fixture

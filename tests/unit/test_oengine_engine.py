@@ -48,6 +48,7 @@ def make_llm(folder: str, engine: str, options: dict[str, Any], **choices: Any) 
         "max_num_seqs": 4,
         "max_num_batched_tokens": 32,
         "decode_steps": 4,
+        "processors": (),
     }
     return LLM(folder, engine={"name": engine, "options": options}, **(fixed | choices))
 

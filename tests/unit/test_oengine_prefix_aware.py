@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginebay import LLM, SamplingParams
+from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
 pytestmark = pytest.mark.xdist_group("oengine")
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("oengine")
 
 def test_prefix_aware_scheduling_admits_what_the_cache_holds_first() -> None:
     with LLM(
-        "demo",
+        BRIEF,
         **{**SIZES, "max_num_seqs": 1},
         engine={"name": "oengine", "page_size": 8},
         scheduler="prefix_aware",

@@ -65,6 +65,7 @@ def llm(request: pytest.FixtureRequest, model: str) -> Iterator[LLM]:
         max_model_len=128,
         max_num_seqs=2,
         max_num_batched_tokens=16,
+        processors=(),
         forbid_compiling=True,
     ) as made:
         made.warmup()
