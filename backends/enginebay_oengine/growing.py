@@ -34,8 +34,7 @@ class GrowingPages:
     def make(self) -> None:
         """Allocate the pages to begin with, when there are none."""
         if not self.runner.has_state:
-            self._allocated = self._first
-            self.copier.forget()
+            self._set_allocated(self._first)
             self.runner.make_state(self._layouts(self._first))
 
     def make_all(self) -> None:
@@ -47,8 +46,12 @@ class GrowingPages:
         """See that the first `num_pages` are there."""
         if num_pages > self._allocated:
             resize_cache(self.runner, self._layouts(self.num_pages), self._resized)
+            self._set_allocated(self.num_pages)
+
+    def _set_allocated(self, num_pages: int) -> None:
+        if num_pages != self._allocated:
+            self._allocated = num_pages
             self.copier.forget()
-            self._allocated = self.num_pages
 
     def _resized(self, array: jax.Array, layout: KVLayout) -> jax.Array:
         """Axis 0 counts pages; the new ones hold zeros."""

@@ -124,6 +124,7 @@ def test_figures_are_each_engines_own(
     assert list(after) == [
         *("requests_per_second", "average_latency", "average_ttft", "average_throughput"),
         *("total_completed", "total_failed", "total_tokens"),
+        *("total_draft_tokens", "total_accepted_tokens"),
         *("active_requests", "queue_size", "running_requests"),
     ]
     assert after["total_completed"] - before["total_completed"] == 4
