@@ -184,6 +184,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         dtype=config.dtype,
         compact_decode=plan.kernels.compact_decode,
         ragged_decode=plan.kernels.ragged_decode,
+        drafts_are_rows=plan.kernels.attention["decode"].caps.splits_rows,
         kernels=plan.kernels.names,
         custom_calls=plan.kernels.custom_calls,
         shadow=shadow,

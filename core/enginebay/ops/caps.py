@@ -47,6 +47,13 @@ class Caps:
     compact_decode: bool = False
     ragged_decode: bool = False
 
+    @property
+    def splits_rows(self) -> bool:
+        """Whether tokens of one row that follow each other can be decoded as rows with the same pages: nobody's keys and values
+        are written by the call that reads them, and each row costs what its own length costs.
+        """
+        return self.ragged_decode and "fused_write" not in self.features
+
     def why_not_here(self, env: Env) -> str | None:
         """Why this cannot run in `env` whatever the problem, or None."""
         if env.platform not in self.platforms:

@@ -37,6 +37,8 @@ class EngineParts:
     dtype: str
     compact_decode: bool = False
     ragged_decode: bool = False
+    drafts_are_rows: bool = False
+    """Whether steps that verify drafts do it by the attention of decode steps, each draft as a row of its own."""
     kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of the chosen kernels by op, attention's by phase ("attention.decode"), and of the layout."""
     custom_calls: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class EngineParts:
             self.has_greedy,
             self.processors,
             rows_at_once=self.platform.rows_at_once,
+            drafts_are_rows=self.drafts_are_rows,
         )
 
 

@@ -93,6 +93,8 @@ class Program:
     """Whether its steps tell wide log-probabilities too; a decode then has room for one token a row."""
     rows_at_once: int | None = None
     """The platform's: how many rows logits processors are given at a time."""
+    drafts_are_rows: bool = False
+    """Whether a step that verifies drafts is given attention of decode steps, each draft as a row of its own."""
 
     def sample(
         self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,23 +43,20 @@ def verify_step(
     row's end, and is written over by the tokens that come there. Rows must have no penalties: those count tokens that are
     drafts here. Returns K + 1 tokens a row, -1 past the first that is no draft, and past a row's end.
     """
-    ops = program.make_ops(bucket, layouts)
     width = bucket.max_q_len
     rows = state.rows.take(row_ids, 0)
     real = row_ids < state.rows.length.shape[0]
-    q_lens = jnp.where(real, 1 + (draft_ids >= 0).sum(axis=1, dtype=jnp.int32), 0)
-    kv_lens = jnp.where(real, rows.length - 1 + q_lens, 0)
-    batches = {g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
-    batch = next(iter(batches.values()))
-    hidden, cache = program.model.hidden(
-        weights, ops, _packed(rows.last_token, draft_ids, batch), state.cache, batches
-    )
-    places = jnp.minimum(batch.cu_q_lens[:-1, None] + jnp.arange(width), bucket.tokens - 1)
-    logits = program.model.logits(weights, ops, hidden[places.reshape(-1)])
+    num_fed = jnp.where(real, 1 + (draft_ids >= 0).sum(axis=1, dtype=jnp.int32), 0)
+    tokens = jnp.concatenate([rows.last_token[:, None], draft_ids], axis=1)
+    feed = _as_rows if program.drafts_are_rows else _as_chunks
+    fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
+    ops = program.make_ops(fed.bucket, layouts)
+    hidden, cache = program.model.hidden(weights, ops, fed.token_ids, state.cache, fed.batches)
+    logits = program.model.logits(weights, ops, hidden if fed.places is None else hidden[fed.places])
     new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
 
     def by_row(array: jax.Array) -> jax.Array:
-        return array.reshape(bucket.seqs, width, *array.shape[1:])
+        return array.reshape(-1, width, *array.shape[1:])
 
     rows, kept = _advanced(rows, draft_ids, by_row(new.tokens))
     logprobs = Logprobs(by_row(new.logprobs.token_ids), by_row(new.logprobs.values))
@@ -66,13 +64,61 @@ def verify_step(
     return StepState(cache, state.rows.put(row_ids, rows), state.own), sampled
 
 
-def _packed(last_token: jax.Array, draft_ids: jax.Array, batch: AttnBatch) -> jax.Array:
-    """int32 [T]: each row's last token and its drafts, rows one after the other, 0 on padding."""
-    num_rows, num_drafts = draft_ids.shape
-    fed = jnp.concatenate([last_token[:, None], draft_ids], axis=1)
+class _Fed(NamedTuple):
+    """What goes through the model: its shapes, each group's batch, and token ids int32 [T].
+
+    places int32 [S * (K + 1)]: where in T the rows' positions are, row by row; None where they are T.
+    """
+
+    bucket: Bucket
+    batches: Mapping[str, AttnBatch]
+    token_ids: jax.Array
+    places: jax.Array | None
+
+
+def _as_chunks(
+    tokens: jax.Array,
+    num_fed: jax.Array,
+    lengths: jax.Array,
+    tables: Mapping[str, jax.Array],
+    layouts: Layouts,
+    bucket: Bucket,
+) -> _Fed:
+    """The first num_fed int32 [S] of tokens int32 [S, K + 1] of each row, one row after the other, as a prefill has them."""
+    num_rows, width = tokens.shape
+    kv_lens = jnp.where(num_fed > 0, lengths - 1 + num_fed, 0)
+    batches = {g: derive_batch(num_fed, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
+    batch = next(iter(batches.values()))
     row = jnp.minimum(batch.seq_ids, num_rows - 1)
     offset = jnp.arange(len(batch.seq_ids)) - batch.cu_q_lens[row]
-    return jnp.where(batch.seq_ids < num_rows, fed[row, jnp.clip(offset, 0, num_drafts)], 0)
+    token_ids = jnp.where(batch.seq_ids < num_rows, tokens[row, jnp.clip(offset, 0, width - 1)], 0)
+    places = jnp.minimum(batch.cu_q_lens[:-1, None] + jnp.arange(width), bucket.tokens - 1)
+    return _Fed(bucket, batches, token_ids, places.reshape(-1))
+
+
+def _as_rows(
+    tokens: jax.Array,
+    num_fed: jax.Array,
+    lengths: jax.Array,
+    tables: Mapping[str, jax.Array],
+    layouts: Layouts,
+    bucket: Bucket,
+) -> _Fed:
+    """The same as a decode step has them: each token is a row with the pages of its row, and longer by one than the last.
+
+    Every layer writes all keys and values before it reads any: see Caps.splits_rows.
+    """
+    num_rows, width = tokens.shape
+    one_each = dataclasses.replace(bucket, seqs=num_rows * width, max_q_len=1, mode="decode")
+    offsets = jnp.arange(width, dtype=jnp.int32)
+    is_fed = offsets < num_fed[:, None]
+    ones = jnp.ones(num_rows * width, jnp.int32)
+    kv_lens = jnp.where(is_fed, lengths[:, None] + offsets, 0).reshape(-1)
+    batches = {
+        g: derive_batch(ones, kv_lens, jnp.repeat(tables[g], width, axis=0), layouts[g].page_size, one_each)
+        for g in layouts
+    }
+    return _Fed(one_each, batches, jnp.where(is_fed, tokens, 0).reshape(-1), None)
 
 
 def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
