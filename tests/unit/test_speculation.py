@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,11 @@ from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay.types import RequestOutput
 
 pytestmark = pytest.mark.xdist_group("speculation")
-ENGINES = {"vinference": "vinference", "oengine": {"name": "oengine", "page_size": 8}}
+ENGINES: dict[str, dict[str, Any]] = {
+    "vinference": {"engine": "vinference", "kernels": {"attention": "xla"}},
+    "oengine": {"engine": {"name": "oengine", "page_size": 8}},
+}
+"""Attention in plain JAX is given drafts as a chunk of their row, what `auto` chooses here each as a row of its own."""
 NUM_NEW = 40
 PAIRS_TOP_K, NUM_DRAWS = 3, 400
 
@@ -57,7 +62,7 @@ def llm(request: pytest.FixtureRequest, model: str) -> Iterator[LLM]:
     """All of its programs are compiled, and none is while it serves."""
     with LLM(
         model,
-        engine=ENGINES[request.param],
+        **ENGINES[request.param],
         proposer="ngram",
         draft_tokens=4,
         decode_steps=3,
@@ -151,6 +156,12 @@ def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(
     assert drafted[1] == 0, "penalties count tokens: such rows are not drafted"
     assert drafted[0] > 0
     assert drafted[2] > 0
+
+
+def test_drafts_are_rows_where_attention_leaves_writing_to_others(llm: LLM) -> None:
+    caps = llm.plan.kernels.attention["decode"].caps
+    assert llm.engine.runner.program.drafts_are_rows == caps.splits_rows
+    assert caps.splits_rows == (llm.plan.kernels.names["attention.decode"] == "native")
 
 
 def test_text_that_repeats_is_drafted_by_looking_it_up(llm: LLM) -> None:
