@@ -105,6 +105,10 @@ class EngineLoop:
             except Exception as error:  # the loop's outer edge: a failed step must not end the service
                 log.exception("a step failed")
                 going = self._recover(error)
+        # A step that still runs gives arrays back to the interpreter when it ends; should that be ending, the process aborts.
+        for step in self._steps.in_flight:
+            with contextlib.suppress(Exception):  # nobody waits for its tokens
+                step.pending.read()
 
     def _turn(self) -> bool:
         """Take in messages, launch what the scheduler decides, read a step when it is time. False: stop."""
