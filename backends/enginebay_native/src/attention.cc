@@ -13,30 +13,6 @@ namespace {
 
 constexpr float kLowest = -5e29f;  // log-sum-exp of a row without keys
 
-// e^x for x <= 0: 2^n times a polynomial of the rest (Cephes' expf: error below 2 units of the last place); 0 below -87.
-inline Floats exp_of(Floats x) {
-  Ints tiny = x < splat(-87.0f);
-  x = tiny ? splat(-87.0f) : x;
-  Floats scaled = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2^23: rounds to a whole number
-  Ints n;
-  std::memcpy(&n, &scaled, sizeof(n));
-  Floats whole = scaled - splat(12582912.0f);
-  Floats r = x - whole * splat(0.693359375f) + whole * splat(2.12194440e-4f);
-  Floats p = splat(1.9875691500e-4f);
-  p = add_product(splat(1.3981999507e-3f), p, r);
-  p = add_product(splat(8.3334519073e-3f), p, r);
-  p = add_product(splat(4.1665795894e-2f), p, r);
-  p = add_product(splat(1.6666665459e-1f), p, r);
-  p = add_product(splat(5.0000001201e-1f), p, r);
-  p = p * r * r + r + splat(1.0f);
-  Ints bits;
-  std::memcpy(&bits, &p, sizeof(bits));
-  bits += n << 23;
-  bits = tiny ? Ints{} : bits;
-  std::memcpy(&p, &bits, sizeof(p));
-  return p;
-}
-
 struct Shape {
   int64_t rows, kv_heads, group, dim, page_size, table_width;
 };
@@ -63,11 +39,14 @@ struct Pages {
   const int32_t* table;
   int64_t page_stride, page_size;
 
+  // f(piece, where it begins, how many, how far ahead of it the next one lies)
   template <typename F>
   void each(int64_t first, int64_t end, int64_t dim, const F& f) const {
     for (int64_t at = first; at < end;) {
-      int64_t offset = at % page_size, count = std::min(page_size - offset, end - at);
-      f(base + table[at / page_size] * page_stride + offset * dim, at - first, count);
+      int64_t offset = at % page_size, count = std::min(page_size - offset, end - at), page = at / page_size;
+      const T* piece = base + table[page] * page_stride + offset * dim;
+      int64_t ahead = at + count < end ? (int64_t(table[page + 1]) - table[page]) * page_stride - offset * dim : 0;
+      f(piece, at - first, count, ahead);
       at += count;
     }
   }
@@ -99,41 +78,79 @@ inline void back(float* out, int64_t dim, const bf16*) {
   }
 }
 
-inline Floats dot(const float* query, const float* key, int64_t dim) {
-  Floats sum = {};
-  int64_t d = 0;
-  for (; d + kLanes <= dim; d += kLanes) sum = add_product(sum, load(query + d), load(key + d));
-  for (int lane = 0; d < dim; ++d, ++lane) sum[lane] += query[d] * key[d];
-  return sum;
+// Values a head: D where it is known at compile time, and the loops over it are unrolled; else (D = 0) what is given.
+template <int D>
+inline int64_t width(int64_t dim) {
+  return D ? D : dim;
 }
 
-inline Floats dot(const float* query, const bf16* key, int64_t dim) {
-  Floats sum = {};
+// sums[j] = the products of a query with key j, lane by lane, and each lane's in their order: N keys that lie together. With
+// kFetch, what lies `ahead` of each key is brought into the cache meanwhile.
+template <int N, int D, bool kFetch>
+ENGINEBAY_INLINE void dot_each(const float* query, const float* keys, Floats* sums, int64_t dim, int64_t ahead) {
+  const int64_t wide = width<D>(dim);
+#pragma GCC unroll 16
+  for (int j = 0; j < N; ++j) sums[j] = Floats{};
   int64_t d = 0;
-  for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    Pair values = load_pair(key + d);
-    sum = add_product(sum, load(query + d), values.even);
-    sum = add_product(sum, load(query + d + kLanes), values.odd);
+#pragma GCC unroll 16
+  for (; d + kLanes <= wide; d += kLanes) {
+    Floats some = load(query + d);
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) {
+      if (kFetch) __builtin_prefetch(keys + j * wide + d + ahead);
+      sums[j] = add_product(sums[j], some, load(keys + j * wide + d));
+    }
   }
-  for (int lane = 0; d < dim; ++d, lane = (lane + 1) % kLanes) sum[lane] += query[d] * to_float(key[d]);
-  return sum;
+  for (int lane = 0; d < wide; ++d, ++lane)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) sums[j][lane] += query[d] * keys[j * wide + d];
+}
+
+template <int N, int D, bool kFetch>
+ENGINEBAY_INLINE void dot_each(const float* query, const bf16* keys, Floats* sums, int64_t dim, int64_t ahead) {
+  const int64_t wide = width<D>(dim);
+#pragma GCC unroll 16
+  for (int j = 0; j < N; ++j) sums[j] = Floats{};
+  int64_t d = 0;
+#pragma GCC unroll 8
+  for (; d + 2 * kLanes <= wide; d += 2 * kLanes) {
+    Floats even = load(query + d), odd = load(query + d + kLanes);
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) {
+      if (kFetch) __builtin_prefetch(keys + j * wide + d + ahead);
+      Pair values = load_pair(keys + j * wide + d);
+      sums[j] = add_product(sums[j], even, values.even);
+      sums[j] = add_product(sums[j], odd, values.odd);
+    }
+  }
+  for (int lane = 0; d < wide; ++d, lane = (lane + 1) % kLanes)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) sums[j][lane] += query[d] * to_float(keys[j * wide + d]);
+}
+
+template <int D, bool kFetch, typename T>
+void score_for(const float* query, const T* keys, float* scores, int64_t count, int64_t dim, int64_t ahead) {
+  const int64_t wide = width<D>(dim);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Floats sums[kLanes];
+    dot_each<kLanes, D, kFetch>(query, keys + i * wide, sums, dim, ahead);
+    store(scores + i, sum_each(sums));
+  }
+  for (; i < count; ++i) {
+    Floats one;
+    dot_each<1, D, kFetch>(query, keys + i * wide, &one, dim, ahead);
+    scores[i] = sum(one);
+  }
 }
 
 // Scores of `count` keys that lie together: they come from memory for the first query, and from the cache for the others.
-template <typename T>
-void score_keys(const float* queries, const T* keys, float* scores, int64_t count, int64_t stride, const Shape& s) {
-  for (int64_t g = 0; g < s.group; ++g) {
-    const float* query = queries + g * s.dim;
-    float* to = scores + g * stride;
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      Floats sums[kLanes];
-#pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) sums[j] = dot(query, keys + (i + j) * s.dim, s.dim);
-      store(to + i, sum_each(sums));
-    }
-    for (; i < count; ++i) to[i] = sum(dot(query, keys + i * s.dim, s.dim));
-  }
+template <int D, typename T>
+__attribute__((noinline)) void score_keys(const float* queries, const T* keys, float* scores, int64_t count, int64_t stride,
+                                          const Shape& s, int64_t ahead) {
+  const int64_t wide = width<D>(s.dim);
+  score_for<D, true>(queries, keys, scores, count, s.dim, ahead);
+  for (int64_t g = 1; g < s.group; ++g) score_for<D, false>(queries + g * wide, keys, scores + g * stride, count, s.dim, 0);
 }
 
 // scores -> weights e^(score - maximum); their maximum and sum.
@@ -141,14 +158,22 @@ struct Total {
   float maximum, sum;
 };
 
+inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
+
+// The space is a whole number of vectors: what lies behind the last score weighs nothing.
 Total weigh(float* scores, int64_t count, const Rule& rule) {
-  float maximum = kLowest;
-  for (int64_t i = 0; i < count; ++i) {
-    scores[i] *= rule.scale;
-    if (rule.softcap > 0) scores[i] = rule.softcap * std::tanh(scores[i] / rule.softcap);
+  for (int64_t i = count; i % kLanes; ++i) scores[i] = 0.0f;
+  Floats highest = splat(kLowest);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Floats some = load(scores + i) * splat(rule.scale);
+    store(scores + i, some);
+    if (rule.softcap > 0)
+      for (int lane = 0; lane < kLanes; ++lane) scores[i + lane] = rule.softcap * std::tanh(some[lane] / rule.softcap);
+    for (int64_t past = count; past < i + kLanes; ++past) scores[past] = 2 * kLowest;
+    highest = greater(load(scores + i), highest);
   }
-  for (int64_t i = 0; i < count; ++i) maximum = scores[i] > maximum ? scores[i] : maximum;
-  for (int64_t i = count; i % kLanes; ++i) scores[i] = 2 * kLowest;  // the space is a whole number of vectors
+  float maximum = kLowest;
+  for (int lane = 0; lane < kLanes; ++lane) maximum = highest[lane] > maximum ? highest[lane] : maximum;
   Floats sums = {};
   for (int64_t i = 0; i < count; i += kLanes) {
     Floats weights = exp_of(load(scores + i) - splat(maximum));
@@ -159,41 +184,85 @@ Total weigh(float* scores, int64_t count, const Rule& rule) {
 }
 
 template <int V>
-inline void add_values(const float* weights, const float* values, float* out, int64_t count, int64_t dim) {
-  Floats sums[V];
-  for (int v = 0; v < V; ++v) sums[v] = load(out + v * kLanes);
-  for (int64_t i = 0; i < count; ++i)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) sums[v] = add_product(sums[v], splat(weights[i]), load(values + i * dim + v * kLanes));
-  for (int v = 0; v < V; ++v) store(out + v * kLanes, sums[v]);
+inline void load_values(const float* values, Floats* to) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) to[v] = load(values + v * kLanes);
 }
 
+// Even values and then odd ones of each two vectors.
 template <int V>
-inline void add_values(const float* weights, const bf16* values, float* out, int64_t count, int64_t dim) {
-  static_assert(V % 2 == 0, "bf16 comes in pairs of vectors");
-  Floats sums[V];
-  for (int v = 0; v < V; ++v) sums[v] = load(out + v * kLanes);
-  for (int64_t i = 0; i < count; ++i)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v += 2) {
-      Pair pair = load_pair(values + i * dim + v * kLanes);
-      sums[v] = add_product(sums[v], splat(weights[i]), pair.even);
-      sums[v + 1] = add_product(sums[v + 1], splat(weights[i]), pair.odd);
-    }
-  for (int v = 0; v < V; ++v) store(out + v * kLanes, sums[v]);
+inline void load_values(const bf16* values, Floats* to) {
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v += 2) {
+    Pair pair = load_pair(values + v * kLanes);
+    to[v] = pair.even;
+    to[v + 1] = pair.odd;
+  }
 }
 
-template <typename T>
-void sum_values(const float* weights, const T* values, float* out, int64_t count, int64_t stride, const Shape& s) {
-  for (int64_t g = 0; g < s.group; ++g) {
-    const float* mine = weights + g * stride;
-    float* to = out + g * s.dim;
-    int64_t d = 0;
-    for (; d + 4 * kLanes <= s.dim; d += 4 * kLanes) add_values<4>(mine, values + d, to + d, count, s.dim);
-    for (; d + 2 * kLanes <= s.dim; d += 2 * kLanes) add_values<2>(mine, values + d, to + d, count, s.dim);
-    for (; d < s.dim; ++d)
-      for (int64_t i = 0; i < count; ++i) to[d] += mine[i] * to_float(values[i * s.dim + d]);
+// How many queries take V vectors of a value at once: enough sums under way to hide how long each takes, in the registers.
+#ifdef __AVX512F__
+constexpr int kQueries = 4;
+#else
+constexpr int kQueries = 2;
+#endif
+
+// out[q] += the sum of weights[q][i] * values[i]: V vectors of Q queries.
+template <int Q, int V, int D, typename T>
+inline void add_values(const float* weights, int64_t stride, const T* values, float* out, int64_t count, int64_t dim,
+                       int64_t ahead) {
+  const int64_t wide = width<D>(dim);
+  Floats sums[Q][V];
+#pragma GCC unroll 4
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sums[q][v] = load(out + q * wide + v * kLanes);
+  for (int64_t i = 0; i < count; ++i) {
+    Floats some[V];
+    load_values<V>(values + i * wide, some);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) __builtin_prefetch(values + i * wide + v * kLanes + ahead);
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q) {
+      Floats weight = splat(weights[q * stride + i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[q][v] = add_product(sums[q][v], weight, some[v]);
+    }
   }
+#pragma GCC unroll 4
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(out + q * wide + v * kLanes, sums[q][v]);
+}
+
+template <int Q, int D, typename T>
+void sum_for(const float* weights, int64_t stride, const T* values, float* out, int64_t count, int64_t dim, int64_t ahead) {
+  const int64_t wide = width<D>(dim);
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= wide; d += 4 * kLanes)
+    add_values<Q, 4, D>(weights, stride, values + d, out + d, count, dim, ahead);
+  for (; d + 2 * kLanes <= wide; d += 2 * kLanes)
+    add_values<Q, 2, D>(weights, stride, values + d, out + d, count, dim, ahead);
+  for (; d < wide; ++d)
+    for (int q = 0; q < Q; ++q)
+      for (int64_t i = 0; i < count; ++i) out[q * wide + d] += weights[q * stride + i] * to_float(values[i * wide + d]);
+}
+
+// The same for at most R queries.
+template <int R, int D, typename T>
+void sum_few(int64_t queries, const float* weights, int64_t stride, const T* values, float* out, int64_t count, int64_t dim,
+             int64_t ahead) {
+  if constexpr (R > 0) {
+    if (queries < R) return sum_few<R - 1, D>(queries, weights, stride, values, out, count, dim, ahead);
+    sum_for<R, D>(weights, stride, values, out, count, dim, ahead);
+  }
+}
+
+template <int D, typename T>
+__attribute__((noinline)) void sum_values(const float* weights, const T* values, float* out, int64_t count, int64_t stride,
+                                          const Shape& s, int64_t ahead) {
+  for (int64_t g = 0; g < s.group; g += kQueries)
+    sum_few<kQueries, D>(s.group - g, weights + g * stride, stride, values, out + g * width<D>(s.dim), count, s.dim, ahead);
 }
 
 template <typename Q, typename T>
@@ -207,13 +276,14 @@ struct Problem {
   Q* out;
   float* lse;
 
+  template <int D>
   void head(int64_t row, int64_t h) const {
     int64_t length = lengths[row], first = rule.window > 0 ? std::max<int64_t>(0, length - rule.window) : 0;
     int64_t count = std::max<int64_t>(0, length - first), stride = (count + kLanes - 1) / kLanes * kLanes;
     int64_t at = (row * s.kv_heads + h) * s.group;
     Space& mine = space();
     mine.query.resize(s.group * s.dim);
-    mine.scores.assign(s.group * stride, 0.0f);
+    mine.scores.resize(s.group * stride);
     mine.out.assign(s.group * s.dim, 0.0f);
     std::vector<float>& plain = mine.out;  // not needed yet: holds the query as f32
     for (int64_t g = 0; g < s.group; ++g) {
@@ -225,13 +295,13 @@ struct Problem {
     const int32_t* pages = table + row * s.table_width;
     Pages<T> keys{k + h * s.page_size * s.dim, pages, page_stride, s.page_size};
     Pages<T> values{v + h * s.page_size * s.dim, pages, page_stride, s.page_size};
-    keys.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n) {
-      score_keys(mine.query.data(), some, mine.scores.data() + from, n, stride, s);
+    keys.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
+      score_keys<D>(mine.query.data(), some, mine.scores.data() + from, n, stride, s, ahead);
     });
     std::vector<Total>& totals = totals_of(s.group);
     for (int64_t g = 0; g < s.group; ++g) totals[g] = weigh(mine.scores.data() + g * stride, count, rule);
-    values.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n) {
-      sum_values(mine.scores.data() + from, some, mine.out.data(), n, stride, s);
+    values.each(first, length, s.dim, [&](const T* some, int64_t from, int64_t n, int64_t ahead) {
+      sum_values<D>(mine.scores.data() + from, some, mine.out.data(), n, stride, s, ahead);
     });
     for (int64_t g = 0; g < s.group; ++g) finish(at + g, h * s.group + g, totals[g], mine.out.data() + g * s.dim);
   }
@@ -256,12 +326,22 @@ struct Problem {
   }
 };
 
-template <typename Q, typename T>
-ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
+template <int D, typename Q, typename T>
+ffi::Error run_for(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
   parallel_for(pool, problem.s.rows * problem.s.kv_heads, [&problem](int64_t task) {
-    problem.head(task / problem.s.kv_heads, task % problem.s.kv_heads);
+    problem.template head<D>(task / problem.s.kv_heads, task % problem.s.kv_heads);
   });
   return ffi::Error::Success();
+}
+
+template <typename Q, typename T>
+ffi::Error run(ffi::ThreadPool pool, const Problem<Q, T>& problem) {
+  switch (problem.s.dim) {
+    case 32: return run_for<32>(pool, problem);
+    case 64: return run_for<64>(pool, problem);
+    case 128: return run_for<128>(pool, problem);
+    default: return run_for<0>(pool, problem);
+  }
 }
 
 // q [rows, q_heads, dim]; k, v [pages, kv_heads, page_size, dim] of one dtype; table [rows, width] and lengths [rows] int32;

@@ -1,4 +1,5 @@
-// Vectors of f32 as wide as the processor's, the sums that products end with, and a loop over the threads of XLA's pool.
+// Vectors of f32 as wide as the processor's, their exponential, the sums that products end with, and a loop over the threads
+// of XLA's pool.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +16,9 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+
+// In place whatever the compiler makes of its size, so that sums which are indexed by constants stay in registers.
+#define ENGINEBAY_INLINE inline __attribute__((always_inline))
 
 namespace enginebay {
 
@@ -54,6 +58,30 @@ inline Floats add_product(Floats sum, Floats a, Floats b) {
 #else
   return sum + a * b;
 #endif
+}
+
+// e^x for x <= 0: 2^n times a polynomial of the rest (Cephes' expf: error below 2 units of the last place); 0 below -87.
+inline Floats exp_of(Floats x) {
+  Ints tiny = x < splat(-87.0f);
+  x = tiny ? splat(-87.0f) : x;
+  Floats scaled = x * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2^23: rounds to a whole number
+  Ints n;
+  std::memcpy(&n, &scaled, sizeof(n));
+  Floats whole = scaled - splat(12582912.0f);
+  Floats r = x - whole * splat(0.693359375f) + whole * splat(2.12194440e-4f);
+  Floats p = splat(1.9875691500e-4f);
+  p = add_product(splat(1.3981999507e-3f), p, r);
+  p = add_product(splat(8.3334519073e-3f), p, r);
+  p = add_product(splat(4.1665795894e-2f), p, r);
+  p = add_product(splat(1.6666665459e-1f), p, r);
+  p = add_product(splat(5.0000001201e-1f), p, r);
+  p = p * r * r + r + splat(1.0f);
+  Ints bits;
+  std::memcpy(&bits, &p, sizeof(bits));
+  bits += n << 23;
+  bits = tiny ? Ints{} : bits;
+  std::memcpy(&p, &bits, sizeof(p));
+  return p;
 }
 
 inline float to_float(bf16 x) {
@@ -106,13 +134,16 @@ inline Floats add_neighbours(Floats a, Floats b) {
   return x + y;
 }
 
-// Lane i of the result is the sum of v[i]'s lanes, for kLanes vectors; each sum is the same tree whatever the others are.
-inline Floats sum_each(Floats* v) {
-#pragma GCC unroll 4
-  for (int n = kLanes / 2; n > 0; n /= 2) {
+template <int N>
+ENGINEBAY_INLINE void add_pairs(Floats* v) {
 #pragma GCC unroll 8
-    for (int i = 0; i < n; ++i) v[i] = add_neighbours(v[2 * i], v[2 * i + 1]);
-  }
+  for (int i = 0; i < N / 2; ++i) v[i] = add_neighbours(v[2 * i], v[2 * i + 1]);
+  if constexpr (N > 2) add_pairs<N / 2>(v);
+}
+
+// Lane i of the result is the sum of v[i]'s lanes, for kLanes vectors; each sum is the same tree whatever the others are.
+ENGINEBAY_INLINE Floats sum_each(Floats* v) {
+  add_pairs<kLanes>(v);
   return v[0];
 }
 
