@@ -166,8 +166,10 @@ class PagedEngine(Engine):
 
 def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:
     key = engine.geometry.verify_key(len(plan.rows))
-    inputs = verify_inputs(plan.rows, key.bucket, engine.rows, engine.ledger, engine.runner.layouts)
-    return engine.runner.decode(key, inputs, np.arange(len(plan.rows)))
+    runner = engine.runner
+    most = runner.program.most_drafts(key.bucket)
+    inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger, runner.layouts)
+    return runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
 def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int, table: PageTable) -> PageLedger:

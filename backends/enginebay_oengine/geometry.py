@@ -25,7 +25,7 @@ class Geometry:
     page_size: int
     compact_decode: bool
     num_drafts: int = 0
-    """Tokens that are drafted for a row at most; 0: steps verify none."""
+    """Drafts of a row that one pass of the model verifies at most; 0: steps verify none."""
 
     @property
     def max_model_len(self) -> int:

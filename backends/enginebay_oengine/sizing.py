@@ -69,7 +69,11 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
         return num_pages
     utilization = options.memory_utilization or DEFAULT_UTILIZATION
     free = free_bytes(parts.placement.device, parts.platform.hardware().memory_bytes)
-    rest = int(utilization * free) - weight_bytes(parts) - workspace_bytes(parts, geometry)
+    rest = (
+        int(utilization * free)
+        - weight_bytes(parts.model, parts.placement, parts.dtype)
+        - workspace_bytes(parts, geometry)
+    )
     needed = 1 + parts.config.max_num_seqs * pages_for(geometry.max_model_len, geometry.page_size)
     num_pages = min(needed, rest // each)
     if num_pages < FEWEST_PAGES:
@@ -97,7 +101,7 @@ def first_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry, n
 def plan_memory(parts: EngineParts, geometry: Geometry, num_pages: int) -> MemoryPlan:
     """Bytes per device of weights, pages and room for one step."""
     return MemoryPlan(
-        weights_bytes=weight_bytes(parts),
+        weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
         cache_bytes=num_pages * page_bytes(parts, geometry),
         workspace_bytes=workspace_bytes(parts, geometry),
         device_bytes=parts.platform.hardware().memory_bytes,

@@ -185,8 +185,10 @@ class VInferenceEngine(Engine):
 
 def _verify(engine: VInferenceEngine, plan: StepPlan) -> Pending:
     key = engine.geometry.verify_key(engine._shape, len(plan.rows))
-    inputs = verify_inputs(plan.rows, key.bucket, engine.rows, engine.ledger, engine.runner.layouts)
-    return engine.runner.decode(key, inputs, np.arange(len(plan.rows)))
+    runner = engine.runner
+    most = runner.program.most_drafts(key.bucket)
+    inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger, runner.layouts)
+    return runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
 def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:
@@ -207,7 +209,7 @@ def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:
     most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
     copy_bytes = cache_bytes * most_copied // (largest.num_slots * largest.capacity)
     return MemoryPlan(
-        weights_bytes=weight_bytes(parts),
+        weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
         cache_bytes=cache_bytes,
         workspace_bytes=step_workspace_bytes(parts) + copy_bytes,
         device_bytes=parts.platform.hardware().memory_bytes,

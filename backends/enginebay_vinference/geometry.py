@@ -26,7 +26,7 @@ class Geometry:
     page_size: int
     compact_decode: bool
     num_drafts: int = 0
-    """Tokens that are drafted for a row at most; 0: steps verify none."""
+    """Drafts of a row that one pass of the model verifies at most; 0: steps verify none."""
 
     def shape_for(self, num_rows: int, num_tokens: int) -> SlotShape:
         """The smallest cache with room for `num_rows` rows of `num_tokens` tokens."""

@@ -91,6 +91,10 @@ class ShadowChoice(Frozen):
         return value
 
 
+MOST_PASSES = 4
+"""A step that verifies drafts runs the model so many times at most: again, without the host, while all that was drafted holds."""
+
+
 class EngineConfig(Frozen):
     """All choices of one engine. `auto` is replaced by `enginebay.build.resolve`, which keeps its reasons."""
 
@@ -101,8 +105,11 @@ class EngineConfig(Frozen):
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
     proposer: Choice = Choice()
-    draft_tokens: int = Field(
-        default=7, ge=1, le=64, description="most tokens that a proposer drafts for a row at a time"
+    draft_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="most tokens of a row that are drafted for one pass of the model; unset: 15 for weights under 64 MiB, else 7",
     )
     kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
     interpret: bool = Field(
@@ -231,8 +238,13 @@ class EngineConfig(Frozen):
 
     @property
     def most_drafts(self) -> int:
-        """Tokens that are drafted for a row at a time; 0 without a proposer."""
-        return 0 if self.proposer.name in (AUTO, NO_PROPOSER) else self.draft_tokens
+        """Tokens of a row that one pass of the model verifies; 0 without a proposer, and until it is settled."""
+        return 0 if self.proposer.name in (AUTO, NO_PROPOSER) else self.draft_tokens or 0
+
+    @property
+    def draft_passes(self) -> int:
+        """How many times a step that verifies drafts runs the model at most: never more than one that decodes."""
+        return min(MOST_PASSES, self.decode_steps)
 
     @property
     def num_devices(self) -> int:

@@ -19,6 +19,10 @@ class Proposer(ABC):
     A wrong draft costs time and never changes a token: the model's own tokens are what a row gets.
     """
 
+    looks_far: bool = False
+    """Whether a hundred drafts cost hardly more than a few: then as many are asked for as several passes of the model verify, the
+    later of which are only looked at when all before them hold."""
+
     @abstractmethod
     def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
         """int32 [n], n from 0 to `most` (at least 1): the tokens after token_ids int32 [length], prompt and output so far.

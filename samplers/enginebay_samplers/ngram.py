@@ -34,6 +34,8 @@ class NgramOptions(BaseModel):
 class NgramProposer(Proposer):
     """What followed the latest of the longest earlier occurrences of the row's last min_n to max_n tokens."""
 
+    looks_far = True
+
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
 

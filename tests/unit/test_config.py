@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,23 @@ FACTS = Facts(
     samplers=[NamedFact("standard")],
     default_dtype="bfloat16",
     model_max_len=8192,
+    weight_bytes=500 << 20,
 )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "weight_bytes", "drafts"),
+    [(None, 10 << 20, 15), (None, 64 << 20, 7), (None, 16 << 30, 7), (3, 10 << 20, 3), (3, 16 << 30, 3)],
+)
+def test_small_models_get_more_drafts_unless_their_number_is_chosen(
+    chosen: int | None, weight_bytes: int, drafts: int
+) -> None:
+    facts = dataclasses.replace(FACTS, weight_bytes=weight_bytes)
+    config, reasons = resolve(EngineConfig(proposer=Choice(name="ngram"), draft_tokens=chosen), facts)
+    assert (config.draft_tokens, config.most_drafts) == (drafts, drafts)
+    why = next(reason.why for reason in reasons if reason.setting == "draft_tokens")
+    assert ("by name" in why) == (chosen is not None)
+    assert all(reason.setting != "draft_tokens" for reason in resolve(EngineConfig(), facts)[1])
 
 
 def test_resolving_settles_everything_and_keeps_the_reasons() -> None:

@@ -125,7 +125,7 @@ def test_programs_that_verify_are_compiled_only_when_a_proposer_is_chosen(engine
         assert (make_proposer(plan.registry, plan.config) is None) == (proposer == "none")
     assert not kinds["none"]
     assert [key.bucket.seqs for key in kinds["ngram"]] == [1, 4]
-    assert {key.bucket.max_q_len for key in kinds["ngram"]} == {8}
+    assert {key.bucket.max_q_len for key in kinds["ngram"]} == {16}
 
 
 def test_nothing_is_drafted_unless_a_proposer_is_named(model: Path) -> None:
@@ -137,7 +137,7 @@ def test_nothing_is_drafted_unless_a_proposer_is_named(model: Path) -> None:
     made = make_proposer(named.registry, named.config)
     assert isinstance(made, NgramProposer)
     assert made.options == NgramOptions(max_n=6)
-    assert named.config.most_drafts == 7
+    assert named.config.most_drafts == 15
 
 
 @pytest.mark.parametrize(

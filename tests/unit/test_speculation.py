@@ -27,7 +27,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "oengine": {"engine": {"name": "oengine", "page_size": 8}},
 }
 """Attention in plain JAX is given drafts as a chunk of their row, what `auto` chooses here each as a row of its own."""
-NUM_NEW = 40
+NUM_NEW, DRAFTS = 40, 4
 PAIRS_TOP_K, NUM_DRAWS = 3, 400
 
 
@@ -64,7 +64,7 @@ def llm(request: pytest.FixtureRequest, model: str) -> Iterator[LLM]:
         model,
         **ENGINES[request.param],
         proposer="ngram",
-        draft_tokens=4,
+        draft_tokens=DRAFTS,
         decode_steps=3,
         dtype="float32",
         max_model_len=128,
@@ -138,6 +138,36 @@ def test_tokens_are_those_of_ordinary_decoding(
             assert metrics.num_accepted_tokens <= 1
             assert metrics.num_draft_tokens <= 8, "a row whose drafts fail decodes as usual"
         check_logprobs(reference, prompt, completion, params.logprobs)
+
+
+class FarOracle(Oracle):
+    """One that is asked for the drafts of several passes."""
+
+    looks_far = True
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("wrong_every", [0, 7], ids=["right", "every_seventh_wrong"])
+def test_drafts_that_hold_are_followed_by_more_in_the_same_step(
+    llm: LLM, reference: ReferenceModel, kind: str, wrong_every: int
+) -> None:
+    prompts, params = prompts_of(93, (6, 17)), KINDS[kind]
+    for prompt in prompts:
+        plain = run(llm, [prompt], params, None)
+        far = FarOracle([prompt + tokens_of(plain)[0]], wrong_every)
+        drafted = run(llm, [prompt], params, far)
+        assert_same_tokens(reference, [prompt], tokens_of(plain), tokens_of(drafted), params)
+        metrics = drafted[0].metrics
+        assert metrics is not None
+        if tokens_of(plain) != tokens_of(drafted):
+            continue  # a counted tie: what came after it was not foreseen
+        if wrong_every:
+            # A step looks at no pass of drafts after one that did not hold, and counts none.
+            assert metrics.num_draft_tokens <= metrics.num_accepted_tokens + far.num_asked * (DRAFTS + 1)
+        else:
+            width = DRAFTS + 1
+            assert far.num_asked <= 1 + -(-NUM_NEW // (llm.plan.config.draft_passes * width))
+            assert metrics.num_accepted_tokens == metrics.num_draft_tokens
 
 
 def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(

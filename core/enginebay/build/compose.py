@@ -25,7 +25,7 @@ from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay.runner.parts import EngineParts
+from enginebay.runner.parts import EngineParts, weight_bytes
 from enginebay.runner.sharding import Placement, make_placement
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
@@ -88,6 +88,7 @@ def make_plan(
         samplers=_facts(registry, "sampler", here),
         default_dtype=platform.default_dtype,
         model_max_len=model.info.max_model_len,
+        weight_bytes=weight_bytes(model, placement, dtype),
     )
     settled, reasons = resolve(config, facts)
     for kind, choice in (

@@ -9,6 +9,8 @@ from enginebay.config import AUTO, NO_PROPOSER, Choice, EngineConfig, Reason
 from enginebay.errors import ConfigError, explain
 
 MOST_AUTO_MODEL_LEN = 4096
+FEW_DRAFTS, MANY_DRAFTS, SMALL_MODEL_BYTES = 7, 15, 64 << 20
+"""Of a small model a step's own cost is what counts, so that many drafts share it; a large one's arithmetic grows with them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Facts:
     samplers: Sequence[NamedFact]
     default_dtype: str
     model_max_len: int
+    weight_bytes: int
 
 
 def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
@@ -57,7 +60,7 @@ def _behind(fact: NamedFact, first: NamedFact) -> str:
 
 
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
-    """A configuration whose platform, dtype, engine, scheduler, sampler and max_model_len are settled.
+    """A configuration whose platform, dtype, engine, scheduler, sampler, proposer and sizes are settled.
 
     Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops are known, see
     `kernels.choose_kernels`. ConfigError when max_model_len exceeds the model's own.
@@ -73,6 +76,9 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     if config.dtype == AUTO:
         dtype = Reason("dtype", facts.default_dtype, f"the default of platform {reasons[0].chosen}")
     reasons += [dtype, _max_model_len(config, facts)]
+    drafts = _draft_tokens(config, facts)
+    if reasons[4].chosen != NO_PROPOSER:
+        reasons.append(drafts)
     names = {reason.setting: reason.chosen for reason in reasons}
     settled = config.model_copy(
         update={
@@ -83,6 +89,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
             "sampler": Choice(name=names["sampler"], options=config.sampler.options),
             "proposer": Choice(name=names["proposer"], options=config.proposer.options),
             "max_model_len": int(names["max_model_len"]),
+            "draft_tokens": int(drafts.chosen),
         }
     )
     return settled, tuple(reasons)
@@ -102,6 +109,14 @@ def _proposer(config: EngineConfig) -> Reason:
             )
         )
     return Reason("proposer", name, reason)
+
+
+def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:
+    if config.draft_tokens is not None:
+        return Reason("draft_tokens", str(config.draft_tokens), "chosen by name")
+    small = facts.weight_bytes < SMALL_MODEL_BYTES
+    size = f"{facts.weight_bytes / 2**20:.0f} MiB of weights, {'less' if small else 'not less'} than {SMALL_MODEL_BYTES >> 20}"
+    return Reason("draft_tokens", str(MANY_DRAFTS if small else FEW_DRAFTS), size)
 
 
 def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:

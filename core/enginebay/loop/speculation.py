@@ -13,6 +13,9 @@ from enginebay.proposer import MOST_VERIFIED_ROWS, Proposer
 from enginebay.rows import SequenceBuffer
 from enginebay.types import FrozenSampling
 
+STEPS_BETWEEN = 6
+"""Text that repeats but for a word is found again a few tokens later: copying the demo model's stories is fastest with 6."""
+
 
 def can_speculate(sampling: FrozenSampling) -> bool:
     """Whether verifying drafts gives a request's tokens exactly.
@@ -28,8 +31,14 @@ class Speculation:
 
     def __init__(self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer) -> None:
         self.proposer = proposer
-        self.most = config.draft_tokens
+        self.most = config.most_drafts
+        self.passes = config.draft_passes
         self.table = table
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row in one pass of the model: its last one, and its drafts."""
+        return self.most + 1
 
     def waits(self, tracked: Tracked, num_running: int) -> bool:
         """Whether a row is not launched ahead of its last token: drafts follow from tokens that the host knows."""
@@ -43,10 +52,12 @@ class Speculation:
 
     def drafts(self, tracked: Tracked, num_running: int) -> tuple[int, ...]:
         """What may follow a row's tokens, which are all known; nothing where it does not pay, or cannot be verified."""
-        most = min(self.most, tracked.num_new_left - 1)
+        if self.proposer is None:
+            return ()
+        far = self.passes * self.width - 1 if self.proposer.looks_far else self.most
+        most = min(far, tracked.num_new_left - 1)
         if (
-            self.proposer is None
-            or most < 1
+            most < 1
             or num_running > MOST_VERIFIED_ROWS
             or tracked.num_launched > len(tracked.output)
             or not tracked.standing.is_good
@@ -59,14 +70,19 @@ class Speculation:
         return tuple(drafts.tolist())
 
     def fewer_steps(self, rows: Sequence[Tracked], steps: int) -> int:
-        """How many steps rows decode for which nothing was proposed: no more than drafts would have been, while all of them
-        hope for some afterwards.
-        """
+        """How many steps rows decode for which nothing was proposed: few while all of them hope for drafts afterwards."""
         hope = all(t.standing.is_good and can_speculate(t.request.sampling) for t in rows)
-        return min(steps, self.most + 1) if hope else steps
+        return min(steps, STEPS_BETWEEN) if hope else steps
+
+    def verified(self, num_drafts: Sequence[int], num_new: Sequence[int]) -> list[int]:
+        """How many drafts of each row a step looked at that gave it so many new tokens: later passes only look at theirs when
+        all before them have held.
+        """
+        passes = max((-(-new // self.width) for new in num_new), default=0)
+        return [min(drafts, passes * self.width) for drafts in num_drafts]
 
     def learn(self, tracked: Tracked, num_drafts: int, num_new: int) -> None:
-        """A step of a row was read: with drafts, or of `num_new` tokens without, which show what drafts were worth.
+        """A step of a row was read: with drafts that were verified, or of `num_new` tokens without, which show what drafts were worth.
 
         One without either, a part of what is prefilled again after a preemption, shows nothing.
         """

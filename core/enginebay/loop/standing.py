@@ -31,8 +31,8 @@ class Standing:
         return self.share >= ENOUGH
 
     def after(self, num_held: int, num_asked: int, most: int) -> Standing:
-        """The standing when `num_held` of so many drafts asked for have held; `most` can be asked for at a time."""
-        weight = WEIGHT * num_asked / most
+        """The standing when `num_held` of so many drafts asked for have held; one pass of the model verifies `most`."""
+        weight = WEIGHT * min(1.0, num_asked / most)
         return Standing(self.share + weight * (num_held / num_asked - self.share))
 
     def after_none(self) -> Standing:

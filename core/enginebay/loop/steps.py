@@ -125,14 +125,14 @@ class Steps:
         self.at_work = step.rows
         tokens = step.pending.read()
         now_s = time.monotonic()
-        if self.watch.is_on:
-            self.watch.read(step.launched_s, step.rows, tokens, now_s, step.num_drafts or ())
         counts = (tokens >= 0).sum(axis=1)
+        num_drafts = self.speculation.verified(step.num_drafts or [0] * len(step.rows), counts.tolist())
+        if self.watch.is_on:
+            self.watch.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
         self.places.append(step.rows, tokens, counts)
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         self.at_work = None
-        num_drafts = step.num_drafts or [0] * len(step.rows)
         for tracked, row_tokens, count, logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
         ):

@@ -63,15 +63,16 @@ class EngineParts:
             self.processors,
             rows_at_once=self.platform.rows_at_once,
             drafts_are_rows=self.drafts_are_rows,
+            draft_passes=self.config.draft_passes,
         )
 
 
-def weight_bytes(parts: EngineParts) -> int:
-    """Bytes of the model's weights on each device."""
-    item = jnp.dtype(parts.dtype).itemsize
+def weight_bytes(model: Model, placement: Placement, dtype: str) -> int:
+    """Bytes of a model's weights on each device."""
+    item = jnp.dtype(dtype).itemsize
     total = 0
-    for spec in parts.model.weight_specs().values():
-        shards = math.prod(parts.placement.num_shards(axis) for axis in spec.axes)
+    for spec in model.weight_specs().values():
+        shards = math.prod(placement.num_shards(axis) for axis in spec.axes)
         total += math.prod(spec.shape) * item // shards
     return total
 

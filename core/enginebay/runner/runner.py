@@ -356,7 +356,9 @@ class Runner:
             step = functools.partial(STEPS[key.kind], program, dict(self.layouts), *sizes, scope=key.scope)
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
-                jax.ShapeDtypeStruct((bucket.seqs, bucket.max_q_len - 1) if verifies else (), jnp.int32),
+                jax.ShapeDtypeStruct(
+                    (bucket.seqs, self.program.most_drafts(bucket)) if verifies else (), jnp.int32
+                ),
                 tables,
             )
         outputs = None

@@ -95,6 +95,12 @@ class Program:
     """The platform's: how many rows logits processors are given at a time."""
     drafts_are_rows: bool = False
     """Whether a step that verifies drafts is given attention of decode steps, each draft as a row of its own."""
+    draft_passes: int = 1
+    """How many times a step that verifies drafts runs the model at most."""
+
+    def most_drafts(self, bucket: Bucket) -> int:
+        """How many drafts a row may bring to a step of this bucket that verifies them."""
+        return self.draft_passes * bucket.max_q_len - 1
 
     def sample(
         self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope

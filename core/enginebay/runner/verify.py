@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from enginebay.model import Weights
+from enginebay.model import ModelCache, Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.logprobs import Logprobs
 from enginebay.runner.step import Layouts, Program, Sampled, Scope, StepState
+
+_Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
+"""Passes done, what they have made so far, and whether all that was guessed holds."""
 
 
 def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len: int) -> Bucket:
@@ -36,31 +40,47 @@ def verify_step(
 ) -> tuple[StepState, Sampled]:
     """The tokens that decoding would give each row, for as long as they are the drafts, and one more.
 
-    row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, K], at least one a row, then -1;
-    K = bucket.max_q_len - 1. The last token and the drafts go through the model together, and a token is sampled after each
-    of them, with the key of its position. So nothing is lost or gained by a draft: a token depends on its row's key,
-    position and tokens before it, however it was computed. What rejected drafts have put into the cache lies behind the
-    row's end, and is written over by the tokens that come there. Rows must have no penalties: those count tokens that are
-    drafts here. Returns K + 1 tokens a row, -1 past the first that is no draft, and past a row's end.
+    row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, P W - 1], at least one a row, then -1, for up to
+    P = program.draft_passes passes of the model, each of W = bucket.max_q_len tokens a row. The last token and the drafts go
+    through the model together, and a token is sampled after each of them, with the key of its position. So nothing is lost
+    or gained by a draft: a token depends on its row's key, position and tokens before it, however it was computed. While
+    all drafts of all rows hold, and the token after them is the next draft, the drafts after that go through the model in
+    the same way. What rejected drafts have put into the cache lies behind the row's end, and is written over by the tokens
+    that come there. Rows must have no penalties: those count tokens that are drafts here. Returns P W tokens a row, -1 past
+    the first that is no draft, and past a row's end.
     """
-    width = bucket.max_q_len
-    rows = state.rows.take(row_ids, 0)
-    real = row_ids < state.rows.length.shape[0]
-    num_fed = jnp.where(real, 1 + (draft_ids >= 0).sum(axis=1, dtype=jnp.int32), 0)
-    tokens = jnp.concatenate([rows.last_token[:, None], draft_ids], axis=1)
+    width, passes = bucket.max_q_len, program.draft_passes
     feed = _as_rows if program.drafts_are_rows else _as_chunks
-    fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
-    ops = program.make_ops(fed.bucket, layouts)
-    hidden, cache = program.model.hidden(weights, ops, fed.token_ids, state.cache, fed.batches)
-    logits = program.model.logits(weights, ops, hidden if fed.places is None else hidden[fed.places])
-    new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
+    real = row_ids < state.rows.length.shape[0]
+    # What each token of each pass should be for the row to go on: nothing is known of the last one.
+    guesses = jnp.pad(draft_ids, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, passes, width)
 
-    def by_row(array: jax.Array) -> jax.Array:
-        return array.reshape(-1, width, *array.shape[1:])
+    def goes_on(carry: _Carry) -> jax.Array:
+        number, _, _, _, holds = carry
+        return (number < passes) & holds
 
-    rows, kept = _advanced(rows, draft_ids, by_row(new.tokens))
-    logprobs = Logprobs(by_row(new.logprobs.token_ids), by_row(new.logprobs.values))
-    sampled = Sampled(kept, logprobs, by_row(logits) if program.tells_logits else None)
+    def one(carry: _Carry) -> _Carry:
+        number, cache, rows, sampled, _ = carry
+        guessed = guesses[:, number]
+        num_fed = jnp.where(real, 1 + (guessed[:, :-1] >= 0).sum(axis=1, dtype=jnp.int32), 0)
+        tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
+        fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
+        ops = program.make_ops(fed.bucket, layouts)
+        hidden, cache = program.model.hidden(weights, ops, fed.token_ids, cache, fed.batches)
+        logits = program.model.logits(weights, ops, hidden if fed.places is None else hidden[fed.places])
+        new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
+        new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
+        rows, kept, holds = _advanced(rows, guessed, new.tokens)
+        new = dataclasses.replace(new, tokens=kept)
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1)
+        more = guesses[:, jnp.minimum(number + 1, passes - 1), 0] >= 0
+        return number + 1, cache, rows, jax.tree.map(put, sampled, new), (holds & more | ~real).all()
+
+    shape, vocab_size = (len(row_ids), passes * width), program.model.info.vocab_size
+    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
+    empty = Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits)
+    start = (jnp.int32(0), state.cache, state.rows.take(row_ids, 0), empty, jnp.bool_(True))
+    _, cache, rows, sampled, _ = one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
     return StepState(cache, state.rows.put(row_ids, rows), state.own), sampled
 
 
@@ -128,14 +148,17 @@ def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
     return dataclasses.replace(spread, length=spread.length + offsets)
 
 
-def _advanced(rows: DeviceRows, draft_ids: jax.Array, tokens: jax.Array) -> tuple[DeviceRows, jax.Array]:
-    """The rows after the tokens int32 [S, K + 1] that hold, and these tokens, -1 for the others."""
+def _advanced(
+    rows: DeviceRows, guesses: jax.Array, tokens: jax.Array
+) -> tuple[DeviceRows, jax.Array, jax.Array]:
+    """The rows after those of the tokens int32 [S, W] that follow guesses which held; these tokens, -1 for the others; and whether
+    all of a row's are what was guessed, [S].
+    """
     holds = ~rows.finished
     kept = []
     for place in range(tokens.shape[1]):
         token = tokens[:, place]
         kept.append(jnp.where(holds, token, -1))
         rows = rows.advanced(token, holds)
-        if place < draft_ids.shape[1]:
-            holds = holds & ~rows.finished & (token == draft_ids[:, place])
-    return rows, jnp.stack(kept, axis=1)
+        holds = holds & ~rows.finished & (token == guesses[:, place])
+    return rows, jnp.stack(kept, axis=1), holds
