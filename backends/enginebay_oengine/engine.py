@@ -167,7 +167,7 @@ class PagedEngine(Engine):
 def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:
     key = engine.geometry.verify_key(len(plan.rows))
     runner = engine.runner
-    most = runner.program.most_drafts(key.bucket)
+    most = runner.program.drafts_a_step(key.bucket)
     inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger, runner.layouts)
     return runner.decode(key, inputs, np.arange(len(plan.rows)))
 

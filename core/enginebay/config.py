@@ -19,6 +19,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill", "mixed")
 PARTS = ("engine", "scheduler", "sampler", "proposer")
 
+MOST_PASSES = 4
+"""A step that verifies drafts runs the model so many times at most: again, without the host, while all that was drafted holds."""
+
 DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "batch": None,
     "heads": "tensor",
@@ -89,10 +92,6 @@ class ShadowChoice(Frozen):
         if value == AUTO:
             raise ValueError("a shadow is named; auto is what it is compared with")
         return value
-
-
-MOST_PASSES = 4
-"""A step that verifies drafts runs the model so many times at most: again, without the host, while all that was drafted holds."""
 
 
 class EngineConfig(Frozen):
@@ -243,7 +242,7 @@ class EngineConfig(Frozen):
 
     @property
     def draft_passes(self) -> int:
-        """How many times a step that verifies drafts runs the model at most: never more than one that decodes."""
+        """How many times a step that verifies drafts runs the model at most, and no more than `decode_steps` times."""
         return min(MOST_PASSES, self.decode_steps)
 
     @property

@@ -53,7 +53,8 @@ class StepPlan:
     """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for decoding rows.
 
     When rows bring drafts all do, MOST_VERIFIED_ROWS at most, without penalties: each gets those that hold and a token
-    more, by one pass of the model. Only an engine that declares the capability "verifies" is given such plans.
+    more. A row brings config.draft_passes * (config.most_drafts + 1) - 1 of them at most; an engine may look at the first
+    config.most_drafts alone, which is one pass of the model. Only one that declares the capability "verifies" is given such plans.
     """
 
     rows: tuple[RowPlan, ...]

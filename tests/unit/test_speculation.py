@@ -194,6 +194,25 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(llm: LLM) -> N
     assert caps.splits_rows == (llm.plan.kernels.names["attention.decode"] == "native")
 
 
+def test_drafts_and_wide_log_probabilities_are_warmed_up_together(model: str) -> None:
+    with LLM(
+        model,
+        engine="oengine",
+        proposer="ngram",
+        wide_logprobs=True,
+        dtype="float32",
+        max_model_len=32,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        decode_steps=2,
+    ) as llm:
+        llm.warmup()
+        wide = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.0, logprobs=-1)
+        prompt = [5, 6, 7, 5, 6, 7, 5, 6]
+        for params in (wide, greedy(9)):
+            assert llm.generate([prompt], params)[0].outputs[0].finish_reason == "length"
+
+
 def test_text_that_repeats_is_drafted_by_looking_it_up(llm: LLM) -> None:
     prompt = prompts_of(90, (12,), seed=2)[0] * 3
     plain = run(llm, [prompt], greedy(NUM_NEW), None)

@@ -52,7 +52,7 @@ struct Pages {
   }
 };
 
-// The query in the order in which `dot` takes it: as it is for f32, even values and then odd ones of each two vectors for bf16.
+// The query in the order in which `dot_each` takes it: as it is for f32, even values and then odd ones of each two vectors for bf16.
 inline void arrange(const float* query, float* to, int64_t dim, const float*) { std::memcpy(to, query, dim * sizeof(float)); }
 
 inline void arrange(const float* query, float* to, int64_t dim, const bf16*) {
@@ -248,7 +248,7 @@ void sum_for(const float* weights, int64_t stride, const T* values, float* out, 
       for (int64_t i = 0; i < count; ++i) out[q * wide + d] += weights[q * stride + i] * to_float(values[i * wide + d]);
 }
 
-// The same for at most R queries.
+// The same for the first `queries` of at most R, as a constant.
 template <int R, int D, typename T>
 void sum_few(int64_t queries, const float* weights, int64_t stride, const T* values, float* out, int64_t count, int64_t dim,
              int64_t ahead) {

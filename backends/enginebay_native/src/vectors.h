@@ -134,6 +134,7 @@ inline Floats add_neighbours(Floats a, Floats b) {
   return x + y;
 }
 
+// The tree's levels from N vectors to one.
 template <int N>
 ENGINEBAY_INLINE void add_pairs(Floats* v) {
 #pragma GCC unroll 8

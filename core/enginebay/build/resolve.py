@@ -65,20 +65,22 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops are known, see
     `kernels.choose_kernels`. ConfigError when max_model_len exceeds the model's own.
     """
+    proposer = _proposer(config)
     reasons = [
         pick("platform", config.platform, facts.platforms),
         pick("engine", config.engine.name, facts.engines),
         pick("scheduler", config.scheduler.name, facts.schedulers),
         pick("sampler", config.sampler.name, facts.samplers),
-        _proposer(config),
+        proposer,
     ]
     dtype = Reason("dtype", config.dtype, "chosen by name")
     if config.dtype == AUTO:
         dtype = Reason("dtype", facts.default_dtype, f"the default of platform {reasons[0].chosen}")
     reasons += [dtype, _max_model_len(config, facts)]
-    drafts = _draft_tokens(config, facts)
-    if reasons[4].chosen != NO_PROPOSER:
-        reasons.append(drafts)
+    draft_tokens = config.draft_tokens
+    if proposer.chosen != NO_PROPOSER:
+        reasons.append(_draft_tokens(config, facts))
+        draft_tokens = int(reasons[-1].chosen)
     names = {reason.setting: reason.chosen for reason in reasons}
     settled = config.model_copy(
         update={
@@ -89,7 +91,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
             "sampler": Choice(name=names["sampler"], options=config.sampler.options),
             "proposer": Choice(name=names["proposer"], options=config.proposer.options),
             "max_model_len": int(names["max_model_len"]),
-            "draft_tokens": int(drafts.chosen),
+            "draft_tokens": draft_tokens,
         }
     )
     return settled, tuple(reasons)

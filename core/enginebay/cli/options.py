@@ -42,7 +42,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("max-num-seqs", "most requests that run together"),
         ("max-num-batched-tokens", "most prompt tokens in one step"),
         ("decode-steps", "most tokens a row gets in one compiled call"),
-        ("draft-tokens", "most tokens that a proposer drafts for a row at a time"),
+        ("draft-tokens", "most tokens of a row that are drafted for one pass of the model"),
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", help=what)
     group.add_argument(

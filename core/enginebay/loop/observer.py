@@ -55,7 +55,7 @@ class Execution:
     num_drafts: int = 0
     """Rows whose next tokens were guessed, those of requests that had ended left out."""
     num_draft_tokens: int = 0
-    """How many tokens were guessed for them."""
+    """How many tokens guessed for them were verified."""
     num_accepted_tokens: int = 0
     """How many of these held."""
 

@@ -14,7 +14,8 @@ from enginebay.rows import SequenceBuffer
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
-"""Text that repeats but for a word is found again a few tokens later: copying the demo model's stories is fastest with 6."""
+"""Most steps that a row decodes for which nothing was proposed before the proposer is asked again. Text that repeats but for a word
+is found again a few tokens later: copying the demo model's stories is fastest with 6."""
 
 
 def can_speculate(sampling: FrozenSampling) -> bool:
@@ -79,10 +80,12 @@ class Speculation:
         all before them have held.
         """
         passes = max((-(-new // self.width) for new in num_new), default=0)
-        return [min(drafts, passes * self.width) for drafts in num_drafts]
+        most = max(0, passes * self.width - 1)
+        return [min(drafts, most) for drafts in num_drafts]
 
     def learn(self, tracked: Tracked, num_drafts: int, num_new: int) -> None:
-        """A step of a row was read: with drafts that were verified, or of `num_new` tokens without, which show what drafts were worth.
+        """A step of a row was read: with so many verified drafts, or of `num_new` tokens without, which show what drafts were
+        worth.
 
         One without either, a part of what is prefilled again after a preemption, shows nothing.
         """

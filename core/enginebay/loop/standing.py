@@ -9,7 +9,7 @@ ENOUGH = 0.3
 must be read before the next is launched."""
 
 WEIGHT = 0.5
-"""Of the last proposal, when all that can be asked for was."""
+"""Of the last proposal, when one pass or more was full of it."""
 
 WEIGHT_OF_NONE = 0.125
 """Of a proposal of nothing: it cost no step that verifies, only that the row waited."""

@@ -291,9 +291,11 @@ def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked]
         steps.at_work = [tracked]
         drafts = steps.speculation.drafts(tracked, len(steps.book.running))
         steps.at_work = None
-        lease, end = tracked.lease, tracked.num_tokens + len(drafts)
+        lease = tracked.lease
         assert lease is not None, "running requests have a lease"
-        if not drafts or not steps.places.reserve(tracked, end):
+        if not steps.places.reserve(tracked, tracked.num_tokens + len(drafts)):
+            drafts = drafts[: steps.speculation.most]  # one pass may have room
+        if not drafts or not steps.places.reserve(tracked, tracked.num_tokens + len(drafts)):
             others.append(tracked)
             continue
         plan = RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, draft_token_ids=drafts)

@@ -145,14 +145,14 @@ def decode_inputs(
 def verify_inputs(
     rows: Sequence[RowPlan],
     bucket: Bucket,
-    most_drafts: int,
+    drafts_a_step: int,
     table: SequenceBuffer,
     ledger: Ledger,
     groups: Iterable[str],
 ) -> DecodeInputs:
-    """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to `most_drafts` each."""
+    """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to `drafts_a_step` each."""
     inputs = decode_inputs(rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger, groups)
-    draft_ids = np.full((bucket.seqs, most_drafts), -1, np.int32)
+    draft_ids = np.full((bucket.seqs, drafts_a_step), -1, np.int32)
     for place, row in enumerate(rows):
         draft_ids[place, : len(row.draft_token_ids)] = row.draft_token_ids
     return dataclasses.replace(inputs, draft_ids=draft_ids)

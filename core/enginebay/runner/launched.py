@@ -14,7 +14,7 @@ from enginebay.runner.wide import Wide, WideInputs
 class LaunchedStep(Pending):
     """What a launched step sampled; the copy to the host is begun at once, of log-probabilities only when they are told.
 
-    On a CPU, whose arrays the host reads where they lie, beginning a copy would cost a tenth of a millisecond for nothing.
+    Not on a CPU: the host reads its arrays where they lie, and to begin a copy costs a tenth of a millisecond.
     """
 
     def __init__(

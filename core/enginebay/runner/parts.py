@@ -81,7 +81,7 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache.
 
     16 f32 activations a token, logits four times (penalties count tokens), the history of the rows' tokens twice, and the
-    fields of logits processors twice. A step that verifies drafts has logits for each of them.
+    fields of logits processors twice. A step that verifies drafts has logits for each of one pass.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

@@ -290,7 +290,8 @@ class Runner:
     ) -> int:
         """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included."""
         num_writers = self.writer.compile_all()
-        wide = [dataclasses.replace(key, wide=True) for key in keys] if self._warms_wide else []
+        can_be_wide = [key for key in keys if key.kind != "verify"] if self._warms_wide else []
+        wide = [dataclasses.replace(key, wide=True) for key in can_be_wide]
         keys = [*keys, *wide]
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
@@ -357,7 +358,7 @@ class Runner:
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
                 jax.ShapeDtypeStruct(
-                    (bucket.seqs, self.program.most_drafts(bucket)) if verifies else (), jnp.int32
+                    (bucket.seqs, self.program.drafts_a_step(bucket)) if verifies else (), jnp.int32
                 ),
                 tables,
             )

@@ -98,7 +98,7 @@ class Program:
     draft_passes: int = 1
     """How many times a step that verifies drafts runs the model at most."""
 
-    def most_drafts(self, bucket: Bucket) -> int:
+    def drafts_a_step(self, bucket: Bucket) -> int:
         """How many drafts a row may bring to a step of this bucket that verifies them."""
         return self.draft_passes * bucket.max_q_len - 1
 

@@ -71,7 +71,7 @@ def verify_step(
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = _advanced(rows, guessed, new.tokens)
-        new = dataclasses.replace(new, tokens=kept)
+        new = dataclasses.replace(new, tokens=kept, wide=None)  # rows that ask for wide ones are not drafted
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1)
         more = guesses[:, jnp.minimum(number + 1, passes - 1), 0] >= 0
         return number + 1, cache, rows, jax.tree.map(put, sampled, new), (holds & more | ~real).all()
@@ -87,7 +87,7 @@ def verify_step(
 class _Fed(NamedTuple):
     """What goes through the model: its shapes, each group's batch, and token ids int32 [T].
 
-    places int32 [S * (K + 1)]: where in T the rows' positions are, row by row; None where they are T.
+    places int32 [S * W]: where in T the rows' positions are, row by row; None where they are T.
     """
 
     bucket: Bucket
@@ -104,7 +104,7 @@ def _as_chunks(
     layouts: Layouts,
     bucket: Bucket,
 ) -> _Fed:
-    """The first num_fed int32 [S] of tokens int32 [S, K + 1] of each row, one row after the other, as a prefill has them."""
+    """The first num_fed int32 [S] of tokens int32 [S, W] of each row, one row after the other, as a prefill has them."""
     num_rows, width = tokens.shape
     kv_lens = jnp.where(num_fed > 0, lengths - 1 + num_fed, 0)
     batches = {g: derive_batch(num_fed, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}

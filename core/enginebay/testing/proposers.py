@@ -9,7 +9,7 @@ import numpy as np
 
 from enginebay.proposer import Proposer
 
-VOCAB_SIZE, MOST = 8, 6
+VOCAB_SIZE, MOST, FAR = 8, 6, 100
 
 
 def proposer_checks(make: Callable[[], Proposer]) -> list[tuple[str, Callable[[], None]]]:
@@ -29,7 +29,7 @@ def drafts_are_few_tokens(make: Callable[[], Proposer]) -> None:
     """As many as were asked for at most, one-dimensional, of dtype int32."""
     proposer = make()
     for row in _rows():
-        for most in range(1, MOST + 1):
+        for most in (*range(1, MOST + 1), *([FAR] if proposer.looks_far else [])):
             drafts = proposer.propose(row, most)
             case = f"{most} tokens after {len(row)}: {drafts!r}"
             assert isinstance(drafts, np.ndarray), case
