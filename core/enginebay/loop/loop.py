@@ -107,8 +107,10 @@ class EngineLoop:
                 going = self._recover(error)
         # A step that still runs gives arrays back to the interpreter when it ends; should that be ending, the process aborts.
         for step in self._steps.in_flight:
-            with contextlib.suppress(Exception):  # nobody waits for its tokens
+            try:
                 step.pending.read()
+            except Exception:  # nobody waits for its tokens, and the loop ends either way
+                log.warning("a step failed while the loop was being closed", exc_info=True)
 
     def _turn(self) -> bool:
         """Take in messages, launch what the scheduler decides, read a step when it is time. False: stop."""
