@@ -293,9 +293,11 @@ def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked]
         steps.at_work = None
         lease = tracked.lease
         assert lease is not None, "running requests have a lease"
-        if not steps.places.reserve(tracked, tracked.num_tokens + len(drafts)):
-            drafts = drafts[: steps.speculation.most]  # one pass may have room
-        if not drafts or not steps.places.reserve(tracked, tracked.num_tokens + len(drafts)):
+        has_room = bool(drafts) and steps.places.reserve(tracked, tracked.num_tokens + len(drafts))
+        if not has_room and len(drafts) > steps.speculation.most:
+            drafts = drafts[: steps.speculation.most]  # those of one pass
+            has_room = steps.places.reserve(tracked, tracked.num_tokens + len(drafts))
+        if not has_room:
             others.append(tracked)
             continue
         plan = RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, draft_token_ids=drafts)
