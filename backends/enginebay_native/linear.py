@@ -14,8 +14,8 @@ from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
 from enginebay_native.calls import register
 
-MOST_ROWS = 48
-"""XLA's product is faster for more (docs/performance.md)."""
+MOST_ROWS = {"float32": 128, "bfloat16": 48}
+"""XLA's product is as fast for more, or faster (docs/performance.md)."""
 
 BLOCK_KIB = (32, 64, 128, 256, 512)
 TASKS_PER_THREAD = (2, 4, 8)
@@ -35,7 +35,7 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class NativeLinear:
-    """By the contract of the op linear; up to MOST_ROWS rows of one dtype in C++."""
+    """By the contract of the op linear; up to MOST_ROWS rows of its dtypes in C++."""
 
     name: str = "native"
     version: str = "1"
@@ -70,11 +70,7 @@ class NativeLinear:
         out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
         matrix = weight.reshape(math.prod(out_dims), -1)
         flat = x.reshape(x.shape[0], -1)
-        if (
-            flat.shape[0] <= MOST_ROWS
-            and flat.dtype == matrix.dtype
-            and flat.dtype in (jnp.float32, jnp.bfloat16)
-        ):
+        if flat.dtype == matrix.dtype and flat.shape[0] <= MOST_ROWS.get(str(flat.dtype), 0):
             out = self._in_cpp(flat, matrix)
         else:
             precision = jax.lax.Precision.HIGHEST if flat.dtype == matrix.dtype == jnp.float32 else None

@@ -6,6 +6,8 @@
 namespace enginebay {
 namespace {
 
+constexpr int kSecondLevel = 2;  // of the caches: the first has room for no more than the rows of x that a tile reads
+
 template <int R, int C>
 struct Tile {
   Floats sums[R][C] = {};
@@ -21,19 +23,19 @@ struct Tile {
   }
 };
 
-// out[R, C] = x[R, in] w[C, in]^T. With `kFetch`, what lies `ahead` of each weight is brought into the cache meanwhile.
-template <int R, int C, bool kFetch>
-void multiply(const float* x, const float* w, float* out, int64_t in, int64_t stride, int64_t ahead) {
+// out[R, C] = x[R, in] w[C, in]^T. Meanwhile kFetch rows of `in` weights at `next` are brought into the cache.
+template <int R, int C, int kFetch>
+void multiply(const float* x, const float* w, float* out, int64_t in, int64_t stride, const float* next) {
   Tile<R, C> tile;
   int64_t k = 0;
   for (; k + kLanes <= in; k += kLanes) {
     Floats rows[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) rows[r] = load(x + r * in + k);
+    for (int r = 0; r < R; ++r) rows[r] = in_register(load(x + r * in + k));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      Floats weights = load(w + c * in + k);
-      if (kFetch) __builtin_prefetch(w + c * in + k + ahead);
+      Floats weights = in_register(load(w + c * in + k));
+      if (c < kFetch) __builtin_prefetch(next + c * in + k, 0, kSecondLevel);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) tile.sums[r][c] = add_product(tile.sums[r][c], rows[r], weights);
     }
@@ -44,19 +46,19 @@ void multiply(const float* x, const float* w, float* out, int64_t in, int64_t st
   tile.put(out, stride);
 }
 
-template <int R, int C, bool kFetch>
-void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stride, int64_t ahead) {
+template <int R, int C, int kFetch>
+void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stride, const bf16* next) {
   Tile<R, C> tile;
   int64_t k = 0;
   for (; k + 2 * kLanes <= in; k += 2 * kLanes) {
 #ifdef __AVX512BF16__
     __m512bh rows[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) rows[r] = (__m512bh)_mm512_loadu_si512(x + r * in + k);
+    for (int r = 0; r < R; ++r) rows[r] = in_register((__m512bh)_mm512_loadu_si512(x + r * in + k));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      __m512bh weights = (__m512bh)_mm512_loadu_si512(w + c * in + k);
-      if (kFetch) __builtin_prefetch(w + c * in + k + ahead);
+      __m512bh weights = in_register((__m512bh)_mm512_loadu_si512(w + c * in + k));
+      if (c < kFetch) __builtin_prefetch(next + c * in + k, 0, kSecondLevel);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r)
         tile.sums[r][c] = (Floats)_mm512_dpbf16_ps((__m512)tile.sums[r][c], rows[r], weights);
@@ -68,6 +70,7 @@ void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stri
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       Pair weights = load_pair(w + c * in + k);
+      if (c < kFetch) __builtin_prefetch(next + c * in + k, 0, kSecondLevel);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         tile.sums[r][c] = add_product(tile.sums[r][c], rows[r].even, weights.even);
@@ -83,46 +86,50 @@ void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stri
 }
 
 #ifdef __AVX512F__
-constexpr int kRows = 5, kColumns = 5;
+constexpr int kRows = 4, kColumns = 6;
 #else
 constexpr int kRows = 4, kColumns = 2;
 #endif
 constexpr int kLoneColumns = 8;  // of a tile of one row: enough sums under way to hide how long each takes
 
-template <int R, int C, bool kFetch, typename T>
+// out[R, width] = x[R, in] w[width, in]^T; each tile fetches kFetch rows of weights that lie `ahead` of its own.
+template <int R, int C, int kFetch, typename T>
 void columns(const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
   int64_t c = 0;
-  for (; c + C <= width; c += C) multiply<R, C, kFetch>(x, w + c * in, out + c, in, stride, ahead);
-  for (; c < width; ++c) multiply<R, 1, kFetch>(x, w + c * in, out + c, in, stride, ahead);
+  for (; c + C <= width; c += C) multiply<R, C, kFetch>(x, w + c * in, out + c, in, stride, w + c * in + ahead);
+  for (; c < width; ++c) multiply<R, 1, 0>(x, w + c * in, out + c, in, stride, w);
 }
 
-template <int R, bool kFetch, typename T>
-void rest(int64_t rows, const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
-  if constexpr (R > 0) {
-    if (rows == R) {
-      columns<R, (R == 1 ? kLoneColumns : kColumns), kFetch>(x, w, out, in, width, stride, ahead);
-    } else {
-      rest<R - 1, kFetch>(rows, x, w, out, in, width, stride, ahead);
-    }
+// The same for the first `rows` of at most R, as a constant.
+template <int R, int kFetch, typename T>
+void some_rows(int64_t rows, const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride,
+               int64_t ahead) {
+  if constexpr (R > 1) {
+    if (rows < R) return some_rows<R - 1, kFetch>(rows, x, w, out, in, width, stride, ahead);
   }
+  columns<R, kColumns, kFetch>(x, w, out, in, width, stride, ahead);
 }
 
 // out[rows, width] = x[rows, in] w[width, in]^T, out's rows `stride` apart. The first rows wait for memory, so they fetch the
-// weights that they come to next; the second ones fetch the next block's while the processor is busy.
+// weights that they come to next; the others fetch a share of the next block's, so that memory works during all passes.
 template <typename T>
 void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t width, int64_t stride) {
-  if (rows < kRows) return rest<kRows - 1, true>(rows, x, w, out, in, width, stride, in * (rows == 1 ? kLoneColumns : kColumns));
-  for (int64_t r = 0; r < rows; r += kRows) {
-    const T* some = x + r * in;
+  if (rows == 1) return columns<1, kLoneColumns, kLoneColumns>(x, w, out, in, width, stride, in * kLoneColumns);
+  int64_t passes = (rows + kRows - 1) / kRows;
+  int64_t share = passes > 1 ? (kColumns + passes - 2) / (passes - 1) : 0;
+  some_rows<kRows, kColumns>(rows, x, w, out, in, width, stride, in * kColumns);
+  for (int64_t p = 1; p < passes; ++p) {
+    int64_t r = p * kRows, first = (p - 1) * share, ahead = in * (width + first);
+    const T* from = x + r * in;
     float* to = out + r * stride;
-    if (r == 0) {
-      columns<kRows, kColumns, true>(some, w, to, in, width, stride, in * kColumns);
-    } else if (rows - r < kRows) {
-      rest<kRows - 1, false>(rows - r, some, w, to, in, width, stride, 0);
-    } else if (r == kRows) {
-      columns<kRows, kColumns, true>(some, w, to, in, width, stride, in * width);
+    if (first >= kColumns) {
+      some_rows<kRows, 0>(rows - r, from, w, to, in, width, stride, 0);
+    } else if (share == 1) {
+      some_rows<kRows, 1>(rows - r, from, w, to, in, width, stride, ahead);
+    } else if (share == 2) {
+      some_rows<kRows, 2>(rows - r, from, w, to, in, width, stride, ahead);
     } else {
-      columns<kRows, kColumns, false>(some, w, to, in, width, stride, 0);
+      some_rows<kRows, kColumns>(rows - r, from, w, to, in, width, stride, in * width);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -43,6 +44,17 @@ inline Floats load(const float* p) {
 }
 
 inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof(v)); }
+
+// v, read once: the compiler would rather read it again at each use, and the processor's loads then hold up its sums.
+template <typename V>
+ENGINEBAY_INLINE V in_register(V v) {
+#if defined(__AVX__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
 
 inline Floats splat(float x) { return Floats{} + x; }
 
@@ -157,8 +169,9 @@ inline float sum(Floats v) {
   return lanes[0];
 }
 
-// f(i) for i in 0..n-1 on the pool's threads and this one. A task that comes too late finds nothing left, so nobody waits
-// for a thread that the pool has no time for.
+// f(i) for i in 0..n-1 on the pool's threads and this one. Each thread begins with a run of its own, in order, so that it is
+// the one that needs what it fetched ahead, and then takes what others have left. A thread that comes too late finds
+// nothing, so nobody waits for one that the pool has no time for.
 template <typename F>
 void parallel_for(ffi::ThreadPool& pool, int64_t n, const F& f) {
   int64_t threads = std::min<int64_t>(n, pool.num_threads());
@@ -166,19 +179,28 @@ void parallel_for(ffi::ThreadPool& pool, int64_t n, const F& f) {
     for (int64_t i = 0; i < n; ++i) f(i);
     return;
   }
-  struct Shared {
-    std::atomic<int64_t> next{0}, done{0};
+  struct alignas(64) Count {
+    std::atomic<int64_t> value{0};
   };
-  auto shared = std::make_shared<Shared>();
-  auto work = [shared, n, call = &f] {
-    for (int64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < n;) {
-      (*call)(i);
-      shared->done.fetch_add(1, std::memory_order_release);
+  struct Shared {
+    explicit Shared(int64_t threads) : taken(threads) {}
+    std::vector<Count> taken;
+    Count started, done;
+  };
+  auto shared = std::make_shared<Shared>(threads);
+  auto work = [shared, n, threads, call = &f] {
+    int64_t own = shared->started.value.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t t = own; t < own + threads; ++t) {
+      int64_t run = t % threads, first = n * run / threads, size = n * (run + 1) / threads - first;
+      for (int64_t i; (i = shared->taken[run].value.fetch_add(1, std::memory_order_relaxed)) < size;) {
+        (*call)(first + i);
+        shared->done.value.fetch_add(1, std::memory_order_release);
+      }
     }
   };
   for (int64_t t = 1; t < threads; ++t) pool.Schedule(decltype(work)(work));
   work();
-  for (int spins = 0; shared->done.load(std::memory_order_acquire) < n; ++spins) {
+  for (int spins = 0; shared->done.value.load(std::memory_order_acquire) < n; ++spins) {
     if (spins > 2000) std::this_thread::yield();
   }
 }
