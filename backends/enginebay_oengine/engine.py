@@ -112,7 +112,7 @@ class PagedEngine(Engine):
         return self.runner.prefill(bucket, inputs, places)
 
     def _decode(self, plan: StepPlan) -> Pending:
-        longest = max(min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows)
+        longest = max([min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows])
         key = self.geometry.decode_key(len(plan.rows), longest)
         places = np.arange(len(plan.rows))
         inputs = decode_inputs(

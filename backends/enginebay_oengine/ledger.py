@@ -98,9 +98,9 @@ class PageLedger(Ledger):
         return self._held.add(row, num_cached, list(digests[:num_shared]), shared + fresh)
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        self._held.current(lease)
-        if num_tokens <= lease.capacity:
+        if num_tokens <= lease.capacity and not lease.released:
             return True
+        self._held.current(lease)
         missing = pages_for(num_tokens, self.page_size) - len(lease.pages)
         if num_tokens > self.most_tokens or missing > self.store.available():
             return False
@@ -114,9 +114,9 @@ class PageLedger(Ledger):
             self.store.name(held.digests, lease.pages, token_ids)
 
     def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
-        size = self.page_size
+        size, current = self.page_size, self._held.current
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
-            held = self._held.current(lease)
+            held = current(lease)
             if num >= (len(held.digests) + 1) * size:
                 self.commit(lease, token_ids[lease.row, :num])
             elif num > held.num_computed:

@@ -32,9 +32,9 @@ class WaitingView:
         return max(1, self.num_prompt_tokens - self.num_cached_tokens)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, unsafe_hash=True)  # not frozen, for the same reason as a RowPlan
 class RunningView:
-    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes.
+    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes. Nobody changes it.
 
     With `max_new_left` 0 too, all its tokens are launched: it ends, and gives back what it holds, when they are read.
     """
@@ -57,9 +57,10 @@ class RunningView:
         """
         if self.num_promised is None:
             return 0
-        steps = min(self.max_new_left, num_steps)
+        # This runs for every row of every step, in half the time without min and max.
+        steps = num_steps if num_steps < self.max_new_left else self.max_new_left  # noqa: FURB136
         missing = self.num_tokens - 1 + steps - self.num_promised
-        return max(0, missing)  # no call of min or max: this runs for every row of every step
+        return missing if missing > 0 else 0  # noqa: FURB136
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -77,7 +76,10 @@ class Tracked:
 
     def most_steps(self, steps: int) -> int:
         """Of so many decode steps, those that it can run in one call: a guided request needs a new mask after each."""
-        return min(steps if self.constraint is None else 1, self.num_new_left)
+        if self.constraint is not None:
+            steps = 1
+        left = self.num_total - self.num_prompt - self.num_launched
+        return steps if steps < left else left  # noqa: FURB136  this runs for every row of every step
 
     @property
     def num_shareable(self) -> int:
@@ -235,7 +237,7 @@ def record_tokens(
     if end is not None:
         del tracked.output[end:], new[end - before :]
     metrics = tracked.metrics
-    if new and math.isnan(metrics.first_token_s):
+    if new and not before:
         metrics.first_token_s = now_s
     metrics.num_generated_tokens = len(tracked.output)
     reason = (tracked.finish_reason() if end is None else "stop") if new else None

@@ -133,17 +133,21 @@ class Steps:
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         self.at_work = None
+        learns = self.speculation.proposer is not None
         for tracked, row_tokens, count, logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
         ):
             if tracked.finished:
                 continue
-            failure = follow(tracked, row_tokens[:count])
-            if failure is not None:
-                self.end(tracked, "error", failure)
-                continue
-            event = record_tokens(tracked, row_tokens[:count], now_s, logprobs)
-            self.speculation.learn(tracked, drafted, count)
+            del row_tokens[count:]
+            if tracked.constraint is not None:
+                failure = follow(tracked, row_tokens)
+                if failure is not None:
+                    self.end(tracked, "error", failure)
+                    continue
+            event = record_tokens(tracked, row_tokens, now_s, logprobs)
+            if learns:
+                self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
                 self.places.free(tracked)
                 self.book.drop(tracked)
@@ -236,9 +240,8 @@ class Steps:
     def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
         """How many steps to decode, and the rows that have cache for them; the others are passed over."""
         running = self.book.running
-        chosen = [
-            t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0 and not sits_out(t)
-        ]
+        found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
+        chosen = [t for t in found if t.constraint is None or not sits_out(t)]
         if self.speculation.proposer is not None:
             chosen = [t for t in chosen if not self.speculation.waits(t, len(running))]
         most = max([t.num_new_left for t in chosen], default=0)
