@@ -97,7 +97,7 @@ ENGINEBAY_INLINE void dot_each(const float* query, const float* keys, Floats* su
     Floats some = load(query + d);
 #pragma GCC unroll 16
     for (int j = 0; j < N; ++j) {
-      if (kFetch) __builtin_prefetch(keys + j * wide + d + ahead);
+      if (kFetch) fetch(keys + j * wide + d + ahead);
       sums[j] = add_product(sums[j], some, load(keys + j * wide + d));
     }
   }
@@ -117,7 +117,7 @@ ENGINEBAY_INLINE void dot_each(const float* query, const bf16* keys, Floats* sum
     Floats even = load(query + d), odd = load(query + d + kLanes);
 #pragma GCC unroll 16
     for (int j = 0; j < N; ++j) {
-      if (kFetch) __builtin_prefetch(keys + j * wide + d + ahead);
+      if (kFetch) fetch(keys + j * wide + d + ahead);
       Pair values = load_pair(keys + j * wide + d);
       sums[j] = add_product(sums[j], even, values.even);
       sums[j] = add_product(sums[j], odd, values.odd);
@@ -221,7 +221,7 @@ inline void add_values(const float* weights, int64_t stride, const T* values, fl
     Floats some[V];
     load_values<V>(values + i * wide, some);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) __builtin_prefetch(values + i * wide + v * kLanes + ahead);
+    for (int v = 0; v < V; ++v) fetch(values + i * wide + v * kLanes + ahead);
 #pragma GCC unroll 4
     for (int q = 0; q < Q; ++q) {
       Floats weight = splat(weights[q * stride + i]);

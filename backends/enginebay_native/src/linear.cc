@@ -6,8 +6,6 @@
 namespace enginebay {
 namespace {
 
-constexpr int kSecondLevel = 2;  // of the caches: the first has room for no more than the rows of x that a tile reads
-
 template <int R, int C>
 struct Tile {
   Floats sums[R][C] = {};
@@ -35,7 +33,7 @@ void multiply(const float* x, const float* w, float* out, int64_t in, int64_t st
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       Floats weights = in_register(load(w + c * in + k));
-      if (c < kFetch) __builtin_prefetch(next + c * in + k, 0, kSecondLevel);
+      if (c < kFetch) fetch(next + c * in + k);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) tile.sums[r][c] = add_product(tile.sums[r][c], rows[r], weights);
     }
@@ -54,11 +52,11 @@ void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stri
 #ifdef __AVX512BF16__
     __m512bh rows[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) rows[r] = in_register((__m512bh)_mm512_loadu_si512(x + r * in + k));
+    for (int r = 0; r < R; ++r) rows[r] = (__m512bh)in_register(_mm512_loadu_si512(x + r * in + k));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      __m512bh weights = in_register((__m512bh)_mm512_loadu_si512(w + c * in + k));
-      if (c < kFetch) __builtin_prefetch(next + c * in + k, 0, kSecondLevel);
+      __m512bh weights = (__m512bh)in_register(_mm512_loadu_si512(w + c * in + k));
+      if (c < kFetch) fetch(next + c * in + k);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r)
         tile.sums[r][c] = (Floats)_mm512_dpbf16_ps((__m512)tile.sums[r][c], rows[r], weights);
@@ -70,7 +68,7 @@ void multiply(const bf16* x, const bf16* w, float* out, int64_t in, int64_t stri
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       Pair weights = load_pair(w + c * in + k);
-      if (c < kFetch) __builtin_prefetch(next + c * in + k, 0, kSecondLevel);
+      if (c < kFetch) fetch(next + c * in + k);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         tile.sums[r][c] = add_product(tile.sums[r][c], rows[r].even, weights.even);
