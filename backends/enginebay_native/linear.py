@@ -38,7 +38,7 @@ class NativeLinear:
     """By the contract of the op linear; up to MOST_ROWS rows of its dtypes in C++."""
 
     name: str = "native"
-    version: str = "1"
+    version: str = "2"
     choose: Callable[[OpProblem], Sharing] = lambda _: Sharing()
     """The configuration of a call, by its rows (the next power of two), inputs, outputs and dtype."""
 
@@ -70,7 +70,7 @@ class NativeLinear:
         out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
         matrix = weight.reshape(math.prod(out_dims), -1)
         flat = x.reshape(x.shape[0], -1)
-        if flat.dtype == matrix.dtype and flat.shape[0] <= MOST_ROWS.get(str(flat.dtype), 0):
+        if flat.dtype == matrix.dtype and 0 < flat.shape[0] <= MOST_ROWS.get(str(flat.dtype), 0):
             out = self._in_cpp(flat, matrix)
         else:
             precision = jax.lax.Precision.HIGHEST if flat.dtype == matrix.dtype == jnp.float32 else None

@@ -105,7 +105,7 @@ void some_rows(int64_t rows, const T* x, const T* w, float* out, int64_t in, int
   if constexpr (R > 1) {
     if (rows < R) return some_rows<R - 1, kFetch>(rows, x, w, out, in, width, stride, ahead);
   }
-  columns<R, kColumns, kFetch>(x, w, out, in, width, stride, ahead);
+  columns<R, (R == 1 ? kLoneColumns : kColumns), kFetch>(x, w, out, in, width, stride, ahead);
 }
 
 // out[rows, width] = x[rows, in] w[width, in]^T, out's rows `stride` apart. The first rows wait for memory, so they fetch the
@@ -120,7 +120,7 @@ void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t
     int64_t r = p * kRows, first = (p - 1) * share, ahead = in * (width + first);
     const T* from = x + r * in;
     float* to = out + r * stride;
-    if (first >= kColumns) {
+    if (first >= kColumns || (share > 2 && p > 1)) {
       some_rows<kRows, 0>(rows - r, from, w, to, in, width, stride, 0);
     } else if (share == 1) {
       some_rows<kRows, 1>(rows - r, from, w, to, in, width, stride, ahead);
@@ -141,7 +141,7 @@ struct Sharing {
 template <typename T>
 ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs,
                Sharing sharing) {
-  if (in == 0) {
+  if (in == 0 || rows == 0) {
     std::fill_n(out, rows * outputs, 0.0f);
     return ffi::Error::Success();
   }

@@ -196,7 +196,9 @@ void parallel_for(ffi::ThreadPool& pool, int64_t n, const F& f) {
     int64_t own = shared->started.value.fetch_add(1, std::memory_order_relaxed);
     for (int64_t t = own; t < own + threads; ++t) {
       int64_t run = t % threads, first = n * run / threads, size = n * (run + 1) / threads - first;
-      for (int64_t i; (i = shared->taken[run].value.fetch_add(1, std::memory_order_relaxed)) < size;) {
+      std::atomic<int64_t>& taken = shared->taken[run].value;
+      if (t > own && taken.load(std::memory_order_relaxed) >= size) continue;
+      for (int64_t i; (i = taken.fetch_add(1, std::memory_order_relaxed)) < size;) {
         (*call)(first + i);
         shared->done.value.fetch_add(1, std::memory_order_release);
       }
