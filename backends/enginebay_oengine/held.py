@@ -47,15 +47,14 @@ class HeldPages:
         """A lease of these pages, of which the first hold `num_cached` tokens."""
         lease = Lease(row=row, capacity=0, num_cached=num_cached)
         self._held[row] = Held(lease, num_cached, digests)
-        self.set_pages(lease, pages)
+        self.add_pages(lease, pages)
         return lease
 
-    def set_pages(self, lease: Lease, pages: Sequence[int]) -> None:
-        """Give a lease other pages, at least as many."""
-        lease.pages = tuple(pages)
-        lease.capacity = len(pages) * self.page_size
-        self._table.page_ids[lease.row, : len(pages)] = pages
-        self._table.num_pages[lease.row] = len(pages)
+    def add_pages(self, lease: Lease, pages: Sequence[int]) -> None:
+        """Give a lease more pages."""
+        self._table.append(lease.row, pages)
+        lease.pages = (*lease.pages, *pages)
+        lease.capacity = len(lease.pages) * self.page_size
 
     def remove(self, lease: Lease) -> None:
         """Take a lease back."""

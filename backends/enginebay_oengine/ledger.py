@@ -104,7 +104,7 @@ class PageLedger(Ledger):
         missing = pages_for(num_tokens, self.page_size) - len(lease.pages)
         if num_tokens > self.most_tokens or missing > self.store.available():
             return False
-        self._held.set_pages(lease, [*lease.pages, *(self.store.take() for _ in range(missing))])
+        self._held.add_pages(lease, [self.store.take() for _ in range(missing)])
         return True
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
