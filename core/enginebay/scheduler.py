@@ -32,9 +32,11 @@ class WaitingView:
         return max(1, self.num_prompt_tokens - self.num_cached_tokens)
 
 
-@dataclasses.dataclass(slots=True, unsafe_hash=True)  # not frozen, for the same reason as a RowPlan
+# Not frozen, for the same reason as a RowPlan.
+@dataclasses.dataclass(slots=True, unsafe_hash=True)
 class RunningView:
-    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes. Nobody changes it.
+    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes.
+    Nobody changes it.
 
     With `max_new_left` 0 too, all its tokens are launched: it ends, and gives back what it holds, when they are read.
     """

@@ -79,7 +79,7 @@ class Tracked:
         if self.constraint is not None:
             steps = 1
         left = self.num_total - self.num_prompt - self.num_launched
-        return steps if steps < left else left  # noqa: FURB136  this runs for every row of every step
+        return steps if steps < left else left  # noqa: FURB136  # runs for every row of every step
 
     @property
     def num_shareable(self) -> int:

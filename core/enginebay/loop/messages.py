@@ -14,7 +14,8 @@ from enginebay.errors import EnginebayError, StoppedError
 from enginebay.types import FinishReason, Request, RequestMetrics
 
 
-@dataclasses.dataclass(slots=True)  # not frozen, for the same reason as a RowPlan
+# Not frozen, for the same reason as a RowPlan.
+@dataclasses.dataclass(slots=True)
 class TokenEvent:
     """New tokens of a request; the last event has a finish reason, and an error when the reason is "error".
 
