@@ -147,7 +147,8 @@ ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t
   }
   int64_t unit = rows == 1 ? kLoneColumns : kColumns;
   int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * sharing.tasks_per_thread);
-  int64_t width = std::max<int64_t>(1, sharing.block_bytes / (in * int64_t(sizeof(T))) / unit) * unit;
+  int64_t widest = sharing.block_bytes / (in * int64_t(sizeof(T))) / unit;
+  int64_t width = std::max<int64_t>(1, std::min(widest, (share + unit - 1) / unit)) * unit;
   int64_t chunk = std::max<int64_t>(1, share / width) * width;
   parallel_for(pool, (outputs + chunk - 1) / chunk, [=](int64_t task) {
     int64_t end = std::min(outputs, (task + 1) * chunk);
