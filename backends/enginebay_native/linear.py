@@ -67,9 +67,10 @@ class NativeLinear:
         Products are accumulated, and the bias added, in f32; the result is rounded once. Up to MOST_ROWS rows, each one's
         result is the same bits however many there are.
         """
+        num_in = math.prod(x.shape[1:])
         out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
-        matrix = weight.reshape(math.prod(out_dims), -1)
-        flat = x.reshape(x.shape[0], -1)
+        matrix = weight.reshape(math.prod(out_dims), num_in)
+        flat = x.reshape(x.shape[0], num_in)
         if flat.dtype == matrix.dtype and 0 < flat.shape[0] <= MOST_ROWS.get(str(flat.dtype), 0):
             out = self._in_cpp(flat, matrix)
         else:

@@ -28,10 +28,11 @@ def linear(
     rows = x.shape[0]
     if rows < FEWEST_NARROW_ROWS and _few_rows_are_slow(x, weight):
         x = jnp.pad(x, ((0, FEWEST_NARROW_ROWS - rows), *[(0, 0)] * (x.ndim - 1)))
+    num_in = math.prod(x.shape[1:])
     out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
     # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every call.
-    matrix = weight.reshape(math.prod(out_dims), -1)
-    flat = x.reshape(x.shape[0], -1)
+    matrix = weight.reshape(math.prod(out_dims), num_in)
+    flat = x.reshape(x.shape[0], num_in)
     numbers = (((1,), (1,)), ((), ()))
     # f32 is f32 on every platform: this is what others are compared with
     precision = jax.lax.Precision.HIGHEST if x.dtype == weight.dtype == jnp.float32 else None

@@ -96,6 +96,11 @@ def test_many_rows_are_left_to_xla(module: Any, dtype: str) -> None:
         kernels.check_linear(module.linear, dtype, rows=rows, bias=True)
 
 
+@pytest.mark.parametrize("dtype", [*NARROW_AND_WIDE, "float16"])
+def test_no_rows_have_no_products(module: Any, dtype: str) -> None:
+    kernels.check_linear(module.linear, dtype, rows=0, bias=True)
+
+
 def test_other_and_mixed_dtypes_are_left_to_xla(module: Any) -> None:
     for left, right in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")):
         x, weight = arrays(3, 40, 24, left)[0], arrays(3, 40, 24, right)[1]

@@ -89,7 +89,7 @@ def test_rms_norm(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 17])
+@pytest.mark.parametrize("rows", [0, 1, 2, 17])
 def test_linear(dtype: str, rows: int) -> None:
     kernels.check_linear(linear, dtype, rows=rows)
     kernels.check_linear(linear, dtype, rows=rows, bias=True)

@@ -78,7 +78,7 @@ class Tracked:
         """Of so many decode steps, those that it can run in one call: a guided request needs a new mask after each."""
         if self.constraint is not None:
             steps = 1
-        left = self.num_total - self.num_prompt - self.num_launched
+        left = self.num_new_left
         return steps if steps < left else left  # noqa: FURB136  # runs for every row of every step
 
     @property

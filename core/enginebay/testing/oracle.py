@@ -63,12 +63,10 @@ def largest_score(q: np.ndarray, k: np.ndarray, spec: AttnSpec) -> float:
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """x [T, *in_dims], weight [*out_dims, *in_dims] -> f64 [T, *out_dims]."""
-    num_in = x.ndim - 1
-    out_dims = weight.shape[: weight.ndim - num_in]
-    flat = (
-        x.astype(np.float64).reshape(x.shape[0], -1)
-        @ weight.astype(np.float64).reshape(*out_dims, -1).reshape(math.prod(out_dims), -1).T
-    )
+    num_in = math.prod(x.shape[1:])
+    out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
+    matrix = weight.astype(np.float64).reshape(math.prod(out_dims), num_in)
+    flat = x.astype(np.float64).reshape(x.shape[0], num_in) @ matrix.T
     out = flat.reshape(x.shape[0], *out_dims)
     return out if bias is None else out + bias.astype(np.float64)
 
