@@ -14,7 +14,13 @@ from enginebay.errors import InternalError, UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_triton import interpreter
-from enginebay_triton.attention_config import AttentionConfig, candidates, default_config, next_power
+from enginebay_triton.attention_config import (
+    SHORTEST_SPLIT,
+    AttentionConfig,
+    candidates,
+    default_config,
+    next_power,
+)
 from enginebay_triton.call import Launch, Launcher, launch, require_versions
 
 require_versions()
@@ -41,12 +47,16 @@ INTERPRETED_CAPS = dataclasses.replace(
 )
 
 
+SHARES = ("BLOCK_D", "WINDOW", "BLOCK_N", "SPLITS", "CHUNK", "SHORTEST")
+"""What settles which split reads what, and where it leaves its part."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TritonAttention:
     """Reads each row's pages up to its own length, splits long contexts of small batches, and copies no cache."""
 
     name: str = "triton"
-    version: str = "1"
+    version: str = "2"
     priority: int = 10
     caps: Caps = CAPS
     launcher: Launcher = launch
@@ -133,13 +143,13 @@ class TritonAttention:
             {
                 "NUM_Q_HEADS": heads,
                 "HEAD_DIM": spec.head_dim,
-                "BLOCK_D": constants["BLOCK_D"],
-                "SPLITS": splits,
-                "BLOCK_S": next_power(splits),
+                **{name: constants[name] for name in SHARES},
+                # The order of a sum is its block's: in deterministic mode it is one size for every bucket.
+                "BLOCK_S": 16 if config.chunk else min(16, next_power(splits)),
+                "ALL_SPLITS": next_power(splits),
             },
-            num_warps=1,
         )
-        combined, lse = self.launcher(reduce_kernel, [out, largest, total], reduction)
+        combined, lse = self.launcher(reduce_kernel, [out, largest, total, arrays[4]], reduction)
         return combined, lse
 
 
@@ -183,6 +193,7 @@ def _blocks(spec: AttnSpec, bucket: Bucket, config: AttentionConfig) -> dict[str
         "BLOCK_D": max(16, next_power(spec.head_dim)),
         "SPLITS": config.splits,
         "CHUNK": config.chunk,
+        "SHORTEST": max(SHORTEST_SPLIT, config.block_n),
         "STEPS": bucket.seqs.bit_length(),
     }
 

@@ -13,15 +13,19 @@ from enginebay_triton.targets import TARGETS
 DETERMINISTIC_CHUNK = 512
 """Positions of a split in deterministic mode, whatever the batch: a row's sums are then the same in every bucket."""
 
-SHORTEST_SPLIT = 256
+SHORTEST_SPLIT = 128
 """A shorter share of the context does not pay for its reduction."""
+
+LONGEST_SPLIT = 4096
+"""A longer one lets all wait for a lone long row. Rows that are shorter leave splits empty, which cost next to nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """Rows (query heads of tokens) and keys of a tile, splits of the context, and the compiler's choices.
 
-    `chunk` 0 shares each row's context out evenly over the splits; otherwise a split is that many positions.
+    `chunk` 0 shares each row's context out evenly over the splits, not below SHORTEST_SPLIT; otherwise a split is that many positions.
+    Below three stages no load is in flight while another tile is computed: page numbers take one of their own.
     """
 
     block_m: int
@@ -29,7 +33,7 @@ class AttentionConfig:
     splits: int = 1
     chunk: int = 0
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 3
 
 
 def next_power(number: int) -> int:
@@ -45,13 +49,15 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     if bucket.mode == "decode":
         block_n = (16 if width > 64 else 32) if wide else (64 if width <= 128 else 32)
         chunk = DETERMINISTIC_CHUNK if spec.deterministic else 0
-        return AttentionConfig(group, block_n, _splits(env, spec, bucket), chunk, 4, 2 if wide else 3)
-    most = 32 if wide else (128 if width <= 128 else 64)
+        return AttentionConfig(group, block_n, _splits(env, spec, bucket), chunk)
+    # True f32 products take many registers, and what does not spill differs from one architecture to the next.
+    tight = wide and env.arch == "sm_90"
+    most = (32 if tight else 16) if wide else (128 if width <= 128 else 64)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
     roomy = width <= 128 and env.arch != "sm_80"  # Ampere keeps the products' operands in registers
     block_n = 16 if wide else (64 if roomy else 32)
     many = wide or width > 128 or block_m >= 128
-    return AttentionConfig(block_m, block_n, num_warps=8 if many else 4)
+    return AttentionConfig(block_m, block_n, num_warps=8 if many else 4, num_stages=2 if tight else 3)
 
 
 def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
@@ -60,7 +66,7 @@ def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
     seen = bucket.max_kv_len if spec.window is None else min(spec.window, bucket.max_kv_len)
     num_cores = TARGETS[env.arch].num_cores if env.arch in TARGETS else TARGETS["sm_90"].num_cores
     wanted = next_power(-(-2 * num_cores // (bucket.seqs * spec.num_kv_heads)))
-    return max(1, min(wanted, -(-seen // SHORTEST_SPLIT)))
+    return max(1, min(wanted, -(-seen // SHORTEST_SPLIT)), -(-seen // LONGEST_SPLIT))
 
 
 def candidates(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[AttentionConfig]:
@@ -77,15 +83,19 @@ def candidates(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Se
         for n in sorted(keys)
         for split in sorted(splits)
         for warps in (2, 4, 8)
-        for stages in (2, 3, 4)
+        for stages in (2, 3, 4, 5)
     ]
     target = TARGETS.get(env.arch, TARGETS["sm_90"])
-    able = [config for config in found if _shared_bytes(config, spec) <= target.shared_bytes_per_block]
+    able = [
+        config for config in found if _shared_bytes(config, spec, bucket) <= target.shared_bytes_per_block
+    ]
     return [first, *(config for config in able if config != first)]
 
 
-def _shared_bytes(config: AttentionConfig, spec: AttnSpec) -> int:
-    """An estimate from above: queries, and a tile of keys and values for every stage."""
+def _shared_bytes(config: AttentionConfig, spec: AttnSpec, bucket: Bucket) -> int:
+    """An estimate from above: queries, scores, and a tile of keys and values for every stage; in a decode one holds pages."""
     width = max(16, next_power(spec.head_dim))
     size = 4 if spec.kv_dtype == "float32" else 2
-    return width * size * (config.block_m + 2 * config.block_n * config.num_stages)
+    tiles = max(1, config.num_stages - (bucket.mode == "decode"))
+    scores = 4 * config.block_m * config.block_n + 1024
+    return width * size * (config.block_m + 2 * config.block_n * tiles) + scores

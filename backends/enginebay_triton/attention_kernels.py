@@ -29,7 +29,80 @@ def find_row(cu_q_lens_ptr, block, NUM_ROWS: tl.constexpr, BLOCK_Q: tl.constexpr
 
 
 @triton.jit
-def attention_kernel(  # noqa: C901  # most branches are settled when it is compiled
+def _share(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHORTEST: tl.constexpr):
+    """(first, end) of what a split reads of the positions from `start` to `stop`; empty when first is no less than end.
+
+    CHUNK 0 shares them out evenly, but no share is below SHORTEST positions; otherwise a split is CHUNK positions from 0 on.
+    """
+    if CHUNK > 0:
+        first = tl.maximum(start, split * CHUNK)
+        end = tl.minimum(stop, split * CHUNK + CHUNK)
+    else:
+        share = tl.maximum(tl.cdiv(tl.cdiv(stop - start, SPLITS), SHORTEST) * SHORTEST, SHORTEST)
+        first = start + split * share
+        end = tl.minimum(stop, first + share)
+    return first, end
+
+
+@triton.jit
+def _is_part(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHORTEST: tl.constexpr):
+    """Whether a split has left a part: it is not empty, or the first."""
+    first, end = _share(start, stop, split, SPLITS, CHUNK, SHORTEST)
+    return (split < SPLITS) & ((first < end) | (split == 0))
+
+
+@triton.jit
+def _first_key(kv_len, query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where the tiles of a query at a position begin: every tile begins at a multiple of BLOCK_N, so that it lies within one
+    page where pages are such multiples.
+    """
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    return first
+
+
+@triton.jit
+def _pages(table, tile, stop, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The pages that a tile lies in: one, or [BLOCK_N / PAGE_SIZE], or [BLOCK_N] where pages and tiles do not fit together."""
+    if PAGE_SIZE % BLOCK_N == 0:
+        return tl.load(table + tile // PAGE_SIZE, mask=tile < stop, other=0)
+    elif BLOCK_N % PAGE_SIZE == 0:
+        first = tile + PAGE_SIZE * tl.arange(0, BLOCK_N // PAGE_SIZE)
+        return tl.load(table + first // PAGE_SIZE, mask=first < stop, other=0)
+    else:
+        at = tile + tl.arange(0, BLOCK_N)
+        return tl.load(table + at // PAGE_SIZE, mask=at < stop, other=0)
+
+
+@triton.jit
+def _offsets(
+    pages,
+    tile,
+    kv_head,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Where the keys of a tile [BLOCK_N] begin in the cache."""
+    if PAGE_SIZE % BLOCK_N != 0 and BLOCK_N % PAGE_SIZE == 0:
+        inside = tl.arange(0, PAGE_SIZE)[None, :]
+        pages = pages[:, None]
+    else:
+        inside = (tile + tl.arange(0, BLOCK_N)) % PAGE_SIZE
+    if PAGE_STRIDE >= 2**31:  # a page alone may take more than 32 bits can count
+        inside = inside.to(tl.int64)
+        kv_head = kv_head.to(tl.int64)
+    offset = pages.to(tl.int64) * PAGE_STRIDE + inside * TOKEN_STRIDE + kv_head * HEAD_STRIDE
+    if PAGE_SIZE % BLOCK_N != 0 and BLOCK_N % PAGE_SIZE == 0:
+        offset = tl.reshape(offset, [BLOCK_N])
+    return offset
+
+
+@triton.jit
+def attention_kernel(
     q_ptr,  # [tokens, NUM_KV_HEADS * GROUP, HEAD_DIM]
     k_ptr,
     v_ptr,
@@ -63,9 +136,10 @@ def attention_kernel(  # noqa: C901  # most branches are settled when it is comp
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
+    SHORTEST: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """See the module. CHUNK 0 shares each row's context out evenly, otherwise a split is CHUNK positions from 0 on."""
+    """See the module, and `_share` for SPLITS, CHUNK and SHORTEST. A split that is empty writes nothing, unless it is the first."""
     NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -105,18 +179,11 @@ def attention_kernel(  # noqa: C901  # most branches are settled when it is comp
         stop = tl.minimum(kv_len, kv_len - q_len + first_query + BLOCK_Q)
     else:
         stop = kv_len
-    # Every tile begins at a multiple of BLOCK_N, so that it lies within one page where pages are such multiples.
-    start = 0
-    if WINDOW > 0:
-        start = tl.maximum(kv_len - q_len + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    start = _first_key(kv_len, kv_len - q_len + first_query, WINDOW, BLOCK_N)
     if SPLITS > 1:
-        if CHUNK > 0:
-            start = tl.maximum(start, split * CHUNK)
-            stop = tl.minimum(stop, split * CHUNK + CHUNK)
-        else:
-            share = tl.cdiv(tl.cdiv(stop - start, SPLITS), BLOCK_N) * BLOCK_N
-            start = start + split * share
-            stop = tl.minimum(stop, start + share)
+        start, stop = _share(start, stop, split, SPLITS, CHUNK, SHORTEST)
+        if (start >= stop) & (split > 0):
+            return
 
     largest = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -125,17 +192,14 @@ def attention_kernel(  # noqa: C901  # most branches are settled when it is comp
         if split == 0:
             largest = tl.load(sinks_ptr + head, mask=is_query, other=MASKED) * LOG2_E
             total = total + 1.0
-    head_offset = kv_head * HEAD_STRIDE
     table = page_table_ptr + row.to(tl.int64) * PAGES_PER_ROW
+    # Pages are read a tile ahead: the compiler keeps loads of keys in flight only where their addresses are there already.
+    pages = _pages(table, start, stop, PAGE_SIZE, BLOCK_N)
     for tile in range(start, stop, BLOCK_N):
         at = tile + n
         is_key = at < stop
-        if PAGE_SIZE % BLOCK_N == 0:
-            page = tl.load(table + tile // PAGE_SIZE).to(tl.int64)
-            offset = page * PAGE_STRIDE + (tile % PAGE_SIZE + n) * TOKEN_STRIDE + head_offset
-        else:
-            pages = tl.load(table + at // PAGE_SIZE, mask=is_key, other=0).to(tl.int64)
-            offset = pages * PAGE_STRIDE + (at % PAGE_SIZE) * TOKEN_STRIDE + head_offset
+        offset = _offsets(pages, tile, kv_head, PAGE_SIZE, PAGE_STRIDE, TOKEN_STRIDE, HEAD_STRIDE, BLOCK_N)
+        pages = _pages(table, tile + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
         k = tl.load(
             k_ptr + offset[None, :] + d[:, None], mask=is_key[None, :] & is_feature[:, None], other=0.0
         )
@@ -186,28 +250,45 @@ def reduce_kernel(
     parts_ptr,  # f32 [rows, SPLITS, NUM_Q_HEADS, BLOCK_D]
     max_ptr,  # f32 [rows, SPLITS, NUM_Q_HEADS]
     sum_ptr,
+    kv_lens_ptr,  # [rows]
     out_ptr,  # [rows, NUM_Q_HEADS, HEAD_DIM]
     lse_ptr,  # f32 [rows, NUM_Q_HEADS]
     NUM_Q_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHORTEST: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    ALL_SPLITS: tl.constexpr,
 ):
-    """Combine the splits of one row and head, in their order: empty ones add exactly nothing."""
+    """Combine the splits of a row and head that hold something, BLOCK_S at a time; others are not read and add exactly nothing.
+
+    ALL_SPLITS is SPLITS as a power of two.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
-    s = tl.arange(0, BLOCK_S)
-    first = (row * SPLITS * NUM_Q_HEADS + head).to(tl.int64)
-    largest = tl.max(tl.load(max_ptr + first + s * NUM_Q_HEADS, mask=s < SPLITS, other=MASKED), 0)
+    stop = tl.load(kv_lens_ptr + row)
+    start = _first_key(stop, stop - 1, WINDOW, BLOCK_N)
+    base = row.to(tl.int64) * SPLITS * NUM_Q_HEADS + head
+    every = tl.arange(0, ALL_SPLITS)
+    is_written = _is_part(start, stop, every, SPLITS, CHUNK, SHORTEST)
+    largest = tl.max(tl.load(max_ptr + base + every * NUM_Q_HEADS, mask=is_written, other=MASKED), 0)
+    num_written = tl.max(tl.where(is_written, every + 1, 0), 0)
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for split in range(SPLITS):
-        at = first + split * NUM_Q_HEADS
-        weight = tl.exp2(tl.load(max_ptr + at) - largest)
-        total += tl.load(sum_ptr + at) * weight
-        acc += tl.load(parts_ptr + at * BLOCK_D + d) * weight
+    for block in range(0, num_written, BLOCK_S):
+        split = block + tl.arange(0, BLOCK_S)
+        is_part = _is_part(start, stop, split, SPLITS, CHUNK, SHORTEST)
+        at = base + split * NUM_Q_HEADS
+        weight = tl.exp2(tl.load(max_ptr + at, mask=is_part, other=MASKED) - largest)
+        weight = tl.where(is_part, weight, 0.0)
+        total += tl.sum(tl.load(sum_ptr + at, mask=is_part, other=0.0) * weight, 0)
+        parts = tl.load(parts_ptr + at[:, None] * BLOCK_D + d[None, :], mask=is_part[:, None], other=0.0)
+        acc += tl.sum(parts * weight[:, None], 0)
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
     place = (row * NUM_Q_HEADS + head).to(tl.int64)

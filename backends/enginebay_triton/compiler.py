@@ -54,12 +54,16 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Assembled:
-    """What the assembler told of a kernel. `spill_bytes` are stores and loads together."""
+    """What the assembler told of a kernel. `spill_bytes` are stores and loads together.
+
+    `copies_in_flight`: groups of asynchronous copies that are under way while the kernel waits for an older one, at most.
+    """
 
     name: str
     registers: int
     spill_bytes: int
     shared_bytes: int
+    copies_in_flight: int
 
 
 class TritonCompiler:
@@ -136,7 +140,7 @@ def _placed(sharding: SingleDeviceSharding, leaf: Any) -> Any:
 
 
 def _kernel_figures(kernels: Sequence[Assembled]) -> dict[str, int]:
-    names = ("registers", "spill_bytes", "shared_bytes")
+    names = ("registers", "spill_bytes", "shared_bytes", "copies_in_flight")
     return {name: max(getattr(kernel, name) for kernel in kernels) for name in names if kernels}
 
 
@@ -328,4 +332,8 @@ def _told(kernel: Kernel, text: str) -> Assembled:
 
     spills = largest(r"(\d+) bytes spill stores") + largest(r"(\d+) bytes spill loads")
     fixed = largest(r"(\d+) bytes smem")
-    return Assembled(kernel.name, largest(r"Used (\d+) registers"), spills, fixed + kernel.shared_bytes)
+    waits = re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.ptx)
+    flying = max(map(int, waits), default=0)
+    return Assembled(
+        kernel.name, largest(r"Used (\d+) registers"), spills, fixed + kernel.shared_bytes, flying
+    )

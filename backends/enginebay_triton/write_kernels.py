@@ -23,7 +23,9 @@ def _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD: tl.constexpr, TO_HEA
     mask = inside[:, None] & (features < LAST)[None, :]
     values = tl.load(from_ptr + heads[:, None] * FROM_HEAD + features[None, :], mask=mask, other=0.0)
     tl.store(
-        to_ptr + heads[:, None] * TO_HEAD + features[None, :], values.to(to_ptr.dtype.element_ty), mask=mask
+        to_ptr + heads[:, None].to(tl.int64) * TO_HEAD + features[None, :],
+        values.to(to_ptr.dtype.element_ty),
+        mask=mask,
     )
 
 
@@ -48,7 +50,7 @@ def _rotate_heads(
     sin = tl.load(sin_ptr + pairs, mask=pairs < HALF, other=0.0)[None, :]
     mask = inside[:, None] & (pairs < HALF)[None, :]
     source = from_ptr + heads[:, None] * FROM_HEAD + pairs[None, :]
-    target = to_ptr + heads[:, None] * TO_HEAD + pairs[None, :]
+    target = to_ptr + heads[:, None].to(tl.int64) * TO_HEAD + pairs[None, :]
     narrow = from_ptr.dtype.element_ty
     first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)

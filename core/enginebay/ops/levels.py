@@ -30,8 +30,9 @@ class Interpretable(Protocol):
 class CompileReport:
     """What a compiler told of one program for one target.
 
-    `figures` holds what is known of: registers (of the kernel that needs most), spill_bytes, shared_bytes, vmem_bytes,
-    smem_bytes, argument_bytes, output_bytes, temp_bytes and alias_bytes (of output that lies in donated arguments).
+    `figures` holds what is known of: registers (of the kernel that needs most), spill_bytes, shared_bytes, copies_in_flight
+    (groups of asynchronous copies under way while an older one is waited for), vmem_bytes, smem_bytes, argument_bytes,
+    output_bytes, temp_bytes and alias_bytes (of output that lies in donated arguments).
     """
 
     target: str

@@ -101,6 +101,18 @@ def test_splits_of_the_context_change_nothing(splits: int, fields: dict[str, Any
     check_attention(configured(AttentionConfig(16, 32, splits)), case, NhdLayout)
 
 
+@pytest.mark.parametrize("page_size", [8, 16, 24, 64])
+def test_pages_smaller_than_a_tile_and_pages_that_do_not_fit_it(page_size: int) -> None:
+    case = dataclasses.replace(LONG, page_size=page_size, capacity=528)
+    check_attention(configured(AttentionConfig(16, 32, splits=3)), case, NhdLayout)
+
+
+def test_splits_past_a_short_row_are_neither_written_nor_read(tmp_path: Any) -> None:
+    filled = planted("if (start >= stop) & (split > 0):", "if start < 0:", tmp_path)
+    for launcher in (interpret, filled):  # the same with parts of nothing
+        check_attention(configured(AttentionConfig(16, 32, splits=16), launcher), LONG, NhdLayout)
+
+
 def test_deterministic_rows_have_the_same_bits_in_any_bucket() -> None:
     spec = dataclasses.replace(LONG.spec, deterministic=True)
     alone = AttentionCase("decode_long", "decode", (1,), (1100,), spec, page_size=32, capacity=1184)
@@ -124,7 +136,8 @@ def test_small_batches_are_split_and_full_ones_are_not() -> None:
         bucket = Bucket(rows, rows, max_kv_len // 64, 1, max_kv_len, "decode")
         return attention.default_config(Env("cuda", "sm_90"), spec, bucket, layout).splits
 
-    assert [splits(1, 32768), splits(1, 1024), splits(32, 4096), splits(128, 4096)] == [64, 4, 2, 1]
+    assert [splits(1, 32768), splits(1, 1024), splits(32, 4096), splits(128, 4096)] == [64, 8, 2, 1]
+    assert splits(128, 32768) == 8  # of one long row, no more than 4,096 positions wait for each other
 
 
 @pytest.mark.parametrize("mode", ["decode", "mixed"])
@@ -175,15 +188,13 @@ def test_a_mask_off_by_one_is_found(tmp_path: Any) -> None:
 
 
 def test_a_page_read_beyond_the_cache_is_found(tmp_path: Any) -> None:
-    launcher = planted("offset = page * PAGE_STRIDE", "offset = (page + 9) * PAGE_STRIDE", tmp_path)
+    launcher = planted("pages.to(tl.int64) * PAGE", "(pages + 9).to(tl.int64) * PAGE", tmp_path)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="outside of k_ptr"):
         check_attention(configured(AttentionConfig(16, 16), launcher), SMALL, NhdLayout)
 
 
 def test_a_read_beyond_the_page_table_is_found(tmp_path: Any) -> None:
-    launcher = planted(
-        "table + tile // PAGE_SIZE", "table + tile // PAGE_SIZE + 100 * PAGES_PER_ROW", tmp_path
-    )
+    launcher = planted("table + tile // PAGE_SIZE", "table + tile // PAGE_SIZE + 100 * PAGE_SIZE", tmp_path)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="outside of page_table_ptr"):
         check_attention(configured(AttentionConfig(16, 16), launcher), SMALL, NhdLayout)
 
@@ -193,7 +204,7 @@ def test_a_race_between_splits_is_found(tmp_path: Any) -> None:
         "part = ((row * SPLITS + split) * NUM_Q_HEADS", "part = ((row * SPLITS) * NUM_Q_HEADS", tmp_path
     )
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a race"):
-        check_attention(configured(AttentionConfig(16, 16, splits=2), launcher), SMALL, NhdLayout)
+        check_attention(configured(AttentionConfig(16, 16, splits=2), launcher), LONG, NhdLayout)
 
 
 def test_the_cache_is_the_array_that_was_given() -> None:

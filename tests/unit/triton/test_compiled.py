@@ -81,6 +81,8 @@ def test_default_configurations_do_not_spill(model: str, mode: str, dtype: str, 
         donated=(1,),
     )
     assert report.figures["spill_bytes"] == 0, report
+    if config.num_stages > 2:  # a group of keys and one of values are loaded while a tile is computed
+        assert report.figures["copies_in_flight"] >= 2, report
     assert report.figures["shared_bytes"] <= TARGETS[target].shared_bytes_per_block, report
     if "alias_bytes" in report.figures:
         assert report.figures["alias_bytes"] == layout.num_bytes()
