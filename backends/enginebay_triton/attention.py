@@ -21,16 +21,14 @@ from enginebay_triton.attention_config import (
     default_config,
     next_power,
 )
-from enginebay_triton.call import Launch, Launcher, launch, require_versions
+from enginebay_triton.call import Launch, Launcher, graph_features, launch, require_versions
 
 require_versions()
 
 from enginebay_triton.attention_kernels import attention_kernel, reduce_kernel  # noqa: E402  # imports triton
 
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
-FEATURES = frozenset(
-    {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map", "command_buffer"}
-)
+FEATURES = graph_features() | {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map"}
 
 CAPS = Caps(
     platforms=frozenset({"cuda"}),

@@ -18,8 +18,11 @@ import jax
 
 from enginebay.errors import UnsupportedError, explain
 
-PTX_VERSION = 86
-"""PTX 8.6, the oldest that knows every architecture here: Triton would take its own assembler's, which XLA's may not know."""
+OLDEST_PTX: Mapping[int, int] = {90: 83, 101: 86, 103: 88, 120: 87}
+"""The oldest PTX that is enough, by the highest compute capability it is for: Triton would take its own assembler's, which XLA's,
+that is given the code, may not know."""
+
+NEWEST_PTX = 88
 
 INSTALL = 'Install the extra "gpu" on Python 3.12: pip install "enginebay[gpu]"'
 
@@ -67,7 +70,7 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
             *refs,
             *[0] * len(refs),
             out_type=how.out,
-            backend_options={"enable_fp_fusion": True, "ptx_version": PTX_VERSION},
+            backend_options={"enable_fp_fusion": True, "ptx_version": ptx_version(_compute_capability())},
             **options,
         )
         return (*(jax.freeze(ref) for ref in refs), *made)
@@ -75,6 +78,29 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
     aliases = {num_read + i: i for i in range(len(changed))}
     return tuple(
         library.triton_call(*arrays, out_shape=(*shapes, *how.out), input_output_aliases=aliases, **options)
+    )
+
+
+def ptx_version(compute_capability: int) -> int:
+    """83 for PTX 8.3: what kernels for this compute capability (90 of sm_90) are written in."""
+    fit = (version for most, version in OLDEST_PTX.items() if compute_capability <= most)
+    return next(fit, NEWEST_PTX)
+
+
+def _compute_capability() -> int:
+    """Of the device that is lowered for, as jax-triton asks; that of Hopper where there is none, and nothing can be lowered."""
+    library = importlib.import_module("jax._src.lib").gpu_triton
+    try:
+        return int(library.get_compute_capability(0))
+    except RuntimeError:
+        return 90
+
+
+def _choose_ptx_version() -> None:
+    """jax-triton 0.3.1 cannot be told the version of PTX: Triton itself then answers with ours, unless it is told another."""
+    nvidia = importlib.import_module("triton.backends.nvidia.compiler")
+    nvidia.get_ptx_version_from_options = lambda options, arch: (  # type: ignore[attr-defined]
+        options.ptx_version or ptx_version(arch)
     )
 
 
@@ -89,8 +115,10 @@ def load() -> Any:
         driver = importlib.import_module("triton.backends.nvidia.driver")
         if not hasattr(driver, "TMA_TF32"):
             driver.TMA_TF32 = 11  # type: ignore[attr-defined]
+    else:
+        _choose_ptx_version()
     try:
-        return importlib.import_module("jax_triton")
+        library = importlib.import_module("jax_triton")
     except ImportError as error:
         raise UnsupportedError(
             explain(
@@ -99,6 +127,14 @@ def load() -> Any:
                 INSTALL,
             )
         ) from error
+    if not hasattr(
+        importlib.import_module("jax_triton.triton_lib").cb, "__file__"
+    ):  # a stand-in for the module
+        given = f"jax_triton, imported before enginebay's kernels with triton {version('triton')}, has no NVIDIA backend"
+        raise UnsupportedError(
+            explain(given, "triton 3.7 or later, or enginebay_triton first", "Import it later.")
+        )
+    return library
 
 
 def why_not() -> str | None:
@@ -135,6 +171,11 @@ def version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def graph_features() -> frozenset[str]:
+    """The capability command_buffer where XLA takes this jax-triton's calls into CUDA graphs: those of 0.4, which are typed."""
+    return frozenset({"command_buffer"} if _has_refs() else ())
 
 
 @functools.cache

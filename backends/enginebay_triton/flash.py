@@ -12,7 +12,7 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import InternalError, UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_triton.call import Launch, Launcher, launch, require_versions
+from enginebay_triton.call import Launch, Launcher, graph_features, launch, require_versions
 from enginebay_triton.interpreter import interpret, require
 from enginebay_triton.targets import TARGETS
 
@@ -28,9 +28,8 @@ CAPS = Caps(
     platforms=frozenset({"cuda"}),
     layouts=LAYOUTS,
     modes=frozenset({"prefill"}),
-    features=frozenset(
-        {"window", "softcap", "sinks", "lse", "deterministic", "fused_write", "shard_map", "command_buffer"}
-    ),
+    features=graph_features()
+    | {"window", "softcap", "sinks", "lse", "deterministic", "fused_write", "shard_map"},
     head_dim=lambda dim: dim in (16, 32, 64, 128, 256),
 )
 

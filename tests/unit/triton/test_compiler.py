@@ -11,6 +11,7 @@ pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra
 
 from enginebay.errors import UnsupportedError
 from enginebay_triton import call
+from enginebay_triton import compiler as compiler_module
 from enginebay_triton.call import Launch, launch
 from enginebay_triton.compiler import compiler
 from enginebay_triton.targets import TARGETS
@@ -40,6 +41,29 @@ def test_a_kernel_compiles_for_every_target_and_its_donated_array_is_not_copied(
     if "alias_bytes" in report.figures:
         assert report.figures["alias_bytes"] == size * 4
         assert report.figures["temp_bytes"] < size
+
+
+@pytest.mark.parametrize(
+    ("compute_capability", "version"),
+    [(80, 83), (90, 83), (100, 86), (103, 88), (120, 87), (121, 88)],
+)
+def test_ptx_is_the_oldest_that_the_architecture_has(compute_capability: int, version: int) -> None:
+    assert call.ptx_version(compute_capability) == version
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_are_written_in_that_ptx_whatever_tritons_own_assembler_knows(target: str) -> None:
+    arguments = [S((64,), F32), S((1,), jnp.int32), S((64,), F32)]
+
+    def program(*given: Any) -> Any:  # one of its own, so that nothing traced before is taken
+        return in_place(*given)
+
+    with compiler_module._lowering_for(TARGETS[target].compute_capability):
+        (kernel,) = compiler_module.kernels_in(
+            jax.jit(program).trace(*arguments).lower(lowering_platforms=("cuda",))
+        )
+    version = call.ptx_version(TARGETS[target].compute_capability)
+    assert f".version {version // 10}.{version % 10}\n" in kernel.ptx
 
 
 def test_spills_are_told() -> None:
