@@ -16,7 +16,7 @@ def script(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Gives the script's modules by name, as it imports them itself, and lets go of them afterwards."""
     monkeypatch.syspath_prepend(str(repo_root / "tools" / "gpu_check"))
     yield importlib.import_module
-    for name in ("run", "bundle", "installing"):
+    for name in ("run", "bundle", "installing", "shapes"):
         sys.modules.pop(name, None)
 
 
@@ -44,12 +44,16 @@ def test_stream_and_kernel_are_measured(repo_root: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "llama-3.1-8b"])
 def test_engines_are_measured_on_models_of_both_families(repo_root: Path, tmp_path: Path, model: str) -> None:
-    work = ("--stages", "engines,torch", "--models", model, "--batches", "1,2")
+    work = ("--stages", "eval,engines,torch", "--models", model, "--batches", "1,2")
     code, text, report = run(repo_root, tmp_path, *work)
     assert code == 0, text
     rates = [f for f in report["figures"] if f["unit"] == "tokens/s" and f["stage"].startswith("engines")]
     assert len(rates) == 4, report  # two engines, two batches
     assert all(f["value"] is None or f["value"] > 0 for f in rates)  # None: such small work drowned in noise
+    divergence = next(
+        f for f in report["figures"] if f["figure"] == f"{model} float32, KL divergence of decode"
+    )
+    assert 0 <= divergence["value"] < 1e-6
 
 
 @pytest.mark.slow
@@ -87,6 +91,8 @@ def test_graphs_of_a_step_are_counted_in_xlas_listing(script: Any) -> None:
     count = script("run").count_graphs
     assert count(LISTING) == (1, 1)  # the loop's body: a graph, and what it branches over
     assert count(LISTING.replace("kWhile", "kSequential")) == (1, 2)
+    within = "000: kCommandBuffer\n" + "\n".join(f"    {line}" for line in LISTING.splitlines())
+    assert count(within) == (1, 0)  # the loop too
 
 
 def test_what_the_machine_has_is_not_bundled(script: Any) -> None:
@@ -124,6 +130,43 @@ def test_a_stage_that_does_not_end_is_told_of_and_fails(repo_root: Path, tmp_pat
     assert code == 1
     assert report["failed"] == ["stream: not done after 0.01 s"]
     assert "FAILED  stream" in text
+
+
+def test_stages_past_the_budget_are_left_out_and_it_fails(repo_root: Path, tmp_path: Path) -> None:
+    code, text, report = run(repo_root, tmp_path, "--stages", "stream,kernel", "--budget", "0.001")
+    assert code == 1
+    assert report["failed"] == [
+        "stream: left out, as no time is left",
+        "kernel: left out, as no time is left",
+    ]
+    assert "| device |" in text
+
+
+def test_a_signal_stops_the_stage_and_what_was_measured_is_told(repo_root: Path) -> None:
+    script = repo_root / "tools" / "gpu_check" / "run.py"
+    command = [sys.executable, str(script), "--installed", "--tiny", "--stages", "stream,engines"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=repo_root
+    ) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "measure.py engine" in line)
+        process.terminate()
+        told, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "read-only stream" in told
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_written_anew(script: Any, tmp_path: Path) -> None:
+    shapes = script("shapes")
+    folder, config = tmp_path / "model", shapes.config("qwen3-0.6b", tiny=True)
+    folder.mkdir()
+    (folder / "model-0.safetensors").write_bytes(b"half")
+    assert shapes.write(folder, config, "float32") == folder
+    whole = (folder / "model-0.safetensors").read_bytes()
+    assert len(whole) > 4
+    (folder / "marker").touch()
+    shapes.write(folder, config, "float32")  # it is there: nothing is written
+    assert (folder / "marker").exists()
 
 
 def test_a_stage_that_is_none_is_refused(repo_root: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The stages of run.py that use enginebay: one JSON line a figure.
 
-python tools/gpu_check/measure.py device|stream|check|kernel|engine|host [--tiny] ...
+python tools/gpu_check/measure.py device|stream|check|kernel|eval|engine|host [--tiny] ...
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import argparse
 import functools
 import importlib.metadata
 import json
+import math
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,10 +30,20 @@ from enginebay.ops.cost import attention_cost
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.registry import load_registry
 from enginebay.testing.suites import best_platform
+from lifetime import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 5
+ROUND_S = 0.05
+AWAKE_S = 0.5
+"""A device that was idle runs at a fraction of its clock for a while."""
+CHAIN_BYTES = 1 << 30
+"""Caches that one program reads in turn are this large together, as layers' are: none stays in the device's own cache."""
+
 LIBRARIES = ("jax", "jaxlib", "jax-triton", "triton", "torch", "transformers")
+FAULTS = ("INCORRECT", "ERROR", "TIMEOUT")
+MOST_F32_KL = 1e-4
+"""Of a random model's logits, between two orders of the same float32 sums; a wrong kernel gives 1e-2 and more."""
 
 
 def tell(figure: str, value: float | None, unit: str, fraction: float | None = None) -> None:
@@ -39,9 +51,14 @@ def tell(figure: str, value: float | None, unit: str, fraction: float | None = N
     print(json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": fraction}), flush=True)
 
 
-def seconds(run: Any, repeats: int) -> float:
-    """Median time of one of `repeats` calls that are launched together, over rounds."""
+def seconds(run: Any, *, tiny: bool) -> float:
+    """Median time of one of the calls that are launched together, over rounds, once the device is awake."""
     jax.block_until_ready(run())
+    start, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - start < (0.0 if tiny else AWAKE_S):
+        jax.block_until_ready(run())
+        calls += 1
+    repeats = max(1, math.ceil(ROUND_S * calls / (time.perf_counter() - start)))
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -53,10 +70,11 @@ def seconds(run: Any, repeats: int) -> float:
 
 
 def stream_bytes_per_s(*, tiny: bool) -> float:
-    """Read-only bandwidth: the maximum of an array far larger than any cache of the device."""
-    size = 1 << 22 if tiny else 1 << 30
+    """Read-only bandwidth: the largest of an array far larger than any cache of the device, in the faster of two ways."""
+    size = 1 << 22 if tiny else 1 << 32
     x = jnp.arange(size // 4, dtype=jnp.int32)
-    return size / seconds(functools.partial(jax.jit(jnp.max), x), 10)
+    whole, rows = jax.jit(jnp.max), jax.jit(lambda x: x.reshape(-1, 1 << 14).max(axis=1))
+    return size / min(seconds(functools.partial(read, x), tiny=tiny) for read in (whole, rows))
 
 
 def device(args: argparse.Namespace) -> int:
@@ -74,6 +92,7 @@ def device(args: argparse.Namespace) -> int:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             versions.append(f"no {name}")
+    versions.append(f"assembler {shutil.which('ptxas') or 'not on the path'}")
     found = jax.devices()
     tell(f"{found[0].device_kind}, Python {sys.version.split()[0]}, {', '.join(versions)}", len(found), "")
     return 0
@@ -86,28 +105,41 @@ def stream(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """`enginebay check` of every kernel that is for this platform alone."""
+    """`enginebay check` of every kernel that is for this platform alone: every case, eight at a time."""
     platform = best_platform(load_registry()).name
     entries = [e for e in load_registry().entries if e.kind == "kernel" and e.declaration is not None]
     names = sorted(
         f"kernel:{e.op}:{e.name}" for e in entries if e.declaration and e.declaration.platforms == (platform,)
     )
     tell(f"kernels for {platform}", len(names), "")
-    failed = 0
-    for name in names[:1] if args.tiny else names:
-        command = [sys.executable, "-m", "enginebay", "check", name, "--level", "run"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        # The last lines count the verdicts.
-        told = [line for line in done.stdout.splitlines() if line.startswith(f"{name} run")]
-        tell(f"check --level run {name}", done.returncode, f"({'; '.join(told) or 'no verdicts'})")
-        if done.returncode:
-            failed += 1
-            print(done.stdout[-4000:], done.stderr[-2000:], file=sys.stderr)
+    names, how = (names[:1], []) if args.tiny else (names, ["--all", "--jobs", "8"])
+    command = [sys.executable, "-m", "enginebay", "check", *names, "--level", "run", *how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    failed = done.returncode
+    for name in names:
+        # The last lines count the verdicts, one a part.
+        told = next((line for line in reversed(lines) if line.startswith(f"{name} run")), "no verdicts")
+        is_good = " PASS" in told and not any(fault in told for fault in FAULTS)
+        tell(f"check --level run {name}", int(not is_good), f"({told})")
+        failed = failed or int(not is_good)
+    for line in lines:
+        if any(fault in line for fault in FAULTS):
+            print(line, file=sys.stderr)
+    if failed:
+        print(done.stderr[-2000:], file=sys.stderr)
     return int(bool(failed))
 
 
+def lengths(rows: int, context: int, *, ragged: bool) -> list[int]:
+    """How many positions each row has: all `context`, or anything up to twice that, which is what is meant by it on average."""
+    if not ragged:
+        return [context] * rows
+    return np.random.default_rng(0).integers(1, 2 * context, rows, endpoint=True).tolist()
+
+
 def kernel(args: argparse.Namespace) -> int:
-    """Decode attention over a paged cache: 32 rows of 4,096 positions, heads of an 8B model."""
+    """Decode attention over a paged cache, heads of an 8B model: as many caches in turn as a program of layers reads."""
     registry, platform = load_registry(), best_platform(load_registry())
     env, bandwidth = platform.env(), stream_bytes_per_s(tiny=args.tiny)
     name = "triton" if env.platform == "cuda" else "xla"
@@ -115,27 +147,70 @@ def kernel(args: argparse.Namespace) -> int:
     heads, kv_heads, width = (4, 2, 16) if args.tiny else (32, 8, 128)
     dtype = "float32" if args.tiny else "bfloat16"
     spec = AttnSpec(heads, kv_heads, width, q_dtype=dtype, kv_dtype=dtype)
-    page = 64
-    for rows, context in (
-        ((2, 128),) if args.tiny else ((1, 4096), (8, 4096), (32, 4096), (32, 1024), (128, 4096))
-    ):
-        pages = context // page
+    sizes = ((1, 4096), (8, 4096), (32, 1024), (32, 4096), (128, 4096))
+    cases = [(rows, context, 64, False) for rows, context in (((2, 128),) if args.tiny else sizes)]
+    if not args.tiny:
+        cases += [(32, 4096, 16, False), (32, 4096, 64, True)]
+    for rows, context, page, ragged in cases:
+        lens = lengths(rows, context, ragged=ragged)
+        most = 2 * context if ragged else context
+        pages = most // page
         layout = BUILTIN_LAYOUTS[impl.caps.layouts[0]](rows * pages, page, kv_heads, width, dtype)
-        bucket = Bucket(rows, rows, pages, 1, context, "decode")
+        bucket = Bucket(rows, rows, pages, 1, most, "decode")
         rng = np.random.default_rng(0)
         order = jnp.asarray(rng.permutation(rows * pages).reshape(rows, pages), jnp.int32)
-        lens = jnp.full(rows, context, jnp.int32)
-        batch = derive_batch(jnp.ones(rows, jnp.int32), lens, order, page, bucket)
-        cache = {key: jnp.ones(s.shape, s.dtype) for key, s in layout.shapes().items()}
+        batch = derive_batch(jnp.ones(rows, jnp.int32), jnp.asarray(lens, jnp.int32), order, page, bucket)
+        count = 2 if args.tiny else max(2, min(32, -(-CHAIN_BYTES // layout.num_bytes())))
+        caches = [
+            {
+                key: jax.random.normal(jax.random.key(number), s.shape, s.dtype)
+                for key, s in layout.shapes().items()
+            }
+            for number in range(count)
+        ]
         q = jnp.asarray(rng.normal(size=(rows, heads, width)), dtype)
-        config = impl.default_config(env, spec, bucket, layout)
-        step = functools.partial(impl, spec=spec, layout=layout, config=config)
-        run = jax.jit(lambda q, cache, batch, step=step: step(q, None, None, cache, batch)[0])
-        time_s = seconds(functools.partial(run, q, cache, batch), 20)
-        size = attention_cost(spec, [1] * rows, [context] * rows, kv_bytes=jnp.dtype(dtype).itemsize)
+        step = functools.partial(
+            impl, spec=spec, layout=layout, config=impl.default_config(env, spec, bucket, layout)
+        )
+
+        def layers(q: Any, caches: Any, batch: Any, step: Any = step) -> Any:
+            for cache in caches:
+                q = step(q, None, None, cache, batch)[0]
+            return q
+
+        time_s = seconds(functools.partial(jax.jit(layers), q, caches, batch), tiny=args.tiny) / count
+        size = attention_cost(spec, [1] * rows, lens, kv_bytes=jnp.dtype(dtype).itemsize)
         rate = size.bytes_read / time_s
-        tell(f"{name} decode attention, {rows} rows of {context}", rate / 1e9, "GB/s", rate / bandwidth)
+        what = f"{name} decode attention, {rows} rows of {context}"
+        what += f", pages of {page}" * (page != 64) + ", uneven" * ragged
+        tell(what, rate / 1e9, "GB/s", rate / bandwidth)
     return 0
+
+
+def eval_(args: argparse.Namespace) -> int:
+    """`enginebay eval`: the kernels that an engine chooses here against plain ones, in float32 and in the dtype that it runs in."""
+    config = shapes.config(args.model, tiny=args.tiny)
+    folder = shapes.write(args.folder, config, "float32" if args.tiny else "bfloat16")
+    text = folder / "text.txt"
+    words = np.random.default_rng(0).integers(3, config["vocab_size"], 64 if args.tiny else 1024)
+    text.write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    failed = 0
+    for dtype in ("float32",) if args.tiny else ("float32", "bfloat16"):
+        options = ["--model", str(folder), "--text", str(text), "--engine", args.engine, "--dtype", dtype]
+        sizes = ["--new-tokens", "8", "--max-num-seqs", "4", "--max-model-len", "640"]
+        command = [sys.executable, "-m", "enginebay", "eval", *options, *sizes, "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            failed = 1
+            continue
+        told = json.loads(done.stdout)
+        for phase in ("prefill", "decode"):
+            tell(f"{args.model} {dtype}, KL divergence of {phase}", told[phase]["max"], "nats at most")
+        worst = max(told[phase]["max"] for phase in ("prefill", "decode"))
+        if dtype == "float32" and not worst < MOST_F32_KL:
+            print(f"a KL divergence of {worst} in float32, over {MOST_F32_KL}", file=sys.stderr)
+            failed = 1
+    return failed
 
 
 def engine(args: argparse.Namespace) -> int:
@@ -148,7 +223,14 @@ def engine(args: argparse.Namespace) -> int:
     prompt, new = (8, 24) if args.tiny else (1024, 128)
     most = max(batches)
     length = prompt + 2 * new
-    options = {"dtype": dtype, "engine": args.engine, "max_model_len": length, "max_num_seqs": most}
+    # All of a batch is admitted together, so that what is measured is a decode of that many rows and nothing else.
+    options = {
+        "dtype": dtype,
+        "engine": args.engine,
+        "scheduler": "static",
+        "max_model_len": length,
+        "max_num_seqs": most,
+    }
     with LLM(str(folder), **options) as llm:
         for batch in batches:
             rate = decode_rate(llm, batch, prompt, new, config["vocab_size"])
@@ -161,23 +243,21 @@ def engine(args: argparse.Namespace) -> int:
 
 
 def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> float | None:
-    """Tokens per second between the end of short outputs and of long ones, prompts being equally long.
+    """Tokens per second from the last row's first token to the last token of all, as the engine's loop noted them.
 
-    None where the short ones took longer: the work is too small for this machine's noise.
+    None where these came together: the work is too small for this machine's noise.
     """
     rng = np.random.default_rng(batch)
 
-    def timed(count: int) -> float:
+    def once() -> float:
         prompts = rng.integers(3, vocab, size=(batch, prompt)).tolist()
-        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
-        start = time.perf_counter()
-        llm.generate(prompts, params)
-        return time.perf_counter() - start
+        params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
+        told = [output.metrics for output in llm.generate(prompts, params)]
+        return max(m.finished_s for m in told) - max(m.first_token_s for m in told)
 
-    timed(2)
-    timed(new)
-    span = statistics.median(timed(new) - timed(2) for _ in range(3))
-    return batch * (new - 2) / span if span > 0 else None
+    once()  # what is not compiled yet is compiled
+    span = statistics.median(once() for _ in range(3))
+    return batch * (new - 1) / span if span > 0 else None
 
 
 def host(args: argparse.Namespace) -> int:
@@ -201,7 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = {f.__name__: f for f in (device, stream, check, kernel, engine, host)}
+    stages = {f.__name__.rstrip("_"): f for f in (device, stream, check, kernel, eval_, engine, host)}
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--model", default="qwen3-0.6b", choices=shapes.MODELS)
@@ -210,6 +290,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--batches", default="1,8,32,128")
     args = parser.parse_args()
+    end_with_parent()
     start_jax()
     return stages[args.stage](args)
 

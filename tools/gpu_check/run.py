@@ -4,7 +4,8 @@
     python tools/gpu_check/run.py --installed --tiny                # the same motions, here and now, with small shapes
 
 Each stage is a process of its own, so that the memory of one is free for the next; one that fails is told of, and the
-others go on. The exit code is 1 when one failed, and 2 where there is no GPU.
+others go on. When the time of --budget is over, or a signal ends it, the stage is stopped and what was measured is told.
+The exit code is 1 when a stage failed or was left out, and 2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 MODELS = ("qwen3-0.6b", "llama-3.1-8b")
 ENGINES = ("oengine", "vinference")
-STAGES = ("stream", "check", "kernel", "engines", "torch", "host")
+STAGES = ("stream", "check", "kernel", "eval", "engines", "torch", "host")
 TIMEOUT_S = 1500.0
+CUDA_TOOLS = Path("/usr/local/cuda/bin")
+"""Where NVIDIA's own installer puts the assembler, which XLA looks for on the path."""
+
 NO_DEVICE = 2
 
 Figure = dict[str, Any]
@@ -40,9 +46,12 @@ Figure = dict[str, Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install, run the stages, print the table, and write the figures as JSON."""
     args = _parse(arguments)
-    environment = dict(os.environ)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    environment = _environment()
+    ends = time.monotonic() + (args.budget or math.inf)
     if not args.installed:
-        folder = install(args.bundle, args.bundle / "installed", args.jax_triton)
+        bundle = args.bundle.resolve()
+        folder = install(bundle, bundle / "installed", args.jax_triton)
         paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     figures: list[Figure] = []
@@ -53,30 +62,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problem is not None:
             print(f"nothing is measured: {problem}", file=sys.stderr)
             return NO_DEVICE
-        for name, command in _commands(args, args.work or Path(scratch)):
-            dump = Path(scratch) / "dump" / name.replace(" ", "-")
-            found, problem = _run(command, environment | _more(name, dump), args.timeout)
-            found += _graphs(dump) if name.startswith("engines") else []
-            figures += [{"stage": name, **figure} for figure in found]
-            if problem is not None:
-                failed.append(f"{name}: {problem}")
-            if args.json:  # each time: whatever ends the run, what was measured is kept
-                _write(args.json, figures, failed)
-    print(table(figures))
-    for text in failed:
-        print(f"FAILED  {text}")
+        try:
+            for name, command in _commands(args, args.work or Path(scratch)):
+                dump = Path(scratch) / "dump" / name.replace(" ", "-")
+                left = min(args.timeout, ends - time.monotonic())
+                found, problem = _run(command, environment | _more(name, dump, Path(scratch)), left)
+                found += _graphs(dump) if name.startswith("engines") else []
+                figures += [{"stage": name, **figure} for figure in found]
+                if problem is not None:
+                    failed.append(f"{name}: {problem}")
+                if args.json:  # each time: whatever ends the run, what was measured is kept
+                    _write(args.json, figures, failed)
+        finally:
+            print(table(figures))
+            for text in failed:
+                print(f"FAILED  {text}", flush=True)
     return int(bool(failed))
 
 
-def _more(name: str, dump: Path) -> dict[str, str]:
-    """Variables of a stage: of engines, XLA writes down what a decode step becomes, which it does of what it compiles anew."""
+def _environment() -> dict[str, str]:
+    """Ours, with CUDA's tools at the end of the path."""
+    found = dict(os.environ)
+    if CUDA_TOOLS.is_dir():
+        found["PATH"] = os.pathsep.join([*filter(None, [found.get("PATH")]), str(CUDA_TOOLS)])
+    return found
+
+
+def _more(name: str, dump: Path, scratch: Path) -> dict[str, str]:
+    """Variables of a stage: of engines, XLA writes down what a decode step becomes, which it does of what it compiles anew.
+
+    What it has found out about the device's matrix products serves the stages that follow.
+    """
     if name == "check":  # the workers need the memory, not the process that starts them
         return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if not name.startswith("engines"):
         return {}
-    flags = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=.*enginebay_decode.*"
+    (scratch / "autotuned").mkdir(exist_ok=True)
+    flags = [
+        f"--xla_dump_to={dump}",
+        "--xla_dump_hlo_module_re=.*enginebay_decode.*",
+        f"--xla_gpu_per_fusion_autotune_cache_dir={scratch / 'autotuned'}",
+    ]
     return {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
+        "XLA_FLAGS": " ".join([*filter(None, [os.environ.get("XLA_FLAGS")]), *flags]),
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
 
@@ -85,6 +113,8 @@ def _run(
     command: Sequence[str], environment: Mapping[str, str], timeout_s: float
 ) -> tuple[list[Figure], str | None]:
     """The figures that a command prints, and what went wrong or None; all that it says is told at once."""
+    if timeout_s <= 0:
+        return [], "left out, as no time is left"
     print(f"# {' '.join(command)}", file=sys.stderr, flush=True)
     late = threading.Event()
 
@@ -96,7 +126,7 @@ def _run(
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    timer = threading.Timer(timeout_s, stop)
+    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), stop)
     timer.start()
     figures: list[Figure] = []
     try:
@@ -127,7 +157,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bundle", type=Path, default=ROOT / "build" / "gpu-check", help="what bundle.py made"
     )
-    parser.add_argument("--jax-triton", default="0.3.1", choices=("0.3.1", "0.4.1"), help="which to install")
+    parser.add_argument("--jax-triton", default="0.4.1", choices=("0.3.1", "0.4.1"), help="which to install")
     parser.add_argument("--installed", action="store_true", help="use this Python's own packages as they are")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on whatever device there is")
     parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
@@ -137,6 +167,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--work", type=Path, help="keep the random checkpoints here: the next run finds them")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for a stage")
+    parser.add_argument(
+        "--budget", type=float, help="seconds for all stages: others are left out, and that is told"
+    )
     args = parser.parse_args(arguments)
     for name, allowed in (("stages", STAGES), ("models", MODELS)):
         unknown = set(getattr(args, name).split(",")) - set(allowed)
@@ -160,6 +193,8 @@ def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]
     for model in args.models.split(","):
         folder = str(work / (f"{model}-tiny" if args.tiny else model))
         how = ["--folder", folder, "--model", model, "--batches", args.batches, *tiny]
+        if "eval" in stages and model == args.models.split(",")[0]:
+            found.append((f"eval {model}", [*_measure("eval"), *how]))
         for engine in args.engines.split(",") if "engines" in stages else ():
             found.append((f"engines {model} {engine}", [*_measure("engine"), "--engine", engine, *how]))
         if "torch" in stages:
@@ -185,6 +220,8 @@ def count_graphs(listing: str) -> tuple[int, int]:
     lines = re.findall(r"^( *)\d+: k(\w+)", listing, re.MULTILINE)
     body = [(len(indent), kind) for indent, kind in lines]
     loop = next((at for at, (_, kind) in enumerate(body) if kind == "While"), None)
+    if loop is not None and body[loop][0] > 0:  # within a graph: so are all its rounds
+        return 1, 0
     if loop is not None:
         depth = body[loop][0]
         inside = list(itertools.takewhile(lambda line: line[0] > depth, body[loop + 1 :]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,10 @@ def kv_bytes(config: Config, dtype: str) -> int:
 
 
 def write(folder: Path, config: Config, dtype: str) -> Path:
-    """The checkpoint in a folder, unless it is there."""
+    """The checkpoint in a folder, unless it is there whole: the tokenizer is written last."""
     if (folder / "tokenizer.json").exists():
         return folder
+    shutil.rmtree(folder, ignore_errors=True)  # what somebody was stopped in
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}), encoding="utf-8")
     kind = np.dtype(np.float32) if dtype == "float32" else np.dtype(ml_dtypes.bfloat16)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import shapes
+from lifetime import end_with_parent
 
 
 class StopAt:
@@ -47,6 +48,7 @@ def main() -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
+    end_with_parent()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = shapes.config(args.model, tiny=args.tiny)
     folder = shapes.write(args.folder, config, "float32" if args.tiny else "bfloat16")
@@ -62,23 +64,35 @@ def main() -> int:
         # One cache length, and so one compiled program, for short and for long outputs.
         enough = StopAt(prompt + count)
         start = time.perf_counter()
-        with torch.inference_mode():
-            mask = torch.ones_like(ids)
-            model.generate(
-                ids, attention_mask=mask, max_new_tokens=new, stopping_criteria=[enough], **settings
-            )
+        mask = torch.ones_like(ids)
+        model.generate(ids, attention_mask=mask, max_new_tokens=new, stopping_criteria=[enough], **settings)
         if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    for batch in (int(part) for part in args.batches.split(",")):
+    def rate(batch: int) -> float | None:
+        # Programs of one batch are for that batch: what was compiled before would make the next one's sizes symbolic.
+        torch._dynamo.reset()
+        model.__dict__.pop("_compiled_call", None)
         timed(batch, 2)
         timed(batch, new)
-        spans = [timed(batch, new) - timed(batch, 2) for _ in range(3)]
-        span = statistics.median(spans)
-        rate = batch * (new - 2) / span if span > 0 else None
+        span = statistics.median(timed(batch, new) - timed(batch, 2) for _ in range(3))
+        return batch * (new - 2) / span if span > 0 else None
+
+    for batch in (int(part) for part in args.batches.split(",")):
+        unit = "tokens/s"
+        try:
+            value = rate(batch)
+        except Exception as error:
+            if settings.get("disable_compile"):
+                raise
+            print(f"without torch.compile, which fails: {error}", file=sys.stderr)
+            settings["disable_compile"] = True
+            value = rate(batch)
+        if settings.get("disable_compile"):
+            unit += ", not compiled"
         figure = f"{args.model}, transformers, batch {batch}"
-        print(json.dumps({"figure": figure, "value": rate, "unit": "tokens/s", "fraction": None}), flush=True)
+        print(json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": None}), flush=True)
     return 0
 
 

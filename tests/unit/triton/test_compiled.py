@@ -1,6 +1,11 @@
 """Attention and whole decode steps compiled for GPUs that are not there: no spills, and no second copy of the cache."""
 
 import functools
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +27,7 @@ from enginebay.runner.sharding import make_placement
 from enginebay.runner.step import Program, StepState, decode_step
 from enginebay_models import llama
 from enginebay_triton.attention import attention
+from enginebay_triton.call import graph_features
 from enginebay_triton.compiler import compiler
 from enginebay_triton.targets import TARGETS
 
@@ -104,6 +110,7 @@ LLAMA_8B = {
     "tie_word_embeddings": False,
 }
 ROWS, CONTEXT = 32, 4096
+LOOPS_TOO = "--xla_gpu_enable_command_buffer=+WHILE"
 
 
 @pytest.mark.parametrize(
@@ -152,3 +159,33 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
     cache_bytes = layout.num_bytes() * num_layers
     assert report.figures["alias_bytes"] >= cache_bytes, report
     assert report.figures["temp_bytes"] < layout.num_bytes(), report
+
+
+@pytest.mark.parametrize(("flags", "launches_beside"), [("", 2), (LOOPS_TOO, 0)])
+def test_a_decode_step_is_one_cuda_graph(
+    flags: str, launches_beside: int, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What XLA makes of the step above, in its own listing: a graph for each token and what decides whether another follows, or
+    one graph for all tokens of a launch.
+    """
+    monkeypatch.syspath_prepend(str(repo_root / "tools" / "gpu_check"))
+    case = f"{__file__}::test_a_whole_decode_step_has_one_copy_of_the_cache[2-greedy-2048]"
+    dump = f"--xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*"
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {dump} {flags}",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", case]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=repo_root, env=environment
+    )
+    assert done.returncode == 0, done.stdout
+    listings = [path.read_text() for path in tmp_path.glob("*thunk_sequence_after_thunk_passes*")]
+    if not listings:
+        pytest.skip("jax's CUDA runtime (jax-cuda12-pjrt) is not installed: XLA lists nothing")
+    listing = max(listings, key=len)
+    if not graph_features():
+        pytest.skip("this jax-triton's calls are in no graph")
+    assert "kWhile" in listing
+    assert importlib.import_module("run").count_graphs(listing) == (1, launches_beside)
