@@ -45,10 +45,16 @@ def main() -> int:
             )
         )
         return 0
+    end_with_parent()
+    measure(args)
+    return 0
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Print the rate of each batch; one that torch.compile fails at is measured without it, and says so."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    end_with_parent()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = shapes.config(args.model, tiny=args.tiny)
     folder = shapes.write(args.folder, config, "float32" if args.tiny else "bfloat16")
@@ -93,7 +99,6 @@ def main() -> int:
             unit += ", not compiled"
         figure = f"{args.model}, transformers, batch {batch}"
         print(json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": None}), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
