@@ -14,7 +14,8 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention_config import AttentionConfig
-from enginebay_pallas.attention_kernel import Plan, Tables, paged_attention
+from enginebay_pallas.attention_kernel import paged_attention
+from enginebay_pallas.attention_plan import Plan, Tables
 from enginebay_pallas.attention_units import (
     Units,
     chunk_units,
@@ -23,7 +24,7 @@ from enginebay_pallas.attention_units import (
     single_token_units,
     unpack_queries,
 )
-from enginebay_pallas.generations import round_up, sublanes
+from enginebay_pallas.generations import SMALLEST, round_up, sublanes
 from enginebay_pallas.interpret import interpreting
 
 DTYPES = frozenset({"float32", "bfloat16"})
@@ -52,7 +53,7 @@ class PallasAttention:
     """
 
     name: str = "pallas"
-    version: str = "1"
+    version: str = "2"
     priority: int = 20
     caps: Caps = CAPS
     is_interpreted: bool = False
@@ -120,6 +121,23 @@ class PallasAttention:
         return out, {"kv": kv}, jnp.where(real, lse, 0.0) if spec.return_lse else None
 
 
+def check_table(bucket: Bucket, page_size: int) -> None:
+    """UnsupportedError when a bucket's page table does not fit scalar memory, half of which it may have."""
+    room = SMALLEST.smem_bytes // 2  # every generation's
+    size = 4 * bucket.seqs * bucket.pages_per_seq
+    if size > room:
+        fitting = page_size
+        while size * page_size > room * fitting:
+            fitting *= 2
+        raise UnsupportedError(
+            explain(
+                f"a page table of {bucket.seqs} rows of {bucket.pages_per_seq} pages: {size >> 10} KiB",
+                f"{room >> 10} KiB in the scalar memory of a TPU",
+                f"Use pages of {fitting} tokens (they are {page_size}), fewer rows or a shorter max_model_len.",
+            )
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """One kernel over units of work, with packed tokens before and after it."""
@@ -134,6 +152,7 @@ class Call:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(out [T, Hq, D], log-sum-exp f32 [T, Hq], or 0 when nobody asks for it; the cache)."""
         spec, config = self.spec, self.config
+        check_table(batch.bucket, self.layout.page_size)
         one_token = units.tokens.shape[1] == 1
         block_q = units.tokens.shape[1]
         plan = Plan(
@@ -154,7 +173,7 @@ class Call:
         tables = Tables(units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1))
         run = interpreting(paged_attention) if self.is_interpreted else paged_attention
         packed = pack_queries(q.astype(spec.kv_dtype), units, spec.num_kv_heads, plan.rows)
-        out, lse, kv = run(plan, tables, packed, new, kv)
+        out, lse, kv = run(plan, tables, units.num_real, packed, new, kv)
         out = unpack_queries(out, units, spec.group, spec.head_dim)
         if lse is None:
             return out, jnp.zeros(out.shape[:2], jnp.float32), kv

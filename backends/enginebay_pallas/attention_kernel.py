@@ -6,7 +6,6 @@ prefetched across rows and a write that is part of the kernel after ragged paged
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,44 +16,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from enginebay.ops.spec import AttnSpec
+from enginebay_pallas.attention_plan import Plan, Span, Tables, blocks_of, place_of_block, span_of
 from enginebay_pallas.generations import LANES
 
 MASKED = -1e30
 """A finite score for keys that are not seen: the difference of two of them is 0, not NaN."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q` tokens.
-
-    `one_token`: each unit is a row's only new token. `fresh`: new keys and values are given, and are written. `is_wide`:
-    outputs are f32 and come with their log-sum-exp.
-    """
-
-    spec: AttnSpec
-    page_size: int
-    pages_per_seq: int
-    block_q: int
-    rows: int
-    block_kv: int
-    chunk_kv: int
-    vmem_limit_bytes: int
-    one_token: bool
-    fresh: bool
-    is_wide: bool
-    unroll_heads: int
-    is_interpreted: bool
-
-
-class Tables(NamedTuple):
-    """Scalar-prefetched int32 arrays: Units.rows and Units.first, and the batch's; page_table is flat."""
-
-    unit_rows: Any
-    unit_first: Any
-    cu_q_lens: Any
-    kv_lens: Any
-    page_table: Any
 
 
 class Scratch(NamedTuple):
@@ -69,66 +35,6 @@ class Scratch(NamedTuple):
     read_done: Any
     write_done: Any
     progress: Any
-
-
-class Span(NamedTuple):
-    """What a unit reads: `num_cached` blocks of pages from `first_cached` on, then `num_fresh` of the new tokens."""
-
-    row: Any
-    start: Any
-    q_len: Any
-    kv_len: Any
-    position: Any
-    end: Any
-    cached: Any
-    first_cached: Any
-    num_cached: Any
-    first_fresh: Any
-    num_fresh: Any
-
-    @property
-    def num_blocks(self) -> Any:
-        """Blocks of both kinds."""
-        return self.num_cached + self.num_fresh
-
-
-def blocks_of(tokens: Any, size: int) -> Any:
-    """Blocks that hold a number of tokens, which is not negative."""
-    return lax.div(tokens + (size - 1), jnp.int32(size))
-
-
-def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
-    """The extent of a unit's work; no blocks for a unit without work."""
-    spec, size = plan.spec, plan.block_kv
-    real = tables.unit_rows[unit] >= 0
-    row = jnp.maximum(tables.unit_rows[unit], 0)
-    start, kv_len = tables.cu_q_lens[row], tables.kv_lens[row]
-    q_len = jnp.int32(1) if plan.one_token else tables.cu_q_lens[row + 1] - start
-    before = kv_len - q_len
-    position = before + tables.unit_first[unit]
-    end = jnp.minimum(position + plan.block_q, kv_len) if spec.causal else kv_len
-    begin = jnp.int32(0) if spec.window is None else jnp.maximum(position - (spec.window - 1), 0)
-    apart = plan.fresh and not plan.one_token
-    cached = jnp.minimum(before if apart else kv_len, end)
-    first_cached = lax.div(begin, jnp.int32(size))
-    num_cached = jnp.where(real, jnp.maximum(blocks_of(cached, size) - first_cached, 0), 0)
-    first_fresh = num_fresh = jnp.int32(0)
-    if apart:
-        first_fresh = lax.div(jnp.maximum(begin - before, 0), jnp.int32(size))
-        num_fresh = jnp.where(real, blocks_of(end - before, size) - first_fresh, 0)
-    return Span(
-        row, start, q_len, kv_len, position, end, cached, first_cached, num_cached, first_fresh, num_fresh
-    )
-
-
-def place_of_block(plan: Plan, span: Span, step: Any) -> tuple[Any, Any]:
-    """(first position of the block of a step, position that its keys end before)."""
-    base = (span.first_cached + step) * plan.block_kv
-    if not plan.fresh or plan.one_token:
-        return base, span.cached
-    fresh = span.kv_len - span.q_len + (span.first_fresh + step - span.num_cached) * plan.block_kv
-    is_cached = step < span.num_cached
-    return jnp.where(is_cached, base, fresh), jnp.where(is_cached, span.cached, span.end)
 
 
 def for_each_read(
@@ -156,8 +62,11 @@ def for_each_read(
     def pages() -> None:
         first = (span.first_cached + step) * in_block
         table = span.row * plan.pages_per_seq + first
+        skipped = jnp.maximum(
+            lax.div(span.begin, jnp.int32(size)) - first, 0
+        )  # no key of theirs is in the window
         needed = jnp.minimum(blocks_of(span.cached, size) - first, in_block)
-        lax.fori_loop(0, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None)
+        lax.fori_loop(skipped, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None)
 
     if not plan.fresh or plan.one_token:
         pages()
@@ -235,21 +144,22 @@ def load_head(
     return k.astype(buffers.dtype), v.astype(buffers.dtype)
 
 
-def attend_block(
-    plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, position: Any
-) -> None:
+def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span) -> None:
     """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has position `base`."""
     spec, size = plan.spec, plan.chunk_kv
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else None
     if plan.one_token:
-        seen_to = position
+        seen_to = span.position
     else:
         place = lax.broadcasted_iota(jnp.int32, (plan.rows, 1), 0)
-        seen_to = position + lax.bitwise_and(place, plan.block_q - 1)
+        seen_to = span.position + lax.bitwise_and(place, plan.block_q - 1)
 
     def chunk(i: Any, _: None) -> None:
         first = base + i * size
-        valid = first + lax.broadcasted_iota(jnp.int32, (size, 1), 0) < limit
+        own = first + lax.broadcasted_iota(jnp.int32, (size, 1), 0)
+        valid = own < limit
+        if spec.window is not None:  # what lies before was not read
+            valid &= own >= span.begin
         keys = first + lax.broadcasted_iota(jnp.int32, (plan.rows, size), 1)
         visible = keys < limit
         if spec.causal:
@@ -283,7 +193,8 @@ def attend_block(
 
         lax.fori_loop(0, spec.num_kv_heads, one_head, None, unroll=plan.unroll_heads)
 
-    lax.fori_loop(0, blocks_of(jnp.minimum(limit - base, plan.block_kv), size), chunk, None)
+    unseen = lax.div(jnp.maximum(span.begin - base, 0), jnp.int32(size))
+    lax.fori_loop(unseen, blocks_of(jnp.minimum(limit - base, plan.block_kv), size), chunk, None)
 
 
 def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
@@ -350,7 +261,7 @@ def kernel(plan: Plan, *refs: Any) -> None:
             base, limit = place_of_block(plan, span, step)
             if plan.fresh:
                 pl.when(is_last & (step == writing_step))(functools.partial(write, slot, base))
-            attend_block(plan, q, scratch, slot, base, limit, span.position)
+            attend_block(plan, q, scratch, slot, base, limit, span)
 
         pl.when(is_mine | (following.num_blocks > 0))(ask)
         pl.when(step >= 0)(attend)
@@ -366,13 +277,19 @@ def kernel(plan: Plan, *refs: Any) -> None:
 
 
 def paged_attention(
-    plan: Plan, tables: Tables, q: jax.Array, new: jax.Array | None, cache: jax.Array
+    plan: Plan,
+    tables: Tables,
+    num_units: jax.Array,
+    q: jax.Array,
+    new: jax.Array | None,
+    cache: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     """(out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache) of queries in units.
 
+    Only the first `num_units` units are run, a scalar on the device; the results of others are not written.
     `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, a page more lies behind them.
     """
-    num_units, heads, rows, lanes = q.shape
+    _, heads, rows, lanes = q.shape
     by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pltpu.HBM)
     in_specs, arguments = [by_unit], [q]
@@ -381,7 +298,7 @@ def paged_attention(
         token = pl.BlockSpec((1, *new.shape[1:]), lambda unit, *_: (jnp.minimum(unit, most), 0, 0, 0))
         in_specs.append(token if plan.one_token else in_memory)
         arguments.append(new)
-    wide = jax.ShapeDtypeStruct((num_units, heads, rows, LANES), jnp.float32)
+    wide = jax.ShapeDtypeStruct((*q.shape[:3], LANES), jnp.float32)
     out_dtype = jnp.float32 if plan.is_wide else q.dtype
     outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), by_unit)]
     if plan.is_wide:

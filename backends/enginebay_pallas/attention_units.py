@@ -17,7 +17,7 @@ class Units(NamedTuple):
 
     rows[U + 1]: each unit's row, -1 for a unit without work, and one more -1. first[U + 1]: the number of the row's new
     tokens before the unit's. tokens[U, block_q]: places in the packed tokens, anything in range where there is none.
-    unit_of[T], place_of[T]: where each packed token went.
+    unit_of[T], place_of[T]: where each packed token went. `num_real`, a scalar: no unit from there on has work; 1 at least.
     """
 
     rows: jax.Array
@@ -25,6 +25,7 @@ class Units(NamedTuple):
     tokens: jax.Array
     unit_of: jax.Array
     place_of: jax.Array
+    num_real: jax.Array
 
 
 def single_token_units(batch: AttnBatch, num_rows: jax.Array | None = None) -> Units:
@@ -42,13 +43,14 @@ def single_token_units(batch: AttnBatch, num_rows: jax.Array | None = None) -> U
         jnp.minimum(jnp.arange(seqs, dtype=jnp.int32), tokens - 1)[:, None],
         jnp.minimum(places, seqs - 1),
         jnp.zeros_like(places),
+        jnp.maximum(rows.max() + 1, 1),
     )
 
 
 def chunk_units(batch: AttnBatch, block_q: int, skipped_rows: jax.Array | None = None) -> Units:
     """Each row's new tokens in pieces of `block_q`, of all rows but the first `skipped_rows`."""
     bucket = batch.bucket
-    num_units = bucket.seqs + bucket.tokens // block_q
+    num_units = min(bucket.seqs, bucket.tokens) + bucket.tokens // block_q
     q_lens = batch.q_lens
     if skipped_rows is not None:
         q_lens = jnp.where(jnp.arange(bucket.seqs) < skipped_rows, 0, q_lens)
@@ -64,7 +66,12 @@ def chunk_units(batch: AttnBatch, block_q: int, skipped_rows: jax.Array | None =
     offset = jnp.arange(bucket.tokens, dtype=jnp.int32) - batch.cu_q_lens[owner]
     unit_of = jnp.clip(starts[owner] + offset // block_q, 0, num_units - 1)
     return Units(
-        jnp.where(real, row, -1), jnp.where(real, first, 0), tokens, unit_of, jnp.maximum(offset, 0) % block_q
+        jnp.where(real, row, -1),
+        jnp.where(real, first, 0),
+        tokens,
+        unit_of,
+        jnp.maximum(offset, 0) % block_q,
+        jnp.maximum(ends[-1], 1),
     )
 
 

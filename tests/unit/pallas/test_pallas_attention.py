@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import Mesh, PartitionSpec
 
 from enginebay.cache import HndLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
-from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.testing import kernels
 from enginebay.testing.attention_cases import attention_cases, make_problem
 from enginebay.testing.kernels import AttentionCase
 from enginebay_pallas import attention_config
-from enginebay_pallas.attention import attention
+from enginebay_pallas.attention import attention, check_table
+from enginebay_pallas.attention_kernel import load_head
+from enginebay_pallas.attention_plan import Plan
+from enginebay_pallas.attention_units import chunk_units
 from enginebay_pallas.generations import GENERATIONS, generation
 
 CASES = {case.name: case for case in attention_cases()}
@@ -52,6 +59,59 @@ def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
         "wide", "mixed", (1, 5, 20), (270, 5, 290), spec, page_size=page_size, capacity=512, padding_rows=0
     )
     kernels.check_attention(attention.interpreted(), case, TpuRpaLayout)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
+    """It reads words with a stride, as nothing that is interpreted otherwise does: here by Pallas' plain interpreter."""
+    heads, size, first, valid = 3, 16, 16, 13
+    plan = types.SimpleNamespace(chunk_kv=size, is_interpreted=False)
+    entries = TpuRpaLayout(1, 32, heads, 128, dtype).shapes()["kv"].shape[2:]
+    buffers = np.random.default_rng(0).normal(size=(2, 32, *entries)).astype(jnp.dtype(dtype))
+
+    def kernel(source: Any, keys: Any, values: Any) -> None:
+        is_valid = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < valid
+        for head in range(heads):
+            keys[head], values[head] = load_head(cast("Plan", plan), source, 1, first, head, is_valid)
+
+    made = jax.ShapeDtypeStruct((heads, size, 128), jnp.dtype(dtype))
+    keys, values = pl.pallas_call(kernel, out_shape=(made, made), interpret=True)(buffers)
+    expected = buffers[1, first : first + size].reshape(size, -1, 128)[:, : 2 * heads].copy()
+    expected[valid:] = 0
+    assert np.array_equal(np.asarray(keys), expected[:, 0::2].transpose(1, 0, 2))
+    assert np.array_equal(np.asarray(values), expected[:, 1::2].transpose(1, 0, 2))
+
+
+def test_pages_before_the_window_are_not_read() -> None:
+    """Their numbers are out of the cache, which the interpreter would tell of."""
+    spec = AttnSpec(2, 1, 128, window=20)
+    case = AttentionCase("before_window", "decode", (1, 1), (120, 63), spec, page_size=16, capacity=128)
+    problem = make_problem(case, TpuRpaLayout)
+    table = np.array(problem.batch.page_table)
+    for row, kv_len in enumerate(case.kv_lens):
+        table[row, : (kv_len - 20) // 16] = 1 << 20
+    moved = dataclasses.replace(problem, batch=dataclasses.replace(problem.batch, page_table=table))
+    out, cache, lse = kernels.run_attention(attention.interpreted(), moved)
+    kernels.check_result(problem, out, cache, lse)
+
+
+@pytest.mark.parametrize("seqs", [4, 64])
+def test_a_step_has_no_more_units_than_rows_can_have(seqs: int) -> None:
+    lens = np.zeros(seqs, np.int32)
+    lens[:3] = 17, 16, 1
+    bucket = Bucket(34, seqs, 4, 34, 64, "prefill")
+    table = np.zeros((seqs, 4), np.int32)
+    units = chunk_units(derive_batch(lens, lens, table, 16, bucket), 16)
+    assert units.tokens.shape[0] == min(seqs, 34) + 2
+    assert int(units.num_real) == 4
+    assert units.rows.tolist()[:4] == [0, 0, 1, 2]
+    assert set(units.rows.tolist()[4:]) == {-1}
+
+
+def test_a_page_table_that_scalar_memory_does_not_hold_is_refused() -> None:
+    check_table(Bucket(32, 32, 2048, 1, 131072, "decode"), 64)
+    with pytest.raises(UnsupportedError, match=r"2048 KiB.*512 KiB.*pages of 64 tokens"):
+        check_table(Bucket(256, 256, 2048, 1, 32768, "decode"), 16)
 
 
 @pytest.mark.matrix

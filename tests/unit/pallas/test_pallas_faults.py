@@ -83,8 +83,8 @@ def test_a_missing_wait_is_found(broken: Callable[..., None]) -> None:
 
 def test_a_mask_that_is_off_by_one_is_found(broken: Callable[..., None]) -> None:
     def fault(original: Callable[..., Any], *arguments: Any) -> Any:
-        *before, position = arguments
-        return original(*before, position + 1)
+        *before, span = arguments
+        return original(*before, span._replace(position=span.position + 1))
 
     broken("attend_block", fault)
     with pytest.raises(AssertionError, match="is off by"):

@@ -1,0 +1,119 @@
+"""What a call of ragged paged attention is built with, and what each of its units of work reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from enginebay.ops.spec import AttnSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q` tokens.
+
+    `one_token`: each unit is a row's only new token. `fresh`: new keys and values are given, and are written. `is_wide`:
+    outputs are f32 and come with their log-sum-exp.
+    """
+
+    spec: AttnSpec
+    page_size: int
+    pages_per_seq: int
+    block_q: int
+    rows: int
+    block_kv: int
+    chunk_kv: int
+    vmem_limit_bytes: int
+    one_token: bool
+    fresh: bool
+    is_wide: bool
+    unroll_heads: int
+    is_interpreted: bool
+
+
+class Tables(NamedTuple):
+    """Scalar-prefetched int32 arrays: Units.rows and Units.first, and the batch's; page_table is flat."""
+
+    unit_rows: Any
+    unit_first: Any
+    cu_q_lens: Any
+    kv_lens: Any
+    page_table: Any
+
+
+class Span(NamedTuple):
+    """What a unit reads: `num_cached` blocks of pages from `first_cached` on, then `num_fresh` of the new tokens.
+
+    No query sees a key before position `begin`, or from `end` on.
+    """
+
+    row: Any
+    start: Any
+    q_len: Any
+    kv_len: Any
+    position: Any
+    begin: Any
+    end: Any
+    cached: Any
+    first_cached: Any
+    num_cached: Any
+    first_fresh: Any
+    num_fresh: Any
+
+    @property
+    def num_blocks(self) -> Any:
+        """Blocks of both kinds."""
+        return self.num_cached + self.num_fresh
+
+
+def blocks_of(tokens: Any, size: int) -> Any:
+    """Blocks that hold a number of tokens, which is not negative."""
+    return lax.div(tokens + (size - 1), jnp.int32(size))
+
+
+def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
+    """The extent of a unit's work; no blocks for a unit without work."""
+    spec, size = plan.spec, plan.block_kv
+    real = tables.unit_rows[unit] >= 0
+    row = jnp.maximum(tables.unit_rows[unit], 0)
+    start, kv_len = tables.cu_q_lens[row], tables.kv_lens[row]
+    q_len = jnp.int32(1) if plan.one_token else tables.cu_q_lens[row + 1] - start
+    before = kv_len - q_len
+    position = before + tables.unit_first[unit]
+    end = jnp.minimum(position + plan.block_q, kv_len) if spec.causal else kv_len
+    begin = jnp.int32(0) if spec.window is None else jnp.maximum(position - (spec.window - 1), 0)
+    apart = plan.fresh and not plan.one_token
+    cached = jnp.minimum(before if apart else kv_len, end)
+    first_cached = lax.div(begin, jnp.int32(size))
+    num_cached = jnp.where(real, jnp.maximum(blocks_of(cached, size) - first_cached, 0), 0)
+    first_fresh = num_fresh = jnp.int32(0)
+    if apart:
+        first_fresh = lax.div(jnp.maximum(begin - before, 0), jnp.int32(size))
+        num_fresh = jnp.where(real, blocks_of(end - before, size) - first_fresh, 0)
+    return Span(
+        row,
+        start,
+        q_len,
+        kv_len,
+        position,
+        begin,
+        end,
+        cached,
+        first_cached,
+        num_cached,
+        first_fresh,
+        num_fresh,
+    )
+
+
+def place_of_block(plan: Plan, span: Span, step: Any) -> tuple[Any, Any]:
+    """(first position of the block of a step, position that its keys end before)."""
+    base = (span.first_cached + step) * plan.block_kv
+    if not plan.fresh or plan.one_token:
+        return base, span.cached
+    fresh = span.kv_len - span.q_len + (span.first_fresh + step - span.num_cached) * plan.block_kv
+    is_cached = step < span.num_cached
+    return jnp.where(is_cached, base, fresh), jnp.where(is_cached, span.cached, span.end)
