@@ -62,9 +62,8 @@ def for_each_read(
     def pages() -> None:
         first = (span.first_cached + step) * in_block
         table = span.row * plan.pages_per_seq + first
-        skipped = jnp.maximum(
-            lax.div(span.begin, jnp.int32(size)) - first, 0
-        )  # no key of theirs is in the window
+        # No key of these pages is in the window.
+        skipped = jnp.maximum(lax.div(span.begin, jnp.int32(size)) - first, 0)
         needed = jnp.minimum(blocks_of(span.cached, size) - first, in_block)
         lax.fori_loop(skipped, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None)
 

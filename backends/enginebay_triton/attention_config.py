@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay_triton.targets import TARGETS
+from enginebay_triton.targets import TARGETS, shared_bytes_per_block
 
 DETERMINISTIC_CHUNK = 512
 """Positions of a split in deterministic mode, whatever the batch: a row's sums are then the same in every bucket."""
@@ -25,7 +25,7 @@ class AttentionConfig:
     """Rows (query heads of tokens) and keys of a tile, splits of the context, and the compiler's choices.
 
     `chunk` 0 shares each row's context out evenly over the splits, not below SHORTEST_SPLIT; otherwise a split is that many positions.
-    Below three stages no load is in flight while another tile is computed: page numbers take one of their own.
+    Below three stages no load is in flight while another tile is computed: page numbers take a stage of their own.
     """
 
     block_m: int
@@ -42,7 +42,14 @@ def next_power(number: int) -> int:
 
 
 def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
-    """Tiles by head size and dtype; splits so that a small batch fills the device."""
+    """Tiles by head size and dtype; splits so that a small batch fills the device; as many stages as shared memory holds."""
+    config, room = _preferred(env, spec, bucket), shared_bytes_per_block(env.arch)
+    while config.num_stages > 1 and _shared_bytes(config, spec, bucket) > room:
+        config = dataclasses.replace(config, num_stages=config.num_stages - 1)
+    return config
+
+
+def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
     width = max(16, next_power(spec.head_dim))
     wide = spec.kv_dtype == "float32"  # true f32 products take no tensor cores, and many registers
     group = max(16, next_power(spec.group))
@@ -54,7 +61,10 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     tight = wide and env.arch == "sm_90"
     most = (32 if tight else 16) if wide else (128 if width <= 128 else 64)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
-    roomy = width <= 128 and env.arch != "sm_80"  # Ampere keeps the products' operands in registers
+    roomy = width <= 128 and env.arch in {
+        "sm_90",
+        "sm_100",
+    }  # others keep the products' operands in registers
     block_n = 16 if wide else (64 if roomy else 32)
     many = wide or width > 128 or block_m >= 128
     return AttentionConfig(block_m, block_n, num_warps=8 if many else 4, num_stages=2 if tight else 3)
@@ -85,15 +95,16 @@ def candidates(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Se
         for warps in (2, 4, 8)
         for stages in (2, 3, 4, 5)
     ]
-    target = TARGETS.get(env.arch, TARGETS["sm_90"])
-    able = [
-        config for config in found if _shared_bytes(config, spec, bucket) <= target.shared_bytes_per_block
-    ]
+    room = shared_bytes_per_block(env.arch)
+    able = [config for config in found if _shared_bytes(config, spec, bucket) <= room]
     return [first, *(config for config in able if config != first)]
 
 
 def _shared_bytes(config: AttentionConfig, spec: AttnSpec, bucket: Bucket) -> int:
-    """An estimate from above: queries, scores, and a tile of keys and values for every stage; in a decode one holds pages."""
+    """An estimate from above: queries, scores, and a tile of keys and values for every stage.
+
+    One of a decode's stages holds page numbers alone; products of more queries keep a tile for that one too.
+    """
     width = max(16, next_power(spec.head_dim))
     size = 4 if spec.kv_dtype == "float32" else 2
     tiles = max(1, config.num_stages - (bucket.mode == "decode"))

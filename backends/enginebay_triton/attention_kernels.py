@@ -52,10 +52,8 @@ def _is_part(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHOR
 
 
 @triton.jit
-def _first_key(kv_len, query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where the tiles of a query at a position begin: every tile begins at a multiple of BLOCK_N, so that it lies within one
-    page where pages are such multiples.
-    """
+def _first_key(query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where the tiles of a query at a position begin: at multiples of BLOCK_N, so that a tile is in one page where pages are."""
     first = 0
     if WINDOW > 0:
         first = tl.maximum(query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
@@ -179,7 +177,7 @@ def attention_kernel(
         stop = tl.minimum(kv_len, kv_len - q_len + first_query + BLOCK_Q)
     else:
         stop = kv_len
-    start = _first_key(kv_len, kv_len - q_len + first_query, WINDOW, BLOCK_N)
+    start = _first_key(kv_len - q_len + first_query, WINDOW, BLOCK_N)
     if SPLITS > 1:
         start, stop = _share(start, stop, split, SPLITS, CHUNK, SHORTEST)
         if (start >= stop) & (split > 0):
@@ -272,7 +270,7 @@ def reduce_kernel(
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     stop = tl.load(kv_lens_ptr + row)
-    start = _first_key(stop, stop - 1, WINDOW, BLOCK_N)
+    start = _first_key(stop - 1, WINDOW, BLOCK_N)
     base = row.to(tl.int64) * SPLITS * NUM_Q_HEADS + head
     every = tl.arange(0, ALL_SPLITS)
     is_written = _is_part(start, stop, every, SPLITS, CHUNK, SHORTEST)

@@ -18,11 +18,12 @@ import jax
 
 from enginebay.errors import UnsupportedError, explain
 
-OLDEST_PTX: Mapping[int, int] = {90: 83, 101: 86, 103: 88, 120: 87}
+OLDEST_PTX: Mapping[int, int] = {90: 83, 101: 86, 103: 88, 110: 90, 120: 87}
 """The oldest PTX that is enough, by the highest compute capability it is for: Triton would take its own assembler's, which XLA's,
 that is given the code, may not know."""
 
-NEWEST_PTX = 88
+LATER_PTX = 88
+"""For compute capabilities beyond those."""
 
 INSTALL = 'Install the extra "gpu" on Python 3.12: pip install "enginebay[gpu]"'
 
@@ -84,7 +85,7 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
 def ptx_version(compute_capability: int) -> int:
     """83 for PTX 8.3: what kernels for this compute capability (90 of sm_90) are written in."""
     fit = (version for most, version in OLDEST_PTX.items() if compute_capability <= most)
-    return next(fit, NEWEST_PTX)
+    return next(fit, LATER_PTX)
 
 
 def _compute_capability() -> int:

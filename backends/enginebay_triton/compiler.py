@@ -56,7 +56,7 @@ class Kernel:
 class Assembled:
     """What the assembler told of a kernel. `spill_bytes` are stores and loads together.
 
-    `copies_in_flight`: groups of asynchronous copies that are under way while the kernel waits for an older one, at most.
+    `copies_in_flight`, by its PTX: groups of asynchronous copies that are under way while it waits for an older one, at most.
     """
 
     name: str

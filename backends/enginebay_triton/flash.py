@@ -14,15 +14,12 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_triton.call import Launch, Launcher, graph_features, launch, require_versions
 from enginebay_triton.interpreter import interpret, require
-from enginebay_triton.targets import TARGETS
+from enginebay_triton.targets import shared_bytes_per_block
 
 require_versions()
 
 from enginebay_triton.flash_kernels import flash_prefill_kernel  # noqa: E402  # needs Triton
 from enginebay_triton.write import LAYOUTS, KvWrite  # noqa: E402
-
-LEAST_SHARED_BYTES = 99 << 10
-"""Shared memory that a program may ask for on the smallest GPUs of Ampere and later (CUDA C++ Programming Guide)."""
 
 CAPS = Caps(
     platforms=frozenset({"cuda"}),
@@ -87,8 +84,7 @@ class FlashPrefill:
     def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[FlashConfig]:
         """Those that fit the shared memory of the architecture, and whose sums fit the registers of their warps."""
         value_bytes, dim = jnp.dtype(spec.q_dtype).itemsize, spec.head_dim
-        known = [target.shared_bytes_per_block for target in TARGETS.values() if target.arch == env.arch]
-        limit = known[0] if known else LEAST_SHARED_BYTES
+        limit = shared_bytes_per_block(env.arch)
         found = [
             FlashConfig(block_m, block_n, warps, stages)
             for block_m in (16, 32, 64, 128)

@@ -119,3 +119,11 @@ _B200 = Target(
 )
 
 TARGETS = {target.arch: target for target in (_A100, _H100, _B200)}
+
+LEAST_SHARED_BYTES = 99 << 10
+"""Shared memory that a program may ask for on the smallest GPUs of Ampere and later (CUDA C++ Programming Guide)."""
+
+
+def shared_bytes_per_block(arch: str) -> int:
+    """Shared memory that a program may ask for on an architecture; what all have where it is not known."""
+    return TARGETS[arch].shared_bytes_per_block if arch in TARGETS else LEAST_SHARED_BYTES

@@ -93,6 +93,7 @@ def test_graphs_of_a_step_are_counted_in_xlas_listing(script: Any) -> None:
     assert count(LISTING.replace("kWhile", "kSequential")) == (1, 2)
     within = "000: kCommandBuffer\n" + "\n".join(f"    {line}" for line in LISTING.splitlines())
     assert count(within) == (1, 0)  # the loop too
+    assert count(within.replace("000: kCommandBuffer\n", "000: kSequential\n")) != (1, 0)
 
 
 def test_what_the_machine_has_is_not_bundled(script: Any) -> None:
@@ -142,7 +143,34 @@ def test_stages_past_the_budget_are_left_out_and_it_fails(repo_root: Path, tmp_p
     assert "| device |" in text
 
 
-def test_a_signal_stops_the_stage_and_what_was_measured_is_told(repo_root: Path) -> None:
+STOPPED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import run
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+figures = []
+stage = 'import json, time; print(json.dumps(dict(figure="a", value=1)), flush=True); time.sleep(600)'
+try:
+    run._run("stage", [sys.executable, "-c", stage], os.environ, 900.0, figures)
+finally:
+    print(figures)
+"""
+
+
+def test_a_signal_stops_a_stage_that_says_nothing_and_keeps_what_it_said(repo_root: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(repo_root / "tools" / "gpu_check")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.startswith('{"figure"'))
+        process.terminate()
+        told, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "{'stage': 'stage', 'figure': 'a', 'value': 1}" in told
+
+
+def test_what_was_measured_is_told_when_a_signal_comes(repo_root: Path) -> None:
     script = repo_root / "tools" / "gpu_check" / "run.py"
     command = [sys.executable, str(script), "--installed", "--tiny", "--stages", "stream,engines"]
     with subprocess.Popen(
@@ -151,7 +179,7 @@ def test_a_signal_stops_the_stage_and_what_was_measured_is_told(repo_root: Path)
         assert process.stderr is not None
         next(line for line in process.stderr if "measure.py engine" in line)
         process.terminate()
-        told, _ = process.communicate(timeout=30)
+        told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "read-only stream" in told
 
@@ -159,11 +187,12 @@ def test_a_signal_stops_the_stage_and_what_was_measured_is_told(repo_root: Path)
 def test_a_checkpoint_that_was_not_written_to_its_end_is_written_anew(script: Any, tmp_path: Path) -> None:
     shapes = script("shapes")
     folder, config = tmp_path / "model", shapes.config("qwen3-0.6b", tiny=True)
-    folder.mkdir()
-    (folder / "model-0.safetensors").write_bytes(b"half")
+    part = tmp_path / "model.part"
+    part.mkdir()
+    (part / "model-7.safetensors").write_bytes(b"half")
     assert shapes.write(folder, config, "float32") == folder
-    whole = (folder / "model-0.safetensors").read_bytes()
-    assert len(whole) > 4
+    assert not part.exists()
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model-0.safetensors"]
     (folder / "marker").touch()
     shapes.write(folder, config, "float32")  # it is there: nothing is written
     assert (folder / "marker").exists()

@@ -35,6 +35,9 @@ MODELS = ("qwen3-0.6b", "llama-3.1-8b")
 ENGINES = ("oengine", "vinference")
 STAGES = ("stream", "check", "kernel", "eval", "engines", "torch", "host")
 TIMEOUT_S = 1500.0
+DEVICE_TIMEOUT_S = 120.0
+"""For finding the device: a driver that hangs is told of whatever the budget is."""
+
 CUDA_TOOLS = Path("/usr/local/cuda/bin")
 """Where NVIDIA's own installer puts the assembler, which XLA looks for on the path."""
 
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     environment = _environment()
-    ends = time.monotonic() + (args.budget or math.inf)
+    ends = math.inf if args.budget is None else time.monotonic() + args.budget
     if not args.installed:
         bundle = args.bundle.resolve()
         folder = install(bundle, bundle / "installed", args.jax_triton)
@@ -57,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures: list[Figure] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="enginebay-gpu-check-") as scratch:
-        found, problem = _run([*_measure("device"), *_tiny(args)], environment, TIMEOUT_S)
-        figures += [{"stage": "device", **figure} for figure in found]
+        device = [*_measure("device"), *_tiny(args)]
+        problem = _run("device", device, environment, DEVICE_TIMEOUT_S, figures)
         if problem is not None:
             print(f"nothing is measured: {problem}", file=sys.stderr)
             return NO_DEVICE
@@ -66,14 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, command in _commands(args, args.work or Path(scratch)):
                 dump = Path(scratch) / "dump" / name.replace(" ", "-")
                 left = min(args.timeout, ends - time.monotonic())
-                found, problem = _run(command, environment | _more(name, dump, Path(scratch)), left)
-                found += _graphs(dump) if name.startswith("engines") else []
-                figures += [{"stage": name, **figure} for figure in found]
+                variables = environment | _more(name, dump, Path(scratch))
+                problem = _run(name, command, variables, left, figures)
                 if problem is not None:
                     failed.append(f"{name}: {problem}")
+                elif name.startswith("engines"):
+                    figures.append({"stage": name, **_graphs(dump)})
                 if args.json:  # each time: whatever ends the run, what was measured is kept
                     _write(args.json, figures, failed)
         finally:
+            if args.json:
+                _write(args.json, figures, failed)
             print(table(figures))
             for text in failed:
                 print(f"FAILED  {text}", flush=True)
@@ -110,11 +116,15 @@ def _more(name: str, dump: Path, scratch: Path) -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str], timeout_s: float
-) -> tuple[list[Figure], str | None]:
-    """The figures that a command prints, and what went wrong or None; all that it says is told at once."""
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    figures: list[Figure],
+) -> str | None:
+    """Add the figures that a command prints, as it prints them. What went wrong or None; all that it says is told at once."""
     if timeout_s <= 0:
-        return [], "left out, as no time is left"
+        return "left out, as no time is left"
     print(f"# {' '.join(command)}", file=sys.stderr, flush=True)
     late = threading.Event()
 
@@ -126,23 +136,24 @@ def _run(
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), stop)
+    timer = threading.Timer(timeout_s, stop)
+    timer.daemon = True
     timer.start()
-    figures: list[Figure] = []
     try:
         with process:
-            for line in process.stdout or ():
-                print(line, end="", file=sys.stderr, flush=True)
-                if line.startswith('{"figure"'):
-                    figures.append(json.loads(line))
-    except BaseException:
-        stop()
-        raise
+            try:
+                for line in process.stdout or ():
+                    if line.startswith('{"figure"'):
+                        figures.append({"stage": name, **json.loads(line)})
+                    print(line, end="", file=sys.stderr, flush=True)
+            except BaseException:  # before the process is waited for
+                stop()
+                raise
     finally:
         timer.cancel()
     if late.is_set():
-        return figures, f"not done after {timeout_s:g} s"
-    return figures, f"exit code {process.returncode}" if process.returncode else None
+        return f"not done after {timeout_s:g} s"
+    return f"exit code {process.returncode}" if process.returncode else None
 
 
 def _write(path: Path, figures: Sequence[Figure], failed: Sequence[str]) -> None:
@@ -204,15 +215,13 @@ def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]
     return found
 
 
-def _graphs(dump: Path) -> list[Figure]:
+def _graphs(dump: Path) -> Figure:
     """How many CUDA graphs a decode step is, by XLA's own listing of its largest program."""
     texts = [path.read_text(errors="replace") for path in dump.glob("*thunk_sequence_after_thunk_passes*")]
     if not texts:
-        return [{"figure": "CUDA graphs of a step", "value": None, "unit": "XLA lists none on this platform"}]
+        return {"figure": "CUDA graphs of a step", "value": None, "unit": "XLA lists none on this platform"}
     graphs, others = count_graphs(max(texts, key=len))
-    return [
-        {"figure": "CUDA graphs of a step", "value": graphs, "unit": f"and {others} launches beside them"},
-    ]
+    return {"figure": "CUDA graphs of a step", "value": graphs, "unit": f"and {others} launches beside them"}
 
 
 def count_graphs(listing: str) -> tuple[int, int]:
@@ -220,7 +229,7 @@ def count_graphs(listing: str) -> tuple[int, int]:
     lines = re.findall(r"^( *)\d+: k(\w+)", listing, re.MULTILINE)
     body = [(len(indent), kind) for indent, kind in lines]
     loop = next((at for at, (_, kind) in enumerate(body) if kind == "While"), None)
-    if loop is not None and body[loop][0] > 0:  # within a graph: so are all its rounds
+    if loop is not None and "CommandBuffer" in _around(body, loop):  # all rounds of the loop are in the graph
         return 1, 0
     if loop is not None:
         depth = body[loop][0]
@@ -229,6 +238,16 @@ def count_graphs(listing: str) -> tuple[int, int]:
     top = min((depth for depth, _ in body), default=0)
     kinds = [kind for depth, kind in body if depth == top]
     return kinds.count("CommandBuffer"), len(kinds) - kinds.count("CommandBuffer")
+
+
+def _around(lines: Sequence[tuple[int, str]], at: int) -> list[str]:
+    """The kinds of what a line, given by its indentation and kind as all are, lies within."""
+    found, depth = [], lines[at][0]
+    for indent, kind in reversed(lines[:at]):
+        if indent < depth:
+            found.append(kind)
+            depth = indent
+    return found
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -114,11 +114,17 @@ def kv_bytes(config: Config, dtype: str) -> int:
 
 
 def write(folder: Path, config: Config, dtype: str) -> Path:
-    """The checkpoint in a folder, unless it is there whole: the tokenizer is written last."""
+    """The checkpoint in a folder, unless it is there. It has that name when it is whole."""
     if (folder / "tokenizer.json").exists():
         return folder
-    shutil.rmtree(folder, ignore_errors=True)  # what somebody was stopped in
-    folder.mkdir(parents=True)
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # what was left when one was stopped
+    part.mkdir(parents=True)
+    _write_all(part, config, dtype)
+    return part.rename(folder)
+
+
+def _write_all(folder: Path, config: Config, dtype: str) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}), encoding="utf-8")
     kind = np.dtype(np.float32) if dtype == "float32" else np.dtype(ml_dtypes.bfloat16)
     values = (np.random.default_rng(0).standard_normal(BLOCK, np.float32) * 0.02).astype(kind)
@@ -136,7 +142,6 @@ def write(folder: Path, config: Config, dtype: str) -> Path:
     index = {"metadata": {}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     _write_tokenizer(folder, config["vocab_size"])
-    return folder
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:

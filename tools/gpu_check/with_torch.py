@@ -53,6 +53,8 @@ def main() -> int:
 def measure(args: argparse.Namespace) -> None:
     """Print the rate of each batch; one that torch.compile fails at is measured without it, and says so."""
     import torch
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,7 +91,7 @@ def measure(args: argparse.Namespace) -> None:
         unit = "tokens/s"
         try:
             value = rate(batch)
-        except Exception as error:
+        except (TorchDynamoException, InductorError) as error:
             if settings.get("disable_compile"):
                 raise
             print(f"without torch.compile, which fails: {error}", file=sys.stderr)

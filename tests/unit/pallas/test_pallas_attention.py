@@ -82,14 +82,22 @@ def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
     assert np.array_equal(np.asarray(values), expected[:, 1::2].transpose(1, 0, 2))
 
 
-def test_pages_before_the_window_are_not_read() -> None:
-    """Their numbers are out of the cache, which the interpreter would tell of."""
-    spec = AttnSpec(2, 1, 128, window=20)
-    case = AttentionCase("before_window", "decode", (1, 1), (120, 63), spec, page_size=16, capacity=128)
+@pytest.mark.parametrize(("mode", "q_lens"), [("decode", (1, 1)), ("mixed", (1, 5))])
+def test_pages_before_the_window_are_not_read(mode: Any, q_lens: tuple[int, int]) -> None:
+    """Their numbers are out of the cache, which the interpreter would tell of; the window begins within a block of pages."""
+    window, page = 20, 16
+    spec = AttnSpec(2, 1, 128, window=window)
+    case = AttentionCase("before_window", mode, q_lens, (132, 72), spec, page_size=page, capacity=144)
+    assert (
+        attention_config.default_config(Env("cpu"), spec, case.bucket, case.layout(TpuRpaLayout)).block_kv
+        == 32
+    )
     problem = make_problem(case, TpuRpaLayout)
     table = np.array(problem.batch.page_table)
-    for row, kv_len in enumerate(case.kv_lens):
-        table[row, : (kv_len - 20) // 16] = 1 << 20
+    firsts = [(kv_len - new - window + 1) // page for kv_len, new in zip(case.kv_lens, q_lens, strict=True)]
+    assert any(first % 2 for first in firsts)
+    for row, first in enumerate(firsts):
+        table[row, :first] = 1 << 20
     moved = dataclasses.replace(problem, batch=dataclasses.replace(problem.batch, page_table=table))
     out, cache, lse = kernels.run_attention(attention.interpreted(), moved)
     kernels.check_result(problem, out, cache, lse)
@@ -109,7 +117,7 @@ def test_a_step_has_no_more_units_than_rows_can_have(seqs: int) -> None:
 
 
 def test_a_page_table_that_scalar_memory_does_not_hold_is_refused() -> None:
-    check_table(Bucket(32, 32, 2048, 1, 131072, "decode"), 64)
+    check_table(Bucket(64, 64, 2048, 1, 131072, "decode"), 64)  # all that there is
     with pytest.raises(UnsupportedError, match=r"2048 KiB.*512 KiB.*pages of 64 tokens"):
         check_table(Bucket(256, 256, 2048, 1, 32768, "decode"), 16)
 

@@ -107,17 +107,30 @@ def test_pages_smaller_than_a_tile_and_pages_that_do_not_fit_it(page_size: int) 
     check_attention(configured(AttentionConfig(16, 32, splits=3)), case, NhdLayout)
 
 
-def test_splits_past_a_short_row_are_neither_written_nor_read(tmp_path: Any) -> None:
+def test_splits_past_a_short_row_are_not_read(tmp_path: Any) -> None:
     filled = planted("if (start >= stop) & (split > 0):", "if start < 0:", tmp_path)
-    for launcher in (interpret, filled):  # the same with parts of nothing
+    for launcher in (interpret, filled):  # what nobody wrote, or parts of nothing
         check_attention(configured(AttentionConfig(16, 32, splits=16), launcher), LONG, NhdLayout)
 
 
-def test_deterministic_rows_have_the_same_bits_in_any_bucket() -> None:
+def test_the_first_split_has_the_sinks_though_the_window_begins_behind_it() -> None:
+    spec = dataclasses.replace(LONG.spec, sinks=True, return_lse=True, window=100)
+    case = dataclasses.replace(LONG, spec=spec)
+    check_attention(configured(AttentionConfig(16, 32, splits=4, chunk=128)), case, NhdLayout)
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "buckets"),
+    [(1100, (1104, 2200)), (500, (512, 2200)), (8500, (8512, 10000))],
+    ids=["several_splits", "one_split", "more_than_are_added_up_at_a_time"],
+)
+def test_deterministic_rows_have_the_same_bits_in_any_bucket(kv_len: int, buckets: tuple[int, int]) -> None:
     spec = dataclasses.replace(LONG.spec, deterministic=True)
-    alone = AttentionCase("decode_long", "decode", (1,), (1100,), spec, page_size=32, capacity=1184)
+    alone = AttentionCase(
+        "decode_long", "decode", (1,), (kv_len,), spec, page_size=32, capacity=(kv_len // 32 + 3) * 32
+    )
     bits = []
-    for max_kv_len in (1104, 2200):
+    for max_kv_len in buckets:
         case = dataclasses.replace(alone, max_kv_len=max_kv_len)
         config = attention.default_config(Env("cuda", "sm_90"), spec, case.bucket, case.layout(NhdLayout))
         assert (config.splits, config.chunk) == (-(-max_kv_len // 512), 512)
@@ -146,7 +159,7 @@ def test_candidates_begin_with_the_default_and_fit(mode: Any) -> None:
     layout = NhdLayout(64, 64, 4, 256, "bfloat16")
     tokens = 4 if mode == "decode" else 512
     bucket = Bucket(tokens, 4, 64, 1 if mode == "decode" else 512, 4096, mode)
-    for arch in TARGETS:
+    for arch in (*TARGETS, "sm_89"):  # of one that is not known, the least that any has
         env = Env("cuda", arch)
         found = attention.candidates(env, spec, bucket, layout)
         assert found[0] == attention.default_config(env, spec, bucket, layout)

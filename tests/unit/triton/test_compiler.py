@@ -45,7 +45,7 @@ def test_a_kernel_compiles_for_every_target_and_its_donated_array_is_not_copied(
 
 @pytest.mark.parametrize(
     ("compute_capability", "version"),
-    [(80, 83), (90, 83), (100, 86), (103, 88), (120, 87), (121, 88)],
+    [(80, 83), (90, 83), (100, 86), (103, 88), (110, 90), (120, 87), (121, 88)],
 )
 def test_ptx_is_the_oldest_that_the_architecture_has(compute_capability: int, version: int) -> None:
     assert call.ptx_version(compute_capability) == version
