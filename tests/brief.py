@@ -1,4 +1,8 @@
-"""The first layers of the demo model, for tests of all that serves a model: a third of it compiles in a third of the time."""
+"""The two small models of the tests, each written once to the checkout's cache.
+
+BRIEF is the first layers of the demo model, with its tokenizer: text, chats, stop texts. TINY has random weights and 96 words:
+it compiles fastest. Tests that name the same model, engine and sizes share compiled programs.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,12 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
+from enginebay.registry import load_registry
+from enginebay.testing.tiny import write_tiny_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "backends" / "enginebay_models" / "demo"
+MODELS = ROOT / ".cache" / "models"
 NUM_LAYERS = 2
 
 
@@ -29,19 +37,34 @@ def _make(folder: Path) -> None:
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _find() -> str:
-    """The folder, made by whichever process comes first; its name follows from the demo model's content."""
-    digest = hashlib.sha256((DEMO / "model.safetensors").read_bytes()).hexdigest()[:12]
-    folder = ROOT / ".cache" / "models" / f"brief-{NUM_LAYERS}-{digest}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix="brief-", dir=folder.parent))
-        _make(made)
-        try:
-            made.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
+def _keep(made: Path, name: str) -> str:
+    """Move a folder to its name in the cache, unless another process was first."""
+    folder = made.parent / name
+    try:
+        made.rename(folder)
+    except OSError:
+        shutil.rmtree(made)
     return os.fspath(folder)
 
 
-BRIEF = _find()
+def _find_brief() -> str:
+    """The folder, made by whichever process comes first; its name follows from the demo model's content."""
+    digest = hashlib.sha256((DEMO / "model.safetensors").read_bytes()).hexdigest()[:12]
+    name = f"brief-{NUM_LAYERS}-{digest}"
+    if (MODELS / name).exists():
+        return os.fspath(MODELS / name)
+    made = Path(tempfile.mkdtemp(prefix="brief-", dir=MODELS))
+    _make(made)
+    return _keep(made, name)
+
+
+def _find_tiny() -> str:
+    """The folder; its name follows from its own content, so that a changed generator makes another one."""
+    made = write_tiny_checkpoint(Path(tempfile.mkdtemp(prefix="tiny-", dir=MODELS)), load_registry())
+    content = b"".join(file.read_bytes() for file in sorted(made.iterdir()))
+    return _keep(made, f"tiny-{hashlib.sha256(content).hexdigest()[:12]}")
+
+
+MODELS.mkdir(parents=True, exist_ok=True)
+BRIEF = _find_brief()
+TINY = _find_tiny()

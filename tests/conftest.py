@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.pool import EnginePool
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_HOST_DEVICES = 4
@@ -73,3 +78,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def repo_root() -> Path:
     """The folder that pyproject.toml lies in."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def engine_pool() -> EnginePool:
+    """The engines of this process."""
+    from tests.pool import EnginePool
+
+    return EnginePool()
+
+
+@pytest.fixture
+def pooled(engine_pool: EnginePool) -> Iterator[None]:
+    """What a test composes comes from the pool of engines, and goes back when the test is over."""
+    with engine_pool.leases():
+        yield
+
+
+@pytest.fixture(scope="module")
+def pooled_module(engine_pool: EnginePool) -> Iterator[None]:
+    """The same for engines that fixtures keep as long as a module's tests run."""
+    with engine_pool.leases():
+        yield
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine that a test composes is the fake one (tests/fake_engine.py), whatever its name."""
+    from tests.fakes import install
+
+    install(monkeypatch)

@@ -1,0 +1,98 @@
+"""The fake engine in the place of each built-in one: composed for tests of the loop, or behind LLM, eSurge and vInference."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay.build.compose import Composed, build, make_plan
+from enginebay.config import EngineConfig
+from enginebay.rows import SequenceBuffer
+from enginebay.runner.parts import EngineParts
+from enginebay.types import FrozenSampling, Request
+from enginebay_esurge.engine_options import ESurgeOptions
+from enginebay_oengine.engine import make_ledger
+from enginebay_oengine.options import PagedOptions
+from enginebay_vinference.engine import VInferenceOptions
+from enginebay_vinference.ledger import SlotLedger
+from tests.brief import BRIEF
+from tests.fake_engine import NUM_SPECIAL, FakeEngine, next_token
+
+DEFAULT_NUM_PAGES = 65
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 4,
+}
+VOCAB_SIZE = 2048
+
+
+def _rows(parts: EngineParts, page_size: int) -> SequenceBuffer:
+    config = parts.config
+    assert config.max_model_len is not None
+    sizes = (config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens)
+    return SequenceBuffer(*sizes, parts.model.info.vocab_size, [page_size])
+
+
+def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
+    """In the place of `enginebay_oengine.engine.PagedEngine`, with the real page ledger."""
+    rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
+    ledger = make_ledger(parts, options, num_pages, rows.page_tables[0])
+    return FakeEngine(rows, ledger, num_pages, ledger.forget)
+
+
+def fake_esurge(parts: EngineParts, options: ESurgeOptions) -> FakeEngine:
+    """In the place of `enginebay_esurge.engine.make_engine`."""
+    return fake_paged(parts, options.paged())
+
+
+def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
+    """In the place of `enginebay_vinference.engine.VInferenceEngine`, with the real slot ledger."""
+    assert parts.config.max_model_len is not None
+    rows = _rows(parts, parts.config.max_model_len)
+    ledger = SlotLedger(rows.max_num_reqs, rows.max_model_len, rows.page_tables[0])
+    return FakeEngine(rows, ledger, rows.max_num_reqs)
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """From now on every engine that is made is the fake one, whatever its name."""
+    patch.setattr("enginebay_oengine.engine.PagedEngine", fake_paged)
+    patch.setattr("enginebay_esurge.engine.make_engine", fake_esurge)
+    patch.setattr("enginebay_vinference.engine.VInferenceEngine", fake_slots)
+
+
+def compose_fake(name: str = "oengine", options: dict[str, Any] | None = None, **choices: Any) -> Composed:
+    """What the composition root makes of the first layers of the demo model, but for the engine."""
+    engine: Any = {"name": name, **(options or {})}
+    config = EngineConfig(**({"model": BRIEF, "processors": (), "engine": engine} | SIZES | choices))
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        return build(make_plan(config))
+
+
+def make_request(
+    name: str, length: int = 5, max_tokens: int = 12, *, temperature: float = 0.0, **fields: Any
+) -> Request:
+    """A prompt that depends on the name and length; `fields` are those of Request or FrozenSampling."""
+    seed = sum(map(ord, name))
+    prompt = np.random.default_rng(seed).integers(NUM_SPECIAL, VOCAB_SIZE, length).astype(np.int32)
+    sampling = FrozenSampling(max_tokens, temperature, 0, 1.0, 0.0, (), (), False, True)
+    known = {field.name for field in dataclasses.fields(Request)}
+    sampling = dataclasses.replace(sampling, **{n: v for n, v in fields.items() if n not in known})
+    request = Request(name, prompt, sampling, (seed, 7), time.monotonic())
+    return dataclasses.replace(request, **{n: v for n, v in fields.items() if n in known})
+
+
+def expected_tokens(request: Request, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """All tokens that a request gets, its stop token included."""
+    prompt, sampling = request.prompt_token_ids.tolist(), request.sampling
+    new: list[int] = []
+    while len(new) < sampling.max_tokens and not {*new[-1:]} & {*sampling.stop_token_ids}:
+        new.append(next_token(np.asarray(prompt + new, np.int32), request, vocab_size))
+    return new

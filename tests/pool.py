@@ -1,0 +1,73 @@
+"""One pool of real engines per pytest process: engines are leased to tests, and programs are compiled once for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enginebay.build.compose import Plan, Progress, make_engine
+from enginebay.engine import Engine
+from enginebay.ops.select import is_import_path
+
+MAKERS = ("enginebay.build.compose.make_engine", "enginebay_vinference.subject.make_engine")
+"""Where engines are made of plans."""
+
+
+def key_of(plan: Plan) -> tuple[object, ...] | None:
+    """What an engine is made of; None for what only one test has: import paths, open checkpoints, descriptions of programs."""
+    config = plan.config
+    if any(is_import_path(reason.chosen) for reason in plan.reasons) or config.dump_step is not None:
+        return None
+    is_named = config.model == "demo" or Path(config.model) == plan.checkpoint.folder
+    if plan.shadow is not None or not is_named:
+        return None
+    parts = tuple((entry.kind, entry.op, entry.name, entry.package) for entry in plan.registry.entries)
+    return config.model_dump_json(), tuple(plan.kernels.names.items()), parts
+
+
+class EnginePool:
+    """Engines by what they were made of. One that comes back must be idle, and starts with an empty cache again."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[object, ...], list[Engine]] = {}
+        self.num_made = 0
+        self.num_leased = 0
+
+    @contextlib.contextmanager
+    def leases(self) -> Iterator[None]:
+        """While the block lasts, whatever composes an engine gets one of the pool; all of them come back at its end.
+
+        What drives them must be closed by then.
+        """
+        leased: list[tuple[tuple[object, ...], Engine]] = []
+
+        def lease(plan: Plan, progress: Progress | None = None) -> Engine:
+            key = key_of(plan)
+            if key is None:
+                return make_engine(plan, progress)
+            self.num_leased += 1
+            free = self._free.setdefault(key, [])
+            if not free:
+                self.num_made += 1
+            engine = free.pop() if free else make_engine(plan, progress)
+            leased.append((key, engine))
+            return engine
+
+        with pytest.MonkeyPatch.context() as patch:
+            for place in MAKERS:
+                patch.setattr(place, lease)
+            try:
+                yield
+            finally:
+                for key, engine in leased:
+                    self._take_back(key, engine)
+
+    def _take_back(self, key: tuple[object, ...], engine: Engine) -> None:
+        engine.ledger.check()
+        assert engine.rows.num_reqs == 0, f"an engine comes back with {engine.rows.num_reqs} rows"
+        engine.drop_arrays()  # which forgets prefixes too
+        engine.compilations.forbidden = False
+        self._free[key].append(engine)
