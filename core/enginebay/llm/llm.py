@@ -103,6 +103,11 @@ class LLM:
         """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
         return self._parts.engine
 
+    @property
+    def loop(self) -> EngineLoop:
+        """What drives the engine: it takes requests of one's own, aborts by id, and tells observers (`loop.watch.add`)."""
+        return self._loop
+
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
         """Run a function on the engine's thread between steps, and return its result."""
         return self._loop.call(function)
