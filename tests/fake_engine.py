@@ -36,13 +36,15 @@ class Launched(Pending):
     """The tokens of a step, which are there as soon as it is launched."""
 
     tokens: np.ndarray
+    before_read: Callable[[], None]
 
     def read(self) -> np.ndarray:
+        self.before_read()
         return self.tokens
 
 
 class FakeEngine(Engine):
-    """Runs steps on the host. `before_step` may be set to a function that sees each plan first: to count, wait or raise."""
+    """Runs steps on the host. `before_step` and `before_read` may be set to see each plan first: to count, wait or raise."""
 
     def __init__(
         self, rows: SequenceBuffer, ledger: Ledger, num_pages: int, forget: Callable[[], None] = lambda: None
@@ -51,6 +53,7 @@ class FakeEngine(Engine):
         self.rows, self.ledger, self._forget = rows, ledger, forget
         self.compilations = Compilations()
         self.before_step: Callable[[StepPlan], None] = lambda _: None
+        self.before_read: Callable[[StepPlan], None] = lambda _: None
         self._shape = (num_pages, rows.page_sizes[0])
         self.memory = MemoryPlan(0, 4 * num_pages * rows.page_sizes[0], 0, device_bytes=2**40)
         self._cache: np.ndarray | None = None
@@ -80,9 +83,8 @@ class FakeEngine(Engine):
             elif row.draft_token_ids:
                 self._verify(row, its_pages, its_tokens)
             else:
-                for i in range(plan.num_steps):
-                    its_tokens[i] = self._decode(row.lease, its_pages)
-        return Launched(tokens)
+                its_tokens[:] = [self._decode(row.lease, its_pages) for _ in its_tokens]
+        return Launched(tokens, lambda: self.before_read(plan))
 
     def take(self, lease: Lease) -> RowState:
         row, num_cached = lease.row, max(int(self._length[lease.row]) - 1, 0)
@@ -94,9 +96,8 @@ class FakeEngine(Engine):
     def put(self, lease: Lease, state: RowState) -> None:
         self._write(lease, self._pages([lease])[0], 0, state.k["all"][0, :, 0, 0])
         self._last[lease.row] = state.last_token
-        self._length[lease.row], self._finished[lease.row] = (
-            state.sampling[n] for n in ("length", "finished")
-        )
+        self._length[lease.row] = state.sampling["length"]
+        self._finished[lease.row] = state.sampling["finished"]
 
     def _pages(self, leases: list[Lease]) -> np.ndarray:
         if self._cache is None:
