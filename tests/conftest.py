@@ -24,6 +24,7 @@ QUICK_COMPILING = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 
 
@@ -60,6 +61,13 @@ def _prepare_jax() -> None:
 
 
 _prepare_jax()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count the programs that the run compiles; its report closes with their number."""
+    from tests.run_report import RunReport
+
+    config.pluginmanager.register(RunReport(config), "enginebay-run-report")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,96 @@
+"""What a run of the tests made: distinct compiled programs, held to a budget, and the files that made most of them.
+
+Each program takes a third of a second or more, so their number decides how long `make test` takes. JAX writes the cache key of
+every program that it compiles, or finds compiled, to its log. Equal keys are equal programs, whichever process made them.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+MAX_PROGRAMS = 5000
+"""Distinct programs of a whole `make test`. A change that needs more says why in docs/testing.md, and raises this."""
+MARGIN = 40
+"""Programs that a run may have beyond that: schedules of threads differ, and with them the sizes of a few steps."""
+WHOLE_SUITE = "not slow and not matrix"
+NUM_FILES = 10
+
+MADE = re.compile(r"(?:CACHE MISS|cache hit) for .* with key '([^']+)'")
+
+
+class ProgramLog(logging.Filter):
+    """Keeps the test file that first made each program. What JAX logs at level DEBUG goes no further."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: dict[str, str] = {}
+        self.current = "(before the first test)"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        found = MADE.search(record.getMessage())
+        if found is not None:
+            self.files.setdefault(found[1], self.current)
+        return record.levelno > logging.DEBUG
+
+
+class RunReport:
+    """The pytest plugin: workers count, and the process that started them adds up and reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.programs = ProgramLog()
+        logger = logging.getLogger("jax._src.compiler")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(self.programs)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.programs.current = nodeid.partition("::")[0]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Called where workers are started, when one of them ends."""
+        for key, file in getattr(node, "workeroutput", {}).get("programs", {}).items():
+            self.programs.files.setdefault(key, file)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(self.config, "workeroutput", None)
+        if output is not None:
+            output["programs"] = self.programs.files
+        elif self._is_whole() and excess(len(self.programs.files)) > 0 and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.programs.files:
+            return
+        for line in report(self.programs.files, is_whole=self._is_whole()):
+            terminalreporter.write_line(line)
+
+    def _is_whole(self) -> bool:
+        option = self.config.option
+        everything = self.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        return everything and option.markexpr == WHOLE_SUITE and not option.keyword and not option.maxfail
+
+
+def excess(count: int) -> int:
+    """Programs beyond the budget and its margin."""
+    return count - MAX_PROGRAMS - MARGIN
+
+
+def report(files: Mapping[str, str], *, is_whole: bool) -> Iterable[str]:
+    """The lines about programs (test file by key): how many, who made most, and whether that is over the budget."""
+    yield ""
+    yield f"{len(files)} distinct programs were compiled or read from the cache; most of them for:"
+    for file, count in collections.Counter(files.values()).most_common(NUM_FILES):
+        yield f"  {count:5d}  {file}"
+    if is_whole and excess(len(files)) > 0:
+        yield (
+            f"FAILED: {len(files)} programs, of at most {MAX_PROGRAMS} (and {MARGIN} for chance). Use the pool of engines, the "
+            "small models and the canonical sizes (docs/testing.md), or raise MAX_PROGRAMS in tests/run_report.py and say why."
+        )
