@@ -110,6 +110,15 @@ def pooled_module(engine_pool: EnginePool) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def few_sizes_module(engine_pool: EnginePool) -> Iterator[None]:
+    """The same, but for engines that have one size of each step, and so four programs at most."""
+    from tests.pool import few_sizes
+
+    with few_sizes(), engine_pool.leases():
+        yield
+
+
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine that a test composes is the fake one (tests/fake_engine.py), whatever its name."""

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from enginebay.build.compose import Plan, Progress, make_engine
 from enginebay.engine import Engine
 from enginebay.ops.select import is_import_path
+from enginebay.runner.buckets import BucketSizes, default_sizes
 
 MAKERS = ("enginebay.build.compose.make_engine", "enginebay_vinference.subject.make_engine")
 """Where engines are made of plans."""
+
+SIZERS = ("enginebay_oengine.engine.default_sizes", "enginebay_vinference.engine.default_sizes")
+"""Where engines settle which sizes their steps are compiled in."""
+
+
+def largest_sizes(**given: Any) -> BucketSizes:
+    """Of the usual sizes the largest alone."""
+    usual = default_sizes(**given)
+    each = (usual.decode_rows, usual.prefill_rows, usual.prefill_tokens, usual.kv_lens)
+    return BucketSizes(*(sizes[-1:] for sizes in each))
+
+
+@contextlib.contextmanager
+def few_sizes() -> Iterator[None]:
+    """While the block lasts, the engines that are made pad every step to one size: four programs at most, not a dozen."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in SIZERS:
+            patch.setattr(place, largest_sizes)
+        yield
 
 
 def key_of(plan: Plan) -> tuple[object, ...] | None:
@@ -25,7 +47,7 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
     if plan.shadow is not None or not is_named:
         return None
     parts = tuple((entry.kind, entry.op, entry.name, entry.package) for entry in plan.registry.entries)
-    return config.model_dump_json(), tuple(plan.kernels.names.items()), parts
+    return config.model_dump_json(), tuple(plan.kernels.names.items()), parts, pkgutil.resolve_name(SIZERS[0])
 
 
 class EnginePool:

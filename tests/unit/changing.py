@@ -1,0 +1,121 @@
+"""An LLM whose scheduler and proposer tests change while nothing runs, and schedulers that take rows away."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM
+from enginebay.build.compose import Composed, Plan, Progress, build
+from enginebay.proposer import Proposer
+from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView
+
+
+class ChangingScheduler(Scheduler):
+    """Decides as `inner` does, which begins with its initial state whenever it is another one."""
+
+    def __init__(self, usual: Scheduler) -> None:
+        self.usual = self.inner = usual
+
+    @property
+    def needs_cached_tokens(self) -> bool:  # type: ignore[override]
+        return self.inner.needs_cached_tokens
+
+    def initial_state(self) -> tuple[Scheduler, Any]:
+        return self.inner, self.inner.initial_state()
+
+    def decide(
+        self, view: SchedulerView, state: tuple[Scheduler, Any]
+    ) -> tuple[Decision, tuple[Scheduler, Any]]:
+        last, inner_state = state if state[0] is self.inner else self.initial_state()
+        decision, inner_state = last.decide(view, inner_state)
+        return decision, (last, inner_state)
+
+
+class ChangingProposer(Proposer):
+    """Proposes what `inner` does; nothing while that is None."""
+
+    def __init__(self, usual: Proposer | None) -> None:
+        self.usual = self.inner = usual
+
+    @property
+    def looks_far(self) -> bool:  # type: ignore[override]
+        return self.inner is not None and self.inner.looks_far
+
+    def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
+        return np.empty(0, np.int32) if self.inner is None else self.inner.propose(token_ids, most)
+
+
+class Interrupting(Scheduler):
+    """Takes the row of each request away once, when it is as `when` says; else it decides as another does."""
+
+    def __init__(self, inner: Scheduler, when: Callable[[RunningView], bool]) -> None:
+        self.inner, self.when = inner, when
+        self.interrupted: list[RunningView] = []
+
+    def initial_state(self) -> frozenset[str]:
+        return frozenset()
+
+    def decide(self, view: SchedulerView, state: frozenset[str]) -> tuple[Decision, frozenset[str]]:
+        ripe = [row for row in view.running if row.request_id not in state and self.when(row)]
+        if ripe:
+            self.interrupted += ripe
+            names = tuple(row.request_id for row in ripe)
+            return Decision(preempt=names), state | {*names}
+        return self.inner.decide(view, self.inner.initial_state())[0], state
+
+
+@dataclasses.dataclass(frozen=True)
+class Changing:
+    """An LLM, and its parts that may be changed."""
+
+    llm: LLM
+    scheduler: ChangingScheduler
+    proposer: ChangingProposer
+
+    @contextlib.contextmanager
+    def interrupted(self, when: Callable[[RunningView], bool]) -> Iterator[Interrupting]:
+        """While the block lasts, each request loses its row once."""
+        self.scheduler.inner = interrupting = Interrupting(self.scheduler.usual, when)
+        try:
+            yield interrupting
+        finally:
+            self.scheduler.inner = self.scheduler.usual
+
+    @contextlib.contextmanager
+    def drafted(self, proposer: Proposer | None) -> Iterator[None]:
+        """While the block lasts, another proposer drafts."""
+        self.proposer.inner = proposer
+        try:
+            yield
+        finally:
+            self.proposer.inner = self.proposer.usual
+
+
+@contextlib.contextmanager
+def changing(*args: Any, **choices: Any) -> Iterator[Changing]:
+    """An LLM of these choices, closed at the end; its configuration says whether it has a proposer."""
+    made: list[Composed] = []
+
+    def compose(plan: Plan, progress: Progress | None = None) -> Composed:
+        parts = build(plan, progress)
+        proposer = None if parts.proposer is None else ChangingProposer(parts.proposer)
+        made.append(
+            dataclasses.replace(parts, scheduler=ChangingScheduler(parts.scheduler), proposer=proposer)
+        )
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("enginebay.llm.llm.build", compose)
+        llm = LLM(*args, **choices)
+    scheduler, proposer = made[0].scheduler, made[0].proposer
+    assert isinstance(scheduler, ChangingScheduler)
+    with llm:
+        yield Changing(
+            llm, scheduler, proposer if isinstance(proposer, ChangingProposer) else ChangingProposer(None)
+        )
