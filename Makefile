@@ -22,10 +22,17 @@ KERNELS_VENV := .venv-kernels
 KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --with "numpy<2.5"
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
+# What is too long, or needs too much, for every change: `make test-all` runs it.
+QUICK := not slow and not matrix
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
+EVAL_VENV := .venv-eval
+EVAL_TESTS := tests/unit/test_lm_eval.py tests/unit/test_lm_eval_tasks.py
+
 N ?= 2
+PARTS ?=
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 BENCH_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_CHECK_ARGS ?=
@@ -47,12 +54,38 @@ demo: env ## text from the embedded model, and which parts made it
 	@$(BIN)/enginebay explain
 
 .PHONY: test
-test: env-test ## all tests but the slow ones
-	@$(PYTEST) -n $(N) --dist loadgroup -m "not slow and not matrix" $(PYTEST_ARGS)
+test: env-test ## the tests that every change runs, in minutes
+	@$(PYTEST) -n $(N) --dist loadgroup -m "$(QUICK)" $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: ## everything there is, for hours, recorded in docs/testing.md (PARTS="slow parity" runs some)
+	@python3 tools/test_all.py $(PARTS)
 
 .PHONY: test-slow
 test-slow: env-test ## the slow tests
 	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
+
+.PHONY: test-oldest
+test-oldest: env-parity ## every conformance check on the oldest Python and jax
+	@$(PARITY_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not torch and not matrix" tests/conformance $(PYTEST_ARGS)
+
+.PHONY: test-eval
+test-eval: env-eval ## tasks of lm-eval over an LLM
+	@$(AS_SHIPPED) $(EVAL_VENV)/bin/python -m pytest $(EVAL_TESTS) $(PYTEST_ARGS)
+
+.PHONY: test-outside
+test-outside: env-test ## what programs from outside say of ours: promtool of Debian's package prometheus
+	@$(PYTEST) tests/outside $(PYTEST_ARGS)
+
+.PHONY: coverage
+coverage: env-dev ## line coverage of the core and the plugins by `make test`
+	@COVERAGE_CORE=sysmon $(PYTEST) -n $(N) --dist loadgroup -m "$(QUICK)" --cov=core --cov=backends --cov=samplers --cov=schedulers \
+		--cov-report=json:build/coverage.json --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+.PHONY: mutants
+mutants: env-test ## plant faults into ten modules, and see whether their tests find them
+	@mkdir -p build
+	@$(BIN)/python tools/mutants.py --jobs $(N) --out build/mutants.json $(MUTANTS_ARGS)
 
 .PHONY: lint
 lint: env-dev ## formatting, rules, types, import contracts
@@ -84,7 +117,7 @@ check-kernels-all: env-kernels ## the same, every case
 
 .PHONY: test-kernels
 test-kernels: env-kernels ## tests that need the tool chains of TPUs and GPUs, and no device
-	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not slow and not matrix" $(KERNEL_TESTS) $(PYTEST_ARGS)
+	@$(KERNELS_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "$(QUICK)" $(KERNEL_TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-kernels-all
 test-kernels-all: env-kernels ## the same, every case: hours
@@ -119,7 +152,7 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
-.PHONY: env env-test env-dev env-parity env-kernels
+.PHONY: env env-test env-dev env-parity env-kernels env-eval
 env:
 	@$(SETUP)
 env-test:
@@ -129,6 +162,8 @@ env-dev:
 env-kernels:
 	@tools/setup_env.sh --venv $(KERNELS_VENV) $(KERNELS_WITH) tpu,test
 	@$(CUDA_COMPILER)
+env-eval:
+	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
 env-parity:
 	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" test
 
