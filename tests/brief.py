@@ -1,7 +1,8 @@
-"""The two small models of the tests, each written once to the checkout's cache.
+"""The small models of the tests, each written once to the checkout's cache.
 
-BRIEF is the first layers of the demo model, with its tokenizer: text, chats, stop texts. TINY has random weights and 96 words:
-it compiles fastest. Tests that name the same model, engine and sizes share compiled programs.
+BRIEF is the first layers of the demo model, with its tokenizer: text, chats, stop texts. Greedily it repeats one token; LATE, the
+last layers, does not, so that a wrong cache changes its tokens. TINY has random weights and 96 words: it compiles fastest, and
+does not repeat itself either. Tests that name the same model, engine and sizes share compiled programs.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ from enginebay.testing.tiny import write_tiny_checkpoint
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "backends" / "enginebay_models" / "demo"
 MODELS = ROOT / ".cache" / "models"
-NUM_LAYERS = 2
+FIRST, LAST = (0, 1), (4, 5)
 
 
-def _make(folder: Path) -> None:
-    """The demo model without its later layers, in a new folder."""
+def _make(folder: Path, layers: tuple[int, ...]) -> None:
+    """The demo model without its other layers, in a new folder."""
     layer = re.compile(r"model\.layers\.(\d+)\.")
-    tensors = load_file(DEMO / "model.safetensors")
-    kept = {n: t for n, t in tensors.items() if (at := layer.match(n)) is None or int(at[1]) < NUM_LAYERS}
+    kept = {}
+    for name, tensor in load_file(DEMO / "model.safetensors").items():
+        at = layer.match(name)
+        if at is None:
+            kept[name] = tensor
+        elif int(at[1]) in layers:
+            kept[f"model.layers.{layers.index(int(at[1]))}.{name[at.end() :]}"] = tensor
     for file in DEMO.glob("*.json"):
         shutil.copyfile(file, folder / file.name)
     config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": NUM_LAYERS}))
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": len(layers)}))
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -47,14 +53,14 @@ def _keep(made: Path, name: str) -> str:
     return os.fspath(folder)
 
 
-def _find_brief() -> str:
+def _find_some(kind: str, layers: tuple[int, ...]) -> str:
     """The folder, made by whichever process comes first; its name follows from the demo model's content."""
     digest = hashlib.sha256((DEMO / "model.safetensors").read_bytes()).hexdigest()[:12]
-    name = f"brief-{NUM_LAYERS}-{digest}"
+    name = f"{kind}-{len(layers)}-{digest}"
     if (MODELS / name).exists():
         return os.fspath(MODELS / name)
-    made = Path(tempfile.mkdtemp(prefix="brief-", dir=MODELS))
-    _make(made)
+    made = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=MODELS))
+    _make(made, layers)
     return _keep(made, name)
 
 
@@ -66,5 +72,6 @@ def _find_tiny() -> str:
 
 
 MODELS.mkdir(parents=True, exist_ok=True)
-BRIEF = _find_brief()
+BRIEF = _find_some("brief", FIRST)
+LATE = _find_some("late", LAST)
 TINY = _find_tiny()
