@@ -1,4 +1,4 @@
-"""The documentation is complete and true: names are in it, links lead somewhere, code blocks marked `run` run."""
+"""The documentation is complete and true: names are in it, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import dataclasses
 import importlib
 import inspect
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from enginebay import hooks
-from enginebay.cli.main import COMMANDS, main
+from enginebay.cli.main import COMMANDS
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
 from enginebay.hooks import Declaration, Hooks
 from enginebay.ops.caps import Caps
@@ -24,7 +23,7 @@ from enginebay.types import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-FENCE = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?:^  |, )(--?[a-z][a-z-]*)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
@@ -76,7 +75,8 @@ def test_every_command_and_flag_is_in_the_commands_page() -> None:
     for command, (module, _) in COMMANDS.items():
         parser = argparse.ArgumentParser()
         importlib.import_module(module).add_arguments(command, parser)
-        flags = [flag for action in parser._actions for flag in action.option_strings if flag != "-h"]
+        flags = set(FLAG.findall(parser.format_help())) - {"-h"}
+        assert flags >= {"--help"}
         assert not missing([*flags, "--log-level", "--version"], text), command
 
 
@@ -138,26 +138,3 @@ def test_promises_name_tests_that_exist() -> None:
         assert source.is_file(), f"{file} is named in promises.md and does not exist"
         defined = re.search(rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE)
         assert defined, f"{file} has no {test}, which promises.md names"
-
-
-def runnable_blocks() -> Iterator[pytest.ParameterSet]:
-    for path in PAGES:
-        name = path.relative_to(ROOT).as_posix()
-        for number, match in enumerate(FENCE.finditer(path.read_text(encoding="utf-8")), 1):
-            yield pytest.param(match[1], match[2], id=f"{name}-{number}")
-
-
-@pytest.mark.parametrize(("language", "code"), list(runnable_blocks()))
-def test_code_block_runs(
-    language: str, code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    if language == "python":
-        exec(compile(code, "block", "exec"), {"__name__": "__main__"})
-        return
-    assert language == "sh"
-    for line in code.splitlines():
-        program, *arguments = shlex.split(line, comments=True) or ["enginebay", "--help"]
-        assert program == "enginebay", f"{line}: only enginebay's own commands are run"
-        assert main(arguments) == 0, f"{line}: {capsys.readouterr().err}"
-        assert capsys.readouterr().out.strip(), f"{line} printed nothing"
