@@ -89,7 +89,8 @@ class PagedEngine(Engine):
         if self.rows.num_reqs:
             raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
         self.ledger.forget()
-        self.runner.state = None
+        if self._runner is not None:
+            self._runner.state = None
 
     def step(self, plan: StepPlan) -> Pending:
         demand = plan.demand

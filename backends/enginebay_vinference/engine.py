@@ -97,7 +97,8 @@ class VInferenceEngine(Engine):
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:
             raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
-        self.runner.state = None
+        if self._runner is not None:
+            self._runner.state = None
 
     def _make_room(self, num_rows: int, num_tokens: int) -> None:
         wanted = self.geometry.shape_for(

@@ -260,7 +260,7 @@ class Engine(ABC):
 
     @abstractmethod
     def drop_arrays(self) -> None:
-        """Free the cache's device memory; no row may be running."""
+        """Free the cache's device memory, if there is any; no row may be running."""
 
     @abstractmethod
     def make_arrays(self) -> None:
