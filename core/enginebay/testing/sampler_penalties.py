@@ -10,6 +10,7 @@ import numpy as np
 
 from enginebay.testing import sampling_oracle as oracle
 from enginebay.testing.sampler_runs import (
+    FEW_ROWS,
     LARGE,
     ROWS_PER_CALL,
     SMALL,
@@ -69,8 +70,7 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
         ]
         logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
         histories = [History((), ()), *(history_of(row, i) for i, row in enumerate(logits[1:]))]
-        positions = np.asarray([h.position for h in histories])
-        tokens = run.rows(logits, params, np.arange(len(params)), positions, histories)
+        tokens = _in_batches(run, logits, params, histories)
         scores = [oracle.penalised(row, p, *h) for row, p, h in zip(logits, params, histories, strict=True)]
         moved = sum(int(s.argmax() != row.argmax()) for s, row in zip(scores, logits, strict=True))
         assert moved >= len(params) // 3, f"penalties move the best token of {moved} rows only"
@@ -81,10 +81,25 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
             )
 
 
+def _in_batches(
+    run: Runner, logits: np.ndarray, params: list[Params], histories: list[History]
+) -> np.ndarray:
+    """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are left over."""
+    num, tokens = len(params), np.zeros(len(params), np.int32)
+    for start in range(0, num, FEW_ROWS):
+        some = slice(max(0, min(start, num - FEW_ROWS)), min(start + FEW_ROWS, num))
+        own = histories[some]
+        positions = np.asarray([h.position for h in own])
+        tokens[some] = run.rows(logits[some], params[some], np.arange(len(own)), positions, own)
+    return tokens
+
+
 def _row_does_not_depend_on_the_batch(run: Runner) -> None:
     for vocab in (SMALL, LARGE):
         greedy = [dataclasses.replace(p, temperature=0.0) for p in PENALTIES]
-        params = [Params(temperature=0.0), Params(), Params(top_k=5), *CASES.values(), *greedy]
+        plain = [Params(temperature=0.0), Params(), Params(top_k=5), Params(min_p=0.1), Params(top_p=0.8)]
+        params = [*plain, *CASES.values(), *greedy]
+        assert len(params) == FEW_ROWS
         logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
         check_alone_and_together(run, logits, params, [history_of(row, i) for i, row in enumerate(logits)])
 

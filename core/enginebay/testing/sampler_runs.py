@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from enginebay.sampler import Sampler, SamplingState
@@ -16,11 +15,17 @@ from enginebay.testing.sampling_oracle import Params
 
 NUM_DRAWS = 20480
 ROWS_PER_CALL = 4096
+FEW_ROWS = 16
+"""Of a batch of different rows."""
+
 SMALL, LARGE = 40, 320
 """Vocabularies. A sampler may look at the best tokens first: the large one is to be more than those."""
 
 WIDTH = 32
 """Positions of the rows' tokens; what lies past a row's own is not to be looked at."""
+
+COMPILED_WELL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""What XLA does by itself, whatever XLA_FLAGS say: many rows go through few programs."""
 
 SLACK = 1e-6
 """Mass by which a border may be missed: sums in f32."""
@@ -39,10 +44,11 @@ class History(NamedTuple):
 
 
 class Runner:
-    """Calls the sampler inside jit with NumPy rows."""
+    """Calls the sampler inside jit with NumPy rows. Each shape is compiled once, so checks should share shapes."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._call = jax.jit(sampler)
+        self._call_many = jax.jit(sampler, compiler_options=COMPILED_WELL)
 
     def rows(
         self,
@@ -57,26 +63,8 @@ class Runner:
         Without `histories` the rows' tokens are any; with them the positions must be theirs.
         """
         num_rows, vocab = logits.shape
-        keys = np.stack([np.full(num_rows, 17), seeds], axis=1)
-        columns = {
-            field.name: jnp.asarray(
-                [getattr(p, field.name) for p in params], jnp.int32 if field.name == "top_k" else jnp.float32
-            )
-            for field in dataclasses.fields(Params)
-        }
-        tokens = np.tile(np.arange(WIDTH) % vocab, (num_rows, 1))
-        prompt_lengths = np.minimum(positions, WIDTH // 2)
-        for row, history in enumerate(histories):
-            tokens[row, : history.position] = [*history.prompt, *history.output]
-            prompt_lengths[row] = len(history.prompt)
-        state = SamplingState(
-            keys=jnp.asarray(keys, jnp.uint32),
-            positions=jnp.asarray(positions, jnp.int32),
-            token_ids=jnp.asarray(tokens, jnp.int32),
-            prompt_lengths=jnp.asarray(prompt_lengths, jnp.int32),
-            **columns,
-        )
-        return np.asarray(self._call(jnp.asarray(logits, jnp.float32), state))
+        texts = _texts(num_rows, vocab, positions, histories)
+        return self._tokens(logits, _columns(params), seeds, positions, texts)
 
     def draws(
         self, logits: np.ndarray, params: Params, num: int = NUM_DRAWS, history: History | None = None
@@ -85,17 +73,60 @@ class Runner:
 
         After a history: its position, one key after the other.
         """
-        rows = np.broadcast_to(logits, (ROWS_PER_CALL, logits.size))
-        same, every = np.full(ROWS_PER_CALL, 5), [params] * ROWS_PER_CALL
+        size = ROWS_PER_CALL
+        rows, columns = np.broadcast_to(logits, (size, logits.size)), _columns([params])
+        columns = {name: np.repeat(column, size) for name, column in columns.items()}
+        same, position = np.full(size, 5), None if history is None else np.full(1, history.position)
         parts = []
-        for start in range(0, num, ROWS_PER_CALL):
-            rising = np.arange(start, start + ROWS_PER_CALL)
-            if history is None:
-                parts.append(self.rows(rows, every, same, rising))
+        for start in range(0, num, size):
+            rising = np.arange(start, start + size)
+            if history is None or position is None:
+                texts = _texts(size, logits.size, rising)
+                parts.append(self._tokens(rows, columns, same, rising, texts))
             else:
-                here = np.full(ROWS_PER_CALL, history.position)
-                parts.append(self.rows(rows, every, rising, here, [history] * ROWS_PER_CALL))
+                texts = tuple(np.repeat(x, size, 0) for x in _texts(1, logits.size, position, [history]))
+                parts.append(self._tokens(rows, columns, rising, np.repeat(position, size), texts))
         return np.concatenate(parts)[:num]
+
+    def _tokens(
+        self,
+        logits: np.ndarray,
+        columns: dict[str, np.ndarray],
+        seeds: np.ndarray,
+        positions: np.ndarray,
+        texts: tuple[np.ndarray, ...],
+    ) -> np.ndarray:
+        state = SamplingState(
+            keys=np.stack([np.full(len(seeds), 17), seeds], axis=1).astype(np.uint32),
+            positions=positions.astype(np.int32),
+            token_ids=texts[0],
+            prompt_lengths=texts[1],
+            **columns,
+        )
+        call = self._call_many if len(logits) == ROWS_PER_CALL else self._call
+        return np.asarray(call(logits.astype(np.float32), state))
+
+
+def _columns(params: Sequence[Params]) -> dict[str, np.ndarray]:
+    """Each parameter of the rows: [S]."""
+    return {
+        field.name: np.asarray(
+            [getattr(p, field.name) for p in params], np.int32 if field.name == "top_k" else np.float32
+        )
+        for field in dataclasses.fields(Params)
+    }
+
+
+def _texts(
+    num_rows: int, vocab: int, positions: np.ndarray, histories: Sequence[History] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows' tokens int32 [S, WIDTH] and lengths of their prompts int32 [S]."""
+    tokens = np.tile(np.arange(WIDTH, dtype=np.int32) % vocab, (num_rows, 1))
+    prompt_lengths = np.minimum(positions, WIDTH // 2).astype(np.int32)
+    for row, history in enumerate(histories):
+        tokens[row, : history.position] = [*history.prompt, *history.output]
+        prompt_lengths[row] = len(history.prompt)
+    return tokens, prompt_lengths
 
 
 def logits_of(vocab: int, spread: float = 2.0, seed: int = 0) -> np.ndarray:

@@ -11,6 +11,7 @@ from enginebay.sampler import Sampler
 from enginebay.testing import sampling_oracle as oracle
 from enginebay.testing.sampler_penalties import penalty_checks
 from enginebay.testing.sampler_runs import (
+    FEW_ROWS,
     LARGE,
     ROWS_PER_CALL,
     SMALL,
@@ -79,12 +80,14 @@ def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[Params]]:
         *CASES.values(),
         Params(top_p=0.3),
         Params(temperature=0.0, top_k=4),
+        Params(temperature=0.5, min_p=0.3),
     ]
+    assert len(params) == FEW_ROWS
     return np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))]), params
 
 
 def _result_is_int32_per_row(run: Runner) -> None:
-    for rows, vocab in ((1, 1), (3, 2), (5, 300)):
+    for rows, vocab in ((1, 1), (3, 2), (FEW_ROWS, LARGE)):
         logits = np.stack([logits_of(vocab, 1.0, i) for i in range(rows)])
         tokens = run.rows(logits, [Params(temperature=0.0)] * rows, np.arange(rows), np.arange(rows))
         got = (tokens.shape, str(tokens.dtype))
@@ -93,9 +96,11 @@ def _result_is_int32_per_row(run: Runner) -> None:
 
 def _temperature_0_is_first_best(run: Runner) -> None:
     for vocab in (SMALL, LARGE):
-        logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(16)]))
+        logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
         logits[0], logits[1, vocab // 2 :] = 3.0, -np.inf
-        tokens = run.rows(logits, [Params(temperature=0.0)] * 16, np.arange(16), np.arange(16))
+        tokens = run.rows(
+            logits, [Params(temperature=0.0)] * FEW_ROWS, np.arange(FEW_ROWS), np.arange(FEW_ROWS)
+        )
         check_equal(
             tokens, oracle.first_best(logits), f"temperature 0, vocabulary {vocab}, with equal best scores"
         )
@@ -103,9 +108,9 @@ def _temperature_0_is_first_best(run: Runner) -> None:
 
 def _top_k_1_is_first_best(run: Runner) -> None:
     for vocab in (SMALL, LARGE):
-        logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(16)]))
-        params = [Params(temperature=0.1 + i, top_k=1, top_p=0.9 if i % 2 else 1.0) for i in range(16)]
-        tokens = run.rows(logits, params, np.arange(16), np.arange(16))
+        logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
+        params = [Params(temperature=0.1 + i, top_k=1, top_p=0.9 if i % 2 else 1.0) for i in range(FEW_ROWS)]
+        tokens = run.rows(logits, params, np.arange(FEW_ROWS), np.arange(FEW_ROWS))
         check_equal(tokens, oracle.first_best(logits), f"top_k 1, vocabulary {vocab}, with equal best scores")
 
 
@@ -117,8 +122,8 @@ def _greedy_row_among_sampled_rows_is_exact(run: Runner) -> None:
 
 
 def _greedy_rows_do_not_depend_on_the_batch(run: Runner) -> None:
-    logits = np.stack([logits_of(LARGE, 1.0, i) for i in range(9)])
-    check_alone_and_together(run, logits, [Params(temperature=0.0)] * 9)
+    logits = np.stack([logits_of(LARGE, 1.0, i) for i in range(FEW_ROWS)])
+    check_alone_and_together(run, logits, [Params(temperature=0.0)] * FEW_ROWS)
 
 
 def _row_does_not_depend_on_the_batch(run: Runner) -> None:
@@ -127,28 +132,32 @@ def _row_does_not_depend_on_the_batch(run: Runner) -> None:
 
 
 def _equal_keys_and_positions_give_equal_tokens(run: Runner) -> None:
-    logits = np.broadcast_to(logits_of(LARGE), (64, LARGE))
-    tokens = run.rows(logits, [Params(temperature=2.0)] * 64, np.full(64, 3), np.full(64, 11))
-    check_equal(tokens, np.full(64, tokens[0]), "64 rows of equal logits, key and position")
+    num = ROWS_PER_CALL
+    logits = np.broadcast_to(logits_of(LARGE), (num, LARGE))
+    tokens = run.rows(logits, [Params(temperature=2.0)] * num, np.full(num, 3), np.full(num, 11))
+    check_equal(tokens, np.full(num, tokens[0]), f"{num} rows of equal logits, key and position")
 
 
 def _key_and_position_change_the_draw(run: Runner) -> None:
-    flat, same = np.zeros((64, LARGE), np.float32), np.full(64, 3)
-    for what, seeds, positions in (("key", np.arange(64), same), ("position", same, np.arange(64))):
-        tokens = run.rows(flat, [Params()] * 64, seeds, positions)
+    num = ROWS_PER_CALL
+    flat, same = np.zeros((num, LARGE), np.float32), np.full(num, 3)
+    for what, seeds, positions in (("key", np.arange(num), same), ("position", same, np.arange(num))):
+        tokens = run.rows(flat, [Params()] * num, seeds, positions)[:64]
         assert len(set(tokens)) > 40, (
             f"64 draws of equal tokens, another {what} each: only {len(set(tokens))} differ"
         )
 
 
 def _neighbouring_draws_are_independent(run: Runner) -> None:
-    logits = logits_of(12, 1.0)
-    shares = oracle.probabilities(logits, Params())
+    logits = np.full(SMALL, -np.inf, np.float32)
+    logits[:12] = logits_of(12, 1.0)
+    shares = oracle.probabilities(logits, Params())[:12]
     expected = np.outer(shares, shares).ravel() * (ROWS_PER_CALL // 2)
-    rows, params = np.broadcast_to(logits, (ROWS_PER_CALL, 12)), [Params()] * ROWS_PER_CALL
+    rows, params = np.broadcast_to(logits, (ROWS_PER_CALL, SMALL)), [Params()] * ROWS_PER_CALL
     same, rising = np.full(ROWS_PER_CALL, 9), np.arange(ROWS_PER_CALL)
     for what, seeds, positions in (("position", same, rising), ("key", rising, same)):
         tokens = run.rows(rows, params, seeds, positions)
+        assert tokens.max() < 12, f"token {tokens.max()} of logit -inf was chosen"
         counts = np.bincount(tokens[0::2] * 12 + tokens[1::2], minlength=144)
         check_fits(counts, expected, f"pairs of draws with neighbouring {what}s")
 
