@@ -1,129 +1,66 @@
-"""The serving loop on the contiguous engine: threads, aborts, failures and preemption, with the books right after each."""
+"""The serving loop on fake engines with slots and with pages: threads, aborts, failures, preemption; the books right after each."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
-from enginebay.build.compose import Composed, build, make_plan
-from enginebay.config import EngineConfig
+from enginebay.build.compose import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, StoppedError
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.messages import TokenEvent
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from enginebay.types import FrozenSampling, Request
-from tests.brief import BRIEF
-from tests.unit.serving import DEADLOCK_S, SIZES
+from tests.fakes import compose_fake, expected_tokens
+from tests.unit.loops import (
+    MAX_NUM_SEQS,
+    PAGED,
+    FailsOnce,
+    Loops,
+    Pauses,
+    PausesAfter,
+    Preempting,
+    Unread,
+    all_tokens,
+    events,
+    go_on,
+    held,
+    loop_threads,
+    request,
+    running,
+    seeing,
+    tokens,
+)
+from tests.unit.serving import DEADLOCK_S
 
-MAX_NUM_SEQS = SIZES["max_num_seqs"]
-NUM_TOKENS = MAX_NUM_SEQS * SIZES["max_model_len"]
-pytestmark = pytest.mark.xdist_group("loop")
 
-
-@pytest.fixture(scope="module")
-def parts() -> Composed:
-    return build(make_plan(EngineConfig(model=BRIEF, processors=(), **SIZES)))
+@pytest.fixture(scope="module", params=["vinference", "oengine"])
+def parts(request: pytest.FixtureRequest) -> Composed:
+    return compose_fake(request.param, PAGED if request.param == "oengine" else None)
 
 
 @pytest.fixture
-def start(parts: Composed) -> Iterator[Callable[..., EngineLoop]]:
+def start(parts: Composed) -> Iterator[Loops]:
     """Starts loops, ends them, and looks at the books."""
-    loops = []
-
-    def make(scheduler: Scheduler | None = None) -> EngineLoop:
-        loops.append(EngineLoop(parts.engine, scheduler or parts.scheduler, parts.plan.config))
-        return loops[-1]
-
-    yield make
-    for loop in loops:
-        loop.close()
-        assert not loop._thread.is_alive()
-        assert_books_are_closed(loop)
+    yield from running(parts)
 
 
 @pytest.fixture
-def loop(start: Callable[..., EngineLoop]) -> EngineLoop:
+def loop(start: Loops) -> EngineLoop:
     return start()
 
 
-def assert_books_are_closed(loop: EngineLoop) -> None:
-    loop.engine.ledger.check()
-    assert loop.engine.rows.num_reqs == 0
-    assert loop.engine.ledger.num_free_tokens == NUM_TOKENS
-
-
-def request(name: str, length: int = 5, max_tokens: int = 12, *, temperature: float = 0.0) -> Request:
-    """A prompt that depends on the name and length, never ended by a stop token."""
-    seed = sum(map(ord, name))
-    prompt = np.random.default_rng(seed).integers(4, 2048, length).astype(np.int32)
-    sampling = FrozenSampling(max_tokens, temperature, 0, 1.0, 0.0, (), (), False, True)
-    return Request(name, prompt, sampling, (seed, 7), time.monotonic())
-
-
-def events(ticket: Ticket) -> list[TokenEvent]:
-    """All events to the last, each within reason."""
-    found = [ticket.get(DEADLOCK_S)]
-    while found[-1].finish_reason is None:
-        found.append(ticket.get(DEADLOCK_S))
-    return found
-
-
-def tokens(ticket: Ticket) -> list[int]:
-    found = events(ticket)
-    assert found[-1].error is None
-    return [token for event in found for token in event.token_ids]
-
-
-@pytest.fixture(scope="module")
-def alone(parts: Composed) -> Callable[[Request], list[int]]:
-    """The tokens of a request that has the engine for itself; to be asked for while no other loop uses it."""
-    known: dict[tuple[str, int, int, float], list[int]] = {}
-
-    def run(one: Request) -> list[int]:
-        key = (one.request_id, len(one.prompt_token_ids), one.sampling.max_tokens, one.sampling.temperature)
-        if key not in known:
-            loop = EngineLoop(parts.engine, parts.scheduler, parts.plan.config)
-            known[key] = tokens(loop.submit([one])[0])
-            loop.close()
-        return known[key]
-
-    return run
-
-
-class Held:
-    """Keeps the engine thread in a call until let go, so that what is submitted meanwhile arrives together."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
-        self._holds, self._go = threading.Event(), threading.Event()
-        self._caller = threading.Thread(target=loop.call, args=(self._hold,))
-
-    def _hold(self) -> None:
-        self._holds.set()
-        assert self._go.wait(DEADLOCK_S)
-
-    def __enter__(self) -> None:
-        self._caller.start()
-        assert self._holds.wait(DEADLOCK_S)
-
-    def __exit__(self, *_: object) -> None:
-        self._go.set()
-        self._caller.join(DEADLOCK_S)
-
-
 def test_requests_from_many_threads_all_get_their_own_tokens(
-    loop: EngineLoop, alone: Callable[[Request], list[int]]
+    loop: EngineLoop,
 ) -> None:
     requests = [request(f"thread {i}", length=3 + 5 * i, max_tokens=6 + i) for i in range(6)]
-    expected = [alone(one) for one in requests]
+    expected = [expected_tokens(one) for one in requests]
     with ThreadPoolExecutor(len(requests)) as pool:
         got = list(pool.map(lambda one: tokens(loop.submit([one])[0]), requests))
     assert got == expected
@@ -140,23 +77,24 @@ def test_metrics_tell_the_request_in_order(loop: EngineLoop) -> None:
     assert last.finish_reason == "length"
 
 
-def test_row_table_has_the_slot_of_each_row(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, table = loop.engine.step, loop.engine.rows.page_tables[0]
+def test_row_table_has_the_slot_of_each_row() -> None:
+    loops = Loops(compose_fake("vinference"))
+    loop = loops()
+    table = loop.engine.rows.page_tables[0]
 
-    def watched(plan: StepPlan) -> Any:
+    def look(plan: StepPlan) -> None:
         for row in plan.rows:
             assert (table.num_pages[row.row], table.page_ids[row.row].tolist()) == (1, [row.row])
-        return step(plan)
 
-    monkeypatch.setattr(loop.engine, "step", watched)
-    assert [len(tokens(t)) for t in loop.submit([request(f"slot {i}", max_tokens=4) for i in range(6)])] == [
-        4
-    ] * 6
+    with seeing(loop.engine, launch=look):
+        tickets = loop.submit([request(f"slot {i}", max_tokens=4) for i in range(6)])
+        assert [len(one) for one in all_tokens(tickets)] == [4] * 6
     assert not loop.call(lambda: table.num_pages.any() or table.page_ids.any())
+    loops.close()
 
 
 def test_a_waiting_request_is_aborted_before_it_begins(loop: EngineLoop) -> None:
-    with Held(loop):
+    with held(loop):
         ticket, other = loop.submit([request("aborted"), request("kept", max_tokens=3)])
         loop.abort("aborted")
         loop.abort("nobody knows this one")
@@ -164,36 +102,42 @@ def test_a_waiting_request_is_aborted_before_it_begins(loop: EngineLoop) -> None
     assert len(tokens(other)) == 3
 
 
-def test_a_running_request_is_aborted_and_its_row_serves_another(
-    loop: EngineLoop, alone: Callable[[Request], list[int]]
-) -> None:
-    expected = alone(request("next"))
+def test_a_running_request_is_aborted_and_its_row_serves_another(start: Loops, loop: EngineLoop) -> None:
     long = [request(f"long {i}", max_tokens=150) for i in range(MAX_NUM_SEQS)]
-    tickets = loop.submit(long)
-    assert tickets[0].get(DEADLOCK_S).token_ids
-    waiting = loop.submit([request("next")])[0]
-    loop.abort("long 0")
-    assert events(tickets[0])[-1].finish_reason == "abort"
-    assert tokens(waiting) == expected
+    pauses = Pauses(loop, after=3)
+    with seeing(loop.engine, launch=pauses):
+        tickets = loop.submit(long)
+        assert tickets[0].get(DEADLOCK_S).token_ids
+        pauses.wait()
+        waiting = loop.submit([request("next")])[0]
+        loop.abort("long 0")
+        assert events(tickets[0])[-1].finish_reason == "abort"
+        loop.watch.add(PausesAfter(loop, "next"))
+        go_on(loop)
+    assert tokens(waiting) == expected_tokens(request("next"))
     for one in long[1:]:
         loop.abort(one.request_id)
     assert {events(ticket)[-1].finish_reason for ticket in tickets[1:]} == {"abort"}
     loop.abort("long 0")
-    assert loop.call(lambda: loop.engine.ledger.num_free_tokens) == NUM_TOKENS
+    loop.call(start.check)
 
 
-def test_closing_fails_what_is_under_way_and_ends_the_thread(loop: EngineLoop) -> None:
-    running = loop.submit([request(f"running {i}", max_tokens=150) for i in range(MAX_NUM_SEQS)])
-    assert running[-1].get(DEADLOCK_S).token_ids
-    waiting = loop.submit([request("waiting")])
-    loop.close()
-    loop.close()
-    assert not loop._thread.is_alive()
+def test_closing_fails_what_is_under_way_and_ends_the_thread(start: Loops) -> None:
+    before = loop_threads()
+    loop = start()
+    assert len(loop_threads() - before) == 1
+    with seeing(loop.engine, launch=Pauses(loop, after=3)):
+        running = loop.submit([request(f"running {i}", max_tokens=150) for i in range(MAX_NUM_SEQS)])
+        assert running[-1].get(DEADLOCK_S).token_ids
+        waiting = loop.submit([request("waiting")])
+        loop.close()
+        loop.close()
+    assert loop_threads() <= before
     for ticket in running + waiting:
         last = events(ticket)[-1]
         assert last.finish_reason == "error"
         assert isinstance(last.error, StoppedError)
-    assert_books_are_closed(loop)
+    start.check()
 
 
 def test_a_closed_loop_refuses_and_nobody_waits_for_it(loop: EngineLoop) -> None:
@@ -206,22 +150,25 @@ def test_a_closed_loop_refuses_and_nobody_waits_for_it(loop: EngineLoop) -> None
 
 
 def test_a_slow_reader_loses_nothing_and_slows_nobody(
-    loop: EngineLoop, alone: Callable[[Request], list[int]]
+    loop: EngineLoop,
 ) -> None:
-    expected = [alone(request("slow", max_tokens=40)), alone(request("quick"))]
     slow = loop.submit([request("slow", max_tokens=40)])[0]
     for i in range(3):
         quick = dataclasses.replace(request("quick"), request_id=f"quick {i}")
-        assert tokens(loop.submit([quick])[0]) == expected[1]
+        assert tokens(loop.submit([quick])[0]) == expected_tokens(quick)
     loop.call(lambda: None)
-    assert tokens(slow) == expected[0]
+    assert tokens(slow) == expected_tokens(request("slow", max_tokens=40))
 
 
 def test_calls_run_on_the_engine_thread_with_every_step_read(loop: EngineLoop) -> None:
-    ticket = loop.submit([request("meanwhile", max_tokens=100)])[0]
-    ticket.get(DEADLOCK_S)
-    name, in_flight = loop.call(lambda: (threading.current_thread().name, len(loop._steps.in_flight)))
-    assert (name, in_flight) == ("enginebay-loop", 0)
+    unread, pauses = Unread(), Pauses(loop, after=5)
+    with seeing(loop.engine, lambda plan: (unread.launch(plan), pauses(plan)), unread.read):
+        ticket = loop.submit([request("meanwhile", max_tokens=100)])[0]
+        ticket.get(DEADLOCK_S)
+        pauses.wait()
+        told = loop.call(lambda: (threading.current_thread().name, unread.now, unread.most))
+        assert told == ("enginebay-loop", 0, 1)
+        go_on(loop)
     assert loop.call(lambda: loop.call(lambda: "within")) == "within"
     with pytest.raises(KeyError, match="missing"):
         loop.call(lambda: {}["missing"])
@@ -230,7 +177,7 @@ def test_calls_run_on_the_engine_thread_with_every_step_read(loop: EngineLoop) -
 
 def test_a_listener_is_told_of_every_event_after_it_came(loop: EngineLoop) -> None:
     told = threading.Semaphore(0)
-    with Held(loop):
+    with held(loop):
         ticket = loop.submit([request("listened", max_tokens=9)])[0]
         ticket.listen(told.release)
     seen: list[TokenEvent] = []
@@ -248,56 +195,31 @@ def test_an_idle_loop_uses_no_cpu(loop: EngineLoop) -> None:
     assert time.process_time() - before < 0.1
 
 
-class FailOnce:
-    """An engine's step that fails the first time, before or after it was launched."""
-
-    def __init__(self, step: Callable[[StepPlan], Any], *, when_read: bool) -> None:
-        self.step, self.when_read, self.failed = step, when_read, False
-
-    def __call__(self, plan: StepPlan) -> Any:
-        if self.failed or not plan.is_decode:
-            return self.step(plan)
-        self.failed = True
-        if not self.when_read:
-            raise RuntimeError("the device is gone")
-        pending = self.step(plan)
-
-        class Unreadable(type(pending)):  # type: ignore[misc]
-            def __init__(self) -> None:
-                pass
-
-            def read(self) -> np.ndarray:
-                raise RuntimeError("the device is gone")
-
-        return Unreadable()
-
-
-@pytest.mark.parametrize("when_read", [False, True])
+@pytest.mark.parametrize("when", ["launch", "read"])
 def test_a_failed_step_fails_its_requests_and_the_service_goes_on(
-    loop: EngineLoop, alone: Callable[[Request], list[int]], monkeypatch: pytest.MonkeyPatch, when_read: bool
+    start: Loops, loop: EngineLoop, when: str
 ) -> None:
-    expected = alone(request("after"))
-    monkeypatch.setattr(loop.engine, "step", FailOnce(loop.engine.step, when_read=when_read))
-    with Held(loop):
-        tickets = loop.submit([request(f"unlucky {i}", max_tokens=30) for i in range(MAX_NUM_SEQS)])
-        waiting = loop.submit([request("after")])[0]
-    for ticket in tickets:
-        error = events(ticket)[-1].error
-        assert isinstance(error, InternalError)
-        assert "RuntimeError: the device is gone" in str(error)
-    assert tokens(waiting) == expected
-    assert loop.call(lambda: loop.engine.ledger.num_free_tokens) == NUM_TOKENS
+    with seeing(loop.engine, **{when: FailsOnce()}):
+        with held(loop):
+            tickets = loop.submit([request(f"unlucky {i}", max_tokens=30) for i in range(MAX_NUM_SEQS)])
+            waiting = loop.submit([request("after")])[0]
+        for ticket in tickets:
+            error = events(ticket)[-1].error
+            assert isinstance(error, InternalError)
+            assert "RuntimeError: the device is gone" in str(error)
+        assert tokens(waiting) == expected_tokens(request("after"))
+    loop.call(start.check)
 
 
-def test_a_call_behind_a_failed_step_is_answered(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.engine, "step", FailOnce(loop.engine.step, when_read=True))
-    tickets = loop.submit([request("unlucky", max_tokens=100)])
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(loop.call, lambda: "answered")
-        assert isinstance(events(tickets[0])[-1].error, InternalError)
-        failure = answer.exception(DEADLOCK_S)  # None when the call came first or last
-        assert failure is None or "call again" in str(failure)
-    assert loop.call(lambda: "answered") == "answered"
+def test_a_call_behind_a_failed_step_is_answered(loop: EngineLoop) -> None:
+    with seeing(loop.engine, read=FailsOnce()):
+        tickets = loop.submit([request("unlucky", max_tokens=100)])
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(loop.call, lambda: "answered")
+            assert isinstance(events(tickets[0])[-1].error, InternalError)
+            failure = answer.exception(DEADLOCK_S)  # None when the call came first or last
+            assert failure is None or "call again" in str(failure)
+        assert loop.call(lambda: "answered") == "answered"
 
 
 class Fails(Scheduler):
@@ -315,9 +237,7 @@ class Fails(Scheduler):
         return self.inner.decide(view, state)
 
 
-def test_a_failing_scheduler_fails_who_waits_instead_of_spinning(
-    start: Callable[..., EngineLoop], parts: Composed
-) -> None:
+def test_a_failing_scheduler_fails_who_waits_instead_of_spinning(start: Loops, parts: Composed) -> None:
     scheduler = Fails(parts.scheduler)
     loop = start(scheduler)
     error = events(loop.submit([request("unlucky")])[0])[-1].error
@@ -326,65 +246,14 @@ def test_a_failing_scheduler_fails_who_waits_instead_of_spinning(
     assert len(tokens(loop.submit([request("lucky")])[0])) == 12
 
 
-def test_an_engine_that_cannot_begin_anew_tells_everybody(
-    start: Callable[..., EngineLoop], parts: Composed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out_of_memory() -> None:
-        raise MemoryError("no room")
-
-    with monkeypatch.context() as patch:
-        loop = start()
-        patch.setattr(loop.engine, "step", FailOnce(loop.engine.step, when_read=False))
-        patch.setattr(loop.engine, "make_arrays", out_of_memory)
-        with Held(loop):
-            tickets = loop.submit([request(f"unlucky {i}") for i in range(MAX_NUM_SEQS + 2)])
-        for ticket in tickets:
-            assert isinstance(events(ticket)[-1].error, InternalError)
-        loop.close()
-        with pytest.raises(
-            StoppedError, match=r"the engine broke down .MemoryError: no room.: make a new one"
-        ):
-            loop.submit([request("late")])
-    parts.engine.make_arrays()
-
-
-class Preempting(Scheduler):
-    """Fcfs that takes the row of each request away once, when it has `after` tokens more than its prompt."""
-
-    def __init__(self, inner: Scheduler, after: int) -> None:
-        self.inner, self.after = inner, after
-        self.preempted: set[str] = set()
-
-    def initial_state(self) -> frozenset[str]:
-        return frozenset()
-
-    def decide(self, view: SchedulerView, state: frozenset[str]) -> tuple[Decision, frozenset[str]]:
-        ripe = [
-            row.request_id
-            for row in view.running
-            if row.request_id not in state and row.num_left == 0 and row.max_new_left <= 12 - self.after
-        ]
-        if ripe:
-            self.preempted.update(ripe)
-            return Decision(preempt=tuple(ripe)), state | set(ripe)
-        return self.inner.decide(view, self.inner.initial_state())[0], state
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("after", [1, 6])
 def test_a_preempted_request_finishes_with_the_same_tokens(
-    start: Callable[..., EngineLoop],
-    parts: Composed,
-    alone: Callable[[Request], list[int]],
-    after: int,
-    temperature: float,
+    start: Loops, parts: Composed, after: int, temperature: float
 ) -> None:
-    requests = [
-        request(f"row {i}", length=4 + 9 * i, temperature=temperature) for i in range(MAX_NUM_SEQS + 1)
-    ]
+    lengths = [4 + 9 * i for i in range(MAX_NUM_SEQS + 1)]
+    requests = [request(f"row {i}", n, temperature=temperature) for i, n in enumerate(lengths)]
     scheduler = Preempting(parts.scheduler, after)
-    expected = [alone(one) for one in requests]
     loop = start(scheduler)
-    got = [tokens(ticket) for ticket in loop.submit(requests)]
+    assert all_tokens(loop.submit(requests)) == [expected_tokens(one) for one in requests]
     assert scheduler.preempted == {one.request_id for one in requests}
-    assert got == expected

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from enginebay.build.compose import Composed, build, make_plan
-from enginebay.config import EngineConfig
+from enginebay.build.compose import Composed
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.observer import Ending, Execution, Observer, Update, Watch
-from enginebay.scheduler import Scheduler
-from tests.brief import BRIEF
-from tests.unit.serving import DEADLOCK_S, SIZES
-from tests.unit.test_loop import MAX_NUM_SEQS, NUM_TOKENS, FailOnce, Held, Preempting, events, request, tokens
-
-pytestmark = pytest.mark.xdist_group("loop")
+from tests.fakes import compose_fake
+from tests.unit.loops import (
+    MAX_NUM_SEQS,
+    FailsOnce,
+    Loops,
+    Pauses,
+    Preempting,
+    all_tokens,
+    events,
+    go_on,
+    held,
+    request,
+    running,
+    seeing,
+    tokens,
+)
 
 
 class Notes(Observer):
@@ -40,43 +49,35 @@ class Notes(Observer):
         self.endings.append(ending)
 
 
-@pytest.fixture(scope="module")
-def parts() -> Composed:
-    return build(make_plan(EngineConfig(model=BRIEF, processors=(), **SIZES)))
+@pytest.fixture(scope="module", params=["vinference", "oengine"])
+def parts(request: pytest.FixtureRequest) -> Composed:
+    return compose_fake(request.param)
 
 
 @pytest.fixture
-def start(parts: Composed) -> Iterator[Callable[..., EngineLoop]]:
-    loops = []
-
-    def make(scheduler: Scheduler | None = None) -> EngineLoop:
-        loops.append(EngineLoop(parts.engine, scheduler or parts.scheduler, parts.plan.config))
-        return loops[-1]
-
-    yield make
-    for loop in loops:
-        loop.close()
+def start(parts: Composed) -> Iterator[Loops]:
+    yield from running(parts)
 
 
 @pytest.fixture
-def loop(start: Callable[..., EngineLoop]) -> EngineLoop:
+def loop(start: Loops) -> EngineLoop:
     return start()
 
 
 def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -> None:
     notes = Notes()
     loop.watch.add(notes)
-    with Held(loop):
+    num_free_tokens = loop.call(lambda: loop.engine.ledger.num_free_tokens)
+    with held(loop):
         tickets = loop.submit([request(f"seen {i}", length=20, max_tokens=5) for i in range(MAX_NUM_SEQS)])
-    for ticket in tickets:
-        tokens(ticket)
+    all_tokens(tickets)
     loop.call(lambda: None)
     assert notes.threads == {"enginebay-loop"}
     assert sum(execution.num_new_tokens for execution in notes.executions) == 5 * MAX_NUM_SEQS
     prefill = notes.updates[0]
     assert (prefill.num_rows, prefill.num_tokens) == (2, 32), "a step takes 32 tokens of the prompt"
     assert prefill.num_waiting + prefill.num_running == MAX_NUM_SEQS
-    assert prefill.num_free_tokens < NUM_TOKENS
+    assert prefill.num_free_tokens < num_free_tokens
     assert sum(update.num_rows for update in notes.updates) == sum(e.num_rows for e in notes.executions)
     assert sum(u.num_tokens for u in notes.updates) >= 20 * MAX_NUM_SEQS + 4 * MAX_NUM_SEQS
     for update in notes.updates:
@@ -89,25 +90,22 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
     assert {(e.reason, e.metrics.num_generated_tokens) for e in notes.endings} == {("length", 5)}
 
 
-def test_preemptions_are_counted_with_the_next_update(
-    start: Callable[..., EngineLoop], parts: Composed
-) -> None:
+def test_preemptions_are_counted_with_the_next_update(start: Loops, parts: Composed) -> None:
     loop, notes = start(Preempting(parts.scheduler, 3)), Notes()
     loop.watch.add(notes)
-    for ticket in loop.submit([request(f"row {i}") for i in range(MAX_NUM_SEQS)]):
-        tokens(ticket)
+    all_tokens(loop.submit([request(f"row {i}") for i in range(MAX_NUM_SEQS)]))
     assert sum(update.num_preempted for update in notes.updates) == MAX_NUM_SEQS
 
 
-def test_aborts_and_failures_are_endings_too(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborts_and_failures_are_endings_too(loop: EngineLoop) -> None:
     notes = Notes()
     loop.watch.add(notes)
-    with Held(loop):
+    with held(loop):
         [ticket] = loop.submit([request("aborted")])
         loop.abort("aborted")
     events(ticket)
-    monkeypatch.setattr(loop.engine, "step", FailOnce(loop.engine.step, when_read=True))
-    events(loop.submit([request("unlucky")])[0])
+    with seeing(loop.engine, read=FailsOnce()):
+        events(loop.submit([request("unlucky")])[0])
     tokens(loop.submit([request("after", max_tokens=3)])[0])
     told = [(ending.request.request_id, ending.reason) for ending in notes.endings]
     assert told == [("aborted", "abort"), ("unlucky", "error"), ("after", "length")]
@@ -154,11 +152,17 @@ def test_a_removed_observer_hears_nothing_and_nobody_is_no_cost(
 
 
 def test_observing_may_begin_and_end_in_the_middle(loop: EngineLoop) -> None:
+    go_on(loop, paused=True)
     ticket = loop.submit([request("long", max_tokens=100)])[0]
     for _ in range(3):
-        notes = Notes()
-        loop.watch.add(notes)
-        ticket.get(DEADLOCK_S)
-        loop.watch.remove(notes)
-    events(ticket)
+        notes, pauses = Notes(), Pauses(loop, after=3)
+        with seeing(loop.engine, launch=pauses):
+            loop.watch.add(notes)
+            go_on(loop)
+            pauses.wait()
+            loop.watch.remove(notes)
+        assert min(len(notes.updates), len(notes.executions)) > 0
+        assert not notes.endings
+    go_on(loop)
+    assert len(tokens(ticket)) == 100
     assert len(tokens(loop.submit([request("next", max_tokens=3)])[0])) == 3
