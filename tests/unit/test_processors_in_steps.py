@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +12,14 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
+from enginebay.processor import RowFacts, Sizes
+from enginebay.testing.driver import Driver, request_of
 from enginebay.types import make_sampling_params
-from tests.brief import BRIEF
+from tests.brief import BRIEF, TINY
+from tests.pool import few_sizes
 from tests.unit import processors_for_tests
+from tests.unit.changing import Changing, changing
 from tests.unit.serving import SIZES, assert_idle
-from tests.unit.test_loop import Preempting
 
 pytestmark = pytest.mark.xdist_group("processors")
 PROMPT = "Once upon a time"
@@ -27,16 +32,51 @@ def params(**processors: dict[str, Any]) -> SamplingParams:
     return SamplingParams(max_tokens=9, ignore_eos=True, processors=processors)
 
 
-def make_llm(engine: str) -> LLM:
-    with pytest.MonkeyPatch.context() as patch:
+@contextlib.contextmanager
+def made(model: str, engine: str) -> Iterator[Changing]:
+    """An engine of few sizes with strangers' processors among its own."""
+    with few_sizes(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("enginebay.build.compose.load_registry", processors_for_tests.registry)
-        return LLM(BRIEF, engine=engine, processors=CHOSEN, **SIZES)
+        with changing(model, engine=engine, processors=CHOSEN, **SIZES) as made:
+            yield made
 
 
-@pytest.fixture(scope="module", params=["vinference", "oengine"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with make_llm(request.param) as llm:
-        yield llm
+@pytest.fixture(scope="module")
+def slots() -> Iterator[Changing]:
+    """Compiles for what is asked of it, and no more."""
+    with made(TINY, "vinference") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def pages() -> Iterator[Changing]:
+    """Its programs have all of its processors: the first request asks for them."""
+    every = SamplingParams(
+        max_tokens=2,
+        ignore_eos=True,
+        min_tokens=1,
+        allowed_token_ids=(5, 6, 7),
+        bad_words=("x",),
+        logit_bias={5: 1.0},
+        repetition_penalty=2.0,
+        processors={"only": {"token_id": 6}, "counting": {"first": 6}},
+    )
+    with made(BRIEF, "oengine") as one:
+        one.llm.generate(PROMPT, every)
+        yield one
+
+
+@pytest.fixture(params=["slots", "pages"])
+def both(request: pytest.FixtureRequest) -> Changing:
+    """One engine, then the other."""
+    one: Changing = request.getfixturevalue(request.param)
+    return one
+
+
+@pytest.fixture
+def llm(pages: Changing) -> Iterator[LLM]:
+    yield pages.llm
+    assert_idle(pages.llm)
 
 
 def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
@@ -47,12 +87,21 @@ def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
 
 def scopes(llm: LLM) -> set[str]:
     """Of the programs that are compiled so far."""
-    return {key.scope for key, _ in llm.engine.runner._programs}
+    return {key.scope for key in llm.engine.runner.programs}
 
 
-def test_rows_have_processors_of_their_own_and_steps_the_least_scope(llm: LLM) -> None:
-    (plain,) = tokens(llm, PLAIN)
-    assert scopes(llm) == {"greedy"}
+def test_rows_have_processors_of_their_own_and_steps_the_least_scope(
+    slots: Changing, pages: Changing
+) -> None:
+    (plain,) = tokens(slots.llm, PLAIN)
+    assert scopes(slots.llm) == {"greedy"}
+    check_mixed(slots.llm, plain)
+    assert scopes(slots.llm) == {"greedy", "full"}
+    check_mixed(pages.llm, tokens(pages.llm, PLAIN)[0])
+
+
+def check_mixed(llm: LLM, plain: list[int]) -> None:
+    """Rows that use nothing and one, the other or both of the strangers' processors, together and alone."""
     only, counting = {"token_id": 7}, {"first": 11}
     mixed = [
         PLAIN,
@@ -64,46 +113,43 @@ def test_rows_have_processors_of_their_own_and_steps_the_least_scope(llm: LLM) -
     counted = list(range(11, 20))
     assert together[:3] == [plain, [7] * 9, counted]
     assert together[3] != counted, "what two processors leave of each other is not what one leaves"
-    assert "full" in scopes(llm)
     assert [tokens(llm, one)[0] for one in mixed] == together, (
         "neighbours change nothing, and rows are used again"
     )
     assert_idle(llm)
 
 
-def test_a_row_goes_on_elsewhere_with_its_fields(llm: LLM) -> None:
+def test_a_row_goes_on_elsewhere_with_its_fields(both: Changing) -> None:
     """Fields that change with each token too."""
-    from enginebay.testing.driver import Driver
-
-    request = llm._preparer.prepare_one(PROMPT, params(counting={"first": 20}))[0].requests[0]
+    engine = both.llm.engine
+    facts = RowFacts(np.asarray([5, 6, 7]), (), Sizes(both.llm.plan.model.info.vocab_size, 160))
+    rows = both.llm.plan.processors.rows({"counting": {"first": 20}}, facts)
+    request = request_of([5, 6, 7], PLAIN)
+    request = dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, processors=rows))
 
     def move() -> list[int]:
-        driver = Driver(llm.engine, request)
+        driver = Driver(engine, request)
         first = driver.prefill()
         second = driver.decode(2)
-        state = llm.engine.take(driver.lease)
+        state = engine.take(driver.lease)
         driver.close()
-        again = Driver(llm.engine, request)
-        llm.engine.put(again.lease, state)
+        again = Driver(engine, request)
+        engine.put(again.lease, state)
         again.resume([*first, *second])
         rest = again.decode(2)
         again.close()
         return [*first, *second, *rest]
 
-    assert llm.run_on_engine(move) == [20, 21, 22, 23, 24]
+    assert both.llm.run_on_engine(move) == [20, 21, 22, 23, 24]
 
 
 @pytest.mark.parametrize("after", [2, 6])
-def test_preempted_requests_go_on_with_their_fields(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_preempted_requests_go_on_with_their_fields(pages: Changing, after: int) -> None:
     counting = SamplingParams(max_tokens=12, ignore_eos=True, processors={"counting": {"first": 30}})
-    scheduler = Preempting(llm._loop.scheduler, after)
-    monkeypatch.setattr(llm._loop, "_state", scheduler.initial_state())
-    monkeypatch.setattr(llm._loop, "scheduler", scheduler)
-    assert tokens(llm, counting, counting) == [list(range(30, 42))] * 2
-    assert len(scheduler.preempted) == 2
-    assert_idle(llm)
+    with pages.interrupted(lambda row: row.num_left == 0 and row.max_new_left <= 12 - after) as scheduler:
+        assert tokens(pages.llm, counting, counting) == [list(range(30, 42))] * 2
+    assert len(scheduler.interrupted) == 2
+    assert_idle(pages.llm)
 
 
 def test_flat_fields_reach_their_processors(llm: LLM) -> None:
@@ -165,8 +211,8 @@ def test_what_cannot_be_done_is_refused_before_anything_is_queued(
 
 
 def test_after_warmup_processors_compile_nothing() -> None:
-    sizes = SIZES | {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 64}
-    with LLM(BRIEF, processors=("logit_bias",), **sizes) as llm:
+    sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1, "max_num_batched_tokens": 16}
+    with few_sizes(), LLM(TINY, processors=("logit_bias",), sampler="greedy", **sizes) as llm:
         count = llm.warmup()
         llm.engine.compilations.forbidden = True
         assert scopes(llm) == {"full"}

@@ -204,6 +204,11 @@ class Runner:
         """Whether the arrays are there."""
         return self._state is not None
 
+    @property
+    def programs(self) -> list[StepKey]:
+        """What is compiled, for caches of any size; with steps of override(), within its block, theirs."""
+        return [key for key, _ in self._programs]
+
     def make_state(self, layouts: Mapping[str, KVLayout]) -> None:
         """Allocate an empty cache of these layouts, and rows that are all finished."""
         self.layouts = dict(layouts)
@@ -261,9 +266,7 @@ class Runner:
 
     def _scoped(self, key: StepKey, need: Need) -> StepKey:
         """The key of the least form that serves and is compiled, or of what is to be compiled."""
-        forms = (
-            dataclasses.replace(key, scope=scope, names=names) for scope, names in self._scoping.forms(need)
-        )
+        forms = (dataclasses.replace(key, scope=scope, names=n) for scope, n in self._scoping.forms(need))
         found = next((form for form in forms if self._cache_key(form) in self._programs), None)
         if found is not None:
             return found
@@ -291,8 +294,7 @@ class Runner:
         """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included."""
         num_writers = self.writer.compile_all()
         can_be_wide = [key for key in keys if key.kind != "verify"] if self._warms_wide else []
-        wide = [dataclasses.replace(key, wide=True) for key in can_be_wide]
-        keys = [*keys, *wide]
+        keys = [*keys, *(dataclasses.replace(key, wide=True) for key in can_be_wide)]
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
         done = 0
