@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import time
 from typing import Any
 
@@ -31,6 +32,14 @@ SIZES: dict[str, Any] = {
     "decode_steps": 4,
 }
 VOCAB_SIZE = 2048
+NAMING_ENGINES = (
+    "enginebay_esurge.engine",
+    "enginebay_esurge.weights",
+    "enginebay_oengine.opened_model",
+    "enginebay_vinference.programs",
+    "enginebay_vinference.subject",
+)
+"""Modules that import an engine's class: one that was imported while the fake is installed would keep it for good."""
 
 
 def _rows(parts: EngineParts, page_size: int) -> SequenceBuffer:
@@ -62,6 +71,8 @@ def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """From now on every engine that is made is the fake one, whatever its name."""
+    for module in NAMING_ENGINES:
+        importlib.import_module(module)
     patch.setattr("enginebay_oengine.engine.PagedEngine", fake_paged)
     patch.setattr("enginebay_esurge.engine.make_engine", fake_esurge)
     patch.setattr("enginebay_vinference.engine.VInferenceEngine", fake_slots)
