@@ -15,6 +15,10 @@ class Audience:
         self._observers: tuple[Observer, ...] = ()
         self._watch: Watch | None = None
 
+    def __len__(self) -> int:
+        """How many are told."""
+        return len(self._observers)
+
     def follow(self, watch: Watch) -> None:
         """Have the observers told by another loop from now on."""
         with self._lock:

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax.numpy as jnp
 
+from enginebay.build.compose import Plan
 from enginebay.errors import RequestError, explain
 from enginebay.llm.override import Given
 from enginebay.llm.prepare import Prompt, Prompts, as_prompts
@@ -20,6 +21,7 @@ from enginebay.llm.standing import Priorities, Tenants, standings
 from enginebay.model import Checkpoint
 from enginebay.text import Message
 from enginebay.types import SamplingParams
+from enginebay_esurge.audience import Audience
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import NoTemplateError
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
@@ -79,26 +81,7 @@ class eSurge:  # noqa: N801  # the name its users know
         silent_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        refuse_unserved(
-            {
-                "min_input_pad": (min_input_pad, 16, "Leave it out: 16 is the smallest step."),
-                "detokenizer_max_states": (
-                    detokenizer_max_states,
-                    65536,
-                    "Leave it out: each request has its own state.",
-                ),
-                "tokenizer_endpoint": (
-                    tokenizer_endpoint,
-                    None,
-                    "Leave it out: text is tokenised in the caller's thread.",
-                ),
-                "detokenizer_endpoint": (
-                    detokenizer_endpoint,
-                    None,
-                    "Leave it out: text is made in the reader's thread.",
-                ),
-            }
-        )
+        refuse_unserved(min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint)
         settings = EngineSettings(
             dtype, max_model_len, max_num_seqs, max_num_batched_tokens, hbm_utilization, page_size,
             enable_prefix_caching, use_aot_forward, compile_runner, auto_shard_model, sharding_axis_dims,
@@ -146,6 +129,30 @@ class eSurge:  # noqa: N801  # the name its users know
     def monitoring_active(self) -> bool:
         """Whether monitoring was started, and not stopped since."""
         return self._monitoring.is_active
+
+    @property
+    def profiling_active(self) -> bool:
+        """Whether a profile was started, and has not ended since."""
+        return self._profiler.is_active
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen, and why."""
+        return self._service.parts.plan
+
+    @property
+    def engine(self) -> Any:
+        """The engine; it belongs to the engine's thread (see `run_on_engine`)."""
+        return self._service.parts.engine
+
+    @property
+    def audience(self) -> Audience:
+        """Who is told of the engine's work: add an observer (enginebay.loop.observer), or remove it."""
+        return self._service.audience
+
+    def run_on_engine(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the engine's thread between steps, or here when nothing runs, and return its result."""
+        return self._service.call(function)
 
     @property
     def num_pending_requests(self) -> int:

@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Iterable
 
+from enginebay.engine import Engine
+from enginebay.errors import InternalError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.service import Service
 from enginebay_esurge.totals import Totals
-from enginebay_esurge.weights import paged
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.pool import PagePool
 
 WINDOW_S = 10.0
 """Tokens per second are counted over the last so many seconds."""
@@ -96,12 +99,12 @@ class History(Observer):
     @property
     def num_pages(self) -> int:
         """Pages of the cache."""
-        return paged(self.service.parts.engine).ledger.store.pool.num_usable
+        return page_pool(self.service.parts.engine).num_usable
 
     @property
     def num_pages_used(self) -> int:
         """Pages that requests hold. The engine's thread may change them meanwhile: read so, it may be one or two off."""
-        return max(0, paged(self.service.parts.engine).ledger.store.pool.num_used)
+        return max(0, page_pool(self.service.parts.engine).num_used)
 
     @property
     def cache_hit_rate(self) -> float:
@@ -149,6 +152,13 @@ class History(Observer):
             mean_first_token_s=_mean(first for _, first in outputs if first is not None),
             mean_latency_s=_mean(latency for latency, _ in outputs),
         )
+
+
+def page_pool(engine: Engine) -> PagePool:
+    """The pages that an engine gives out, which of an eSurge has a ledger of pages."""
+    if not isinstance(engine.ledger, PageLedger):
+        raise InternalError(f"an eSurge over a {type(engine.ledger).__name__}")
+    return engine.ledger.store.pool
 
 
 def _mean(values: Iterable[float]) -> float:

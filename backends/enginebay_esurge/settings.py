@@ -146,8 +146,20 @@ def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, in
     return {"tensor": sizes["tp"]} if sizes["tp"] != 1 else {}
 
 
-def refuse_unserved(given: Mapping[str, tuple[Any, Any, str]]) -> None:
-    """UnsupportedError for the first option whose value is not its default: by name value, default and what to do."""
-    for name, (value, default, todo) in given.items():
+def refuse_unserved(
+    min_input_pad: int,
+    detokenizer_max_states: int,
+    tokenizer_endpoint: str | None,
+    detokenizer_endpoint: str | None,
+) -> None:
+    """UnsupportedError for the first of the documented options without an effect here whose value is not its default."""
+    for name, value, default, why in (
+        ("min_input_pad", min_input_pad, 16, "16 is the smallest step."),
+        ("detokenizer_max_states", detokenizer_max_states, 65536, "each request has its own state."),
+        ("tokenizer_endpoint", tokenizer_endpoint, None, "text is tokenised in the caller's thread."),
+        ("detokenizer_endpoint", detokenizer_endpoint, None, "text is made in the reader's thread."),
+    ):
         if value != default:
-            raise UnsupportedError(explain(f"{name} = {value!r}", f"{default!r}, as yet", todo))
+            raise UnsupportedError(
+                explain(f"{name} = {value!r}", f"{default!r}, as yet", f"Leave it out: {why}")
+            )
