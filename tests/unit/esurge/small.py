@@ -1,13 +1,18 @@
-"""What the tests of eSurge share: one small size, and questions that they ask an engine."""
+"""What the tests of eSurge share: one small size, questions that they ask an engine, and what a fake one answers."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from enginebay import SamplingParams
+from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import RequestOutput, eSurge
+from tests.fakes import expected_tokens, make_request
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -19,6 +24,8 @@ OPTIONS: dict[str, Any] = {
     "decode_steps": 4,
     "engine_options": {"num_pages": 25},  # too few for four of the longest requests
 }
+REAL = OPTIONS | {"processors": ("guided",)}
+"""Of the real engine, whose programs are fewer so: every other option is as documented."""
 BUDGET = 144
 """max_model_len less the default reserve."""
 WAIT_S = 60
@@ -27,6 +34,8 @@ PROMPTS = [PROMPT, "The little fox", "A", "In the morning, the baker opened the 
 GREEDY = SamplingParams(max_tokens=16)
 GREEDY_ON = SamplingParams(max_tokens=16, ignore_eos=True)
 HOT = SamplingParams(max_tokens=16, temperature=1.5, ignore_eos=True)
+HOT_ON = SamplingParams(max_tokens=16, temperature=1.5, ignore_eos=True, seed=4)
+"""For the real engine: greedily, the first layers of the demo model repeat themselves whatever they are asked."""
 LONG = SamplingParams(max_tokens=None, ignore_eos=True)
 
 
@@ -40,6 +49,13 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def foretold(output: RequestOutput, ends: tuple[int, ...] = ()) -> list[int]:
+    """The tokens that a fake engine gives greedily for the prompt of an output, as many as it has unless one of `ends` comes."""
+    prompt = np.asarray(output.prompt_token_ids, np.int32)
+    num = output.num_generated_tokens
+    return expected_tokens(make_request("", max_tokens=num, prompt_token_ids=prompt, stop_token_ids=ends))
+
+
 def until(condition: Callable[[], Any]) -> None:
     """Wait for it."""
     end = time.monotonic() + WAIT_S
@@ -48,10 +64,52 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
+def thread_of(engine: eSurge) -> threading.Thread:
+    """The thread that serves; this one when nothing runs."""
+    thread: threading.Thread = engine.run_on_engine(threading.current_thread)
+    return thread
+
+
 def assert_idle(engine: eSurge) -> None:
     """Nothing is under way, and every page is free or kept for later. Aborts come before this in the engine's inbox."""
-    paged = engine._service.parts.engine
-    engine._service.call(paged.ledger.check)
-    assert engine._service.call(lambda: (paged.rows.num_reqs, paged.ledger.store.pool.num_used)) == (0, 0)
+    inner = engine.engine
+    engine.run_on_engine(inner.ledger.check)
+    assert engine.run_on_engine(lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)) == (0, 0)
     assert (engine.num_pending_requests, engine.num_running_requests) == (0, 0)
-    assert len(engine._serving.active) == 0
+    assert engine.get_metrics_summary().get("active_requests", 0) == 0
+
+
+class Watcher(Observer):
+    """Does nothing with what it is told."""
+
+    def updated(self, update: Update) -> None:
+        pass
+
+    def executed(self, execution: Execution) -> None:
+        pass
+
+    def ended(self, ending: Ending) -> None:
+        pass
+
+
+class Preemptions(Watcher):
+    """For each update that preempted: how many tokens of its own every row had before it, at least."""
+
+    def __init__(self, engine: eSurge) -> None:
+        self.fewest: list[int] = []
+        self._rows = engine.engine.rows
+        self._before = 0
+        engine.audience.add(self)
+
+    def updated(self, update: Update) -> None:
+        if update.num_preempted:
+            self.fewest.append(self._before)
+        taken = self._rows.taken_rows
+        self._before = int((self._rows.num_tokens - self._rows.num_prompt_tokens)[taken].min())
+
+
+class Slow(Watcher):
+    """Lets every update of an engine take a while, so that a long request is surely under way when a test looks."""
+
+    def updated(self, update: Update) -> None:
+        time.sleep(0.01)

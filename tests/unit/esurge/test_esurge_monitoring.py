@@ -11,18 +11,26 @@ import re
 import socket
 import sys
 import threading
+import time
 import urllib.request
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from enginebay.errors import InputError
+from enginebay.loop.observer import Execution, Update
 from enginebay_esurge import RequestOutput, eSurge
 from enginebay_esurge.console import ConsoleMonitor
+from enginebay_esurge.monitoring import Monitoring, MonitoringSettings
 from enginebay_esurge.observing import History
+from enginebay_esurge.service import Service
+from enginebay_esurge.totals import Totals
+from tests.brief import BRIEF
+from tests.fakes import compose_fake
 from tests.unit.esurge.small import GREEDY_ON, LONG, OPTIONS, PROMPT, PROMPTS, until
 
 prometheus_client = pytest.importorskip("prometheus_client")
@@ -36,6 +44,29 @@ PROMISED = [
     *("preempted_requests_total", "schedule_duration_seconds", "model_execution_duration_seconds"),
     *("batch_size", "cache_pages_total", "cache_pages_used", "cache_hit_rate", "system_info"),
 ]
+DEFAULTS: dict[str, Any] = {
+    "dashboard_port": None,
+    "prometheus_port": 11184,
+    "dashboard_host": None,
+    "enable_prometheus": True,
+    "enable_dashboard": None,
+    "enable_console": False,
+    "log_file": None,
+    "log_interval": 10.0,
+    "history_size": 1000,
+    "enable_detailed_logging": True,
+    "start_grafana": True,
+    "grafana_port": 3000,
+    "grafana_host": None,
+    "grafana_image": "grafana/grafana-oss:latest",
+    "grafana_use_docker": False,
+    "grafana_admin_user": "admin",
+    "grafana_admin_password": "admin",
+    "grafana_allow_anonymous": True,
+    "grafana_datasource_name": "eSurge Prometheus",
+    "grafana_datasource_uid": None,
+    "grafana_datasource_url": None,
+}
 ONLY_METRICS: dict[str, Any] = {"prometheus_port": 0, "start_grafana": False}
 
 
@@ -46,8 +77,7 @@ def monitored(engine: eSurge) -> Iterator[eSurge]:
     engine.stop_monitoring()
     assert not engine.monitoring_active
     until(lambda: threading.active_count() <= before)  # requests to the server have threads of their own
-    assert not engine._service.audience._observers
-    assert not engine._serving.totals.listeners
+    assert len(engine.audience) == 0
 
 
 def fetch(url: str, accept: str = "text/plain") -> str:
@@ -68,32 +98,13 @@ def scrape(url: str) -> dict[str, float]:
 
 def test_arguments_and_defaults_are_the_documented_ones() -> None:  # holds S14
     parameters = inspect.signature(eSurge.start_monitoring).parameters
-    assert {name: p.default for name, p in parameters.items() if name != "self"} == {
-        "dashboard_port": None,
-        "prometheus_port": 11184,
-        "dashboard_host": None,
-        "enable_prometheus": True,
-        "enable_dashboard": None,
-        "enable_console": False,
-        "log_file": None,
-        "log_interval": 10.0,
-        "history_size": 1000,
-        "enable_detailed_logging": True,
-        "start_grafana": True,
-        "grafana_port": 3000,
-        "grafana_host": None,
-        "grafana_image": "grafana/grafana-oss:latest",
-        "grafana_use_docker": False,
-        "grafana_admin_user": "admin",
-        "grafana_admin_password": "admin",
-        "grafana_allow_anonymous": True,
-        "grafana_datasource_name": "eSurge Prometheus",
-        "grafana_datasource_uid": None,
-        "grafana_datasource_url": None,
-    }
+    assert {name: p.default for name, p in parameters.items() if name != "self"} == DEFAULTS
 
 
-def test_metrics_are_scraped_with_the_values_of_real_requests(monitored: eSurge) -> None:  # holds S14, S11
+def test_metrics_are_scraped_with_the_values_of_real_requests(
+    real_engine: eSurge,
+) -> None:  # holds S14, S11
+    monitored = real_engine
     assert not monitored.monitoring_active
     urls = monitored.start_monitoring(**ONLY_METRICS)
     assert monitored.monitoring_active
@@ -107,7 +118,7 @@ def test_metrics_are_scraped_with_the_values_of_real_requests(monitored: eSurge)
     stream = monitored.stream(PROMPT, LONG)
     next(stream)
     stream.close()
-    monitored._service.call(lambda: None)
+    monitored.run_on_engine(lambda: None)
     seen = scrape(urls["prometheus"])
     assert seen["esurge_requests_total/completed"] == 6
     assert seen["esurge_requests_total/failed"] == 1
@@ -128,6 +139,7 @@ def test_metrics_are_scraped_with_the_values_of_real_requests(monitored: eSurge)
     assert (seen["esurge_waiting_requests"], seen["esurge_running_requests"]) == (0, 0)
     assert (seen["esurge_cache_pages_total"], seen["esurge_cache_pages_used"]) == (24, 0)
     assert 0 <= seen["esurge_cache_hit_rate"] < 1
+    monitored.stop_monitoring()
 
 
 def test_every_metric_is_shown_in_both_formats_and_nowhere_else(monitored: eSurge) -> None:  # holds S14
@@ -140,8 +152,8 @@ def test_every_metric_is_shown_in_both_formats_and_nowhere_else(monitored: eSurg
         assert len(shown) == 16
     [line] = [line for line in fetch(url).splitlines() if line.startswith("esurge_system_info{")]
     assert f'name="{monitored.esurge_name}"' in line
-    assert 'model="demo"' in line
-    ours = [n for n in prometheus_client.REGISTRY._names_to_collectors if n.startswith("esurge")]
+    assert f'model="{BRIEF}"' in line
+    ours = [one.name for one in prometheus_client.REGISTRY.collect() if one.name.startswith("esurge")]
     assert not ours, "the registry of the process is not ours to fill"
 
 
@@ -176,19 +188,19 @@ def test_gauges_tell_what_waits_and_runs_now(
 
 
 def test_a_second_call_changes_nothing_and_two_engines_do_not_collide(
-    monitored: eSurge, shrunk: tuple[eSurge, int, list[int]], tmp_path: Path
+    monitored: eSurge, make_faked: Callable[..., eSurge], tmp_path: Path
 ) -> None:  # holds S14
     urls = monitored.start_monitoring(**ONLY_METRICS)
     num_threads = threading.active_count()
     assert monitored.start_monitoring(**ONLY_METRICS, log_file=str(tmp_path / "second")) == urls
     assert threading.active_count() == num_threads
     assert not (tmp_path / "second").exists()
-    other = shrunk[0]
+    other = make_faked()
     port = int(urls["prometheus"].split(":")[2].split("/")[0])
     with pytest.raises(ValueError, match=f"prometheus_port = {port}"):
         other.start_monitoring(prometheus_port=port, start_grafana=False)
     assert not other.monitoring_active
-    assert not other._service.audience._observers
+    assert len(other.audience) == 0
     others = other.start_monitoring(**ONLY_METRICS)
     monitored.generate(PROMPT, GREEDY_ON)
     assert scrape(urls["prometheus"])["esurge_tokens_generated_total"] == 16
@@ -223,7 +235,7 @@ def test_wrong_values_are_refused_and_old_ones_are_deprecated(
         with pytest.raises(ValueError, match=f"{name} = "):
             monitored.start_monitoring(**(ONLY_METRICS | {name: value}))
         assert not monitored.monitoring_active
-        assert not monitored._service.audience._observers
+        assert len(monitored.audience) == 0
     for old in ({"dashboard_port": 8080}, {"dashboard_host": "x"}, {"enable_dashboard": True}):
         with pytest.warns(DeprecationWarning, match=next(iter(old))) as caught:
             monitored.start_monitoring(enable_prometheus=False, start_grafana=False, **old)
@@ -267,25 +279,51 @@ def test_the_log_has_figures_and_every_request(monitored: eSurge, tmp_path: Path
         assert all(line["num_generated_tokens"] == 16 and line["latency_s"] > 0 for line in requests)
         last = lines[-1]
         assert (last["event"], last["num_completed"], last["num_tokens"]) == ("figures", 4, 64)
+        assert last["tokens_per_second"] > 0
         assert last["mean_execute_s"] > 0 < last["mean_latency_s"]
         assert last["num_pages"] == 24
 
 
-def test_only_so_much_history_is_kept(monitored: eSurge) -> None:  # holds S14
-    history = History(monitored._service, monitored._serving.totals, 2)
-    monitored._service.audience.add(history)
-    monitored._serving.totals.listeners = (history.completed,)
-    monitored.generate(PROMPTS, GREEDY_ON)
-    assert len(history._updates) == len(history._executions) == len(history._outputs) == 2
+@pytest.fixture
+def service() -> Service:
+    """One that was not started, over a fake engine."""
+    return Service(compose_fake(options={"page_size": 16, "num_pages": 25}), drops_cache=True)
+
+
+def test_only_so_much_history_is_kept(service: Service) -> None:  # holds S14
+    history = History(service, Totals(), 2)
+    for i in range(1, 5):
+        history.updated(Update(i, i / 100, 0.0, i, 10 * i, 1, 0, 0, 0))
+        history.executed(Execution(time.monotonic(), i / 10, i, 16))
+        history.completed(RequestOutput("", "", [], [], processing_time=i, first_token_time=i / 2))
     figures = history.figures()
-    assert (figures.num_tokens, figures.num_completed) == (64, 4)
+    assert (figures.mean_batch_size, figures.mean_latency_s, figures.mean_first_token_s) == (3.5, 3.5, 1.75)
+    means = (figures.mean_schedule_s, figures.mean_execute_s)
+    assert means == (pytest.approx(0.035), pytest.approx(0.35))
+    assert (figures.num_tokens, figures.num_preempted, figures.num_scheduled_tokens) == (64, 4, 40)
     assert figures.tokens_per_second > 0
-    monitored._service.audience.remove(history)
-    monitored._serving.totals.listeners = ()
 
 
-def test_the_console_shows_figures_and_ends_cleanly(monitored: eSurge) -> None:  # holds S14
-    history = History(monitored._service, monitored._serving.totals, 100)
+@pytest.mark.parametrize("wrong", [{}, {"log_file": "/"}, {"prometheus_port": -1}])
+def test_nobody_is_told_any_more_when_monitoring_has_ended_or_failed(
+    service: Service, tmp_path: Path, wrong: dict[str, Any]
+) -> None:  # holds S14
+    totals = Totals()
+    monitoring = Monitoring(service, totals, "my engine")
+    chosen = {"log_file": str(tmp_path / "log"), "enable_console": True} | ONLY_METRICS | wrong
+    settings = MonitoringSettings(**DEFAULTS | chosen)
+    if wrong:
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            monitoring.start(settings)
+    else:
+        monitoring.start(settings)
+        assert (len(service.audience), len(totals.listeners)) == (2, 3)
+        monitoring.stop()
+    assert (len(service.audience), totals.listeners, monitoring.is_active) == (0, (), False)
+
+
+def test_the_console_shows_figures_and_ends_cleanly(service: Service) -> None:  # holds S14
+    history = History(service, Totals(), 100)
     terminal = io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=100)
     threads = set(threading.enumerate())
@@ -310,9 +348,11 @@ def test_the_console_runs_beside_requests(monitored: eSurge) -> None:  # holds S
     assert "esurge-console" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_engine_that_is_collected_leaves_no_thread_and_no_port(tmp_path: Path) -> None:  # holds S14
+def test_an_engine_that_is_collected_leaves_no_thread_and_no_port(
+    faked: None, tmp_path: Path
+) -> None:  # holds S14
     before = set(threading.enumerate())
-    engine = eSurge("demo", **(OPTIONS | {"compile_runner": False}))
+    engine = eSurge(BRIEF, **OPTIONS)
     engine.initiate()
     log_file = str(tmp_path / "log.jsonl")
     url = engine.start_monitoring(**ONLY_METRICS, log_file=log_file, enable_console=True)["prometheus"]

@@ -11,11 +11,11 @@ import pytest
 from enginebay.errors import IncorrectError, RequestError, StoppedError
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_esurge import eSurge
-from tests.unit.esurge.small import GREEDY, LONG, PROMPT, token_ids, until, with_
+from tests.unit.esurge.small import HOT_ON, LONG, PROMPT, token_ids, until, with_
 from tests.unit.unregistered import garbage_attention, plain_attention
 
 pytestmark = pytest.mark.xdist_group("esurge")
-SHORT = with_(GREEDY, max_tokens=6)
+SHORT = with_(HOT_ON, max_tokens=6)
 
 
 class Recorder:
@@ -35,52 +35,59 @@ def tokens(engine: eSurge) -> list[list[int]]:
     return token_ids(engine.generate(PROMPT, SHORT))
 
 
-def test_the_block_runs_the_function_through_pauses_and_the_former_programs_come_back(engine: eSurge) -> None:
-    paged, plan = engine._service.parts.engine, engine._service.parts.plan
-    expected = tokens(engine)
+def test_the_block_runs_the_function_through_pauses_and_the_former_programs_come_back(
+    real_engine: eSurge,
+) -> None:
+    paged, plan = real_engine.engine, real_engine.plan
+    expected = tokens(real_engine)
     function = Recorder()
-    engine.pause()
-    with engine.override(attention=function, check=False) as same:
-        assert same is engine
-        engine.resume()
-        assert tokens(engine) == expected
+    real_engine.pause()
+    with real_engine.override(attention=function, check=False) as same:
+        assert same is real_engine
+        real_engine.resume()
+        assert tokens(real_engine) == expected
         assert set(function.modes) == {"decode", "prefill"}
-        assert engine._service.parts.plan.kernels.names["attention.decode"] == "Recorder"
-        engine.terminate()
-    assert engine._service.parts.plan is plan
-    engine.initiate()
+        assert real_engine.plan.kernels.names["attention.decode"] == "Recorder"
+        real_engine.terminate()
+    assert real_engine.plan is plan
+    real_engine.initiate()
     compiled, traced = paged.compilations.count, len(function.modes)
     assert paged.compilations.forbidden
-    assert tokens(engine) == expected
+    assert tokens(real_engine) == expected
     assert (paged.compilations.count, len(function.modes)) == (compiled, traced), "nothing is compiled anew"
 
 
-def test_a_wrong_one_is_refused_and_nothing_changes(engine: eSurge) -> None:
-    program = engine._service.parts.engine.runner.program
+def test_a_wrong_one_is_refused_and_nothing_changes(real_engine: eSurge) -> None:
+    program = real_engine.engine.runner.program
     with pytest.raises(IncorrectError, match="garbage_attention fails its quick check"):
-        with engine.override(attention=garbage_attention):
+        with real_engine.override(attention=garbage_attention):
             pytest.fail("the block was entered")
-    assert engine._service.parts.engine.runner.program is program
+    assert real_engine.engine.runner.program is program
 
 
-def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(slow_engine: eSurge) -> None:
+def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(
+    slow_real_engine: eSurge,
+) -> None:
     ended: list[Any] = []
 
     def serve() -> None:
         try:
-            ended.append(slow_engine.generate(PROMPT, LONG))
+            ended.append(slow_real_engine.generate(PROMPT, LONG))
         except StoppedError as error:
             ended.append(error)
 
-    stream = slow_engine.stream(PROMPT, LONG)
+    stream = slow_real_engine.stream(PROMPT, LONG)
     next(stream)
-    with pytest.raises(RequestError, match="1 requests are under way"), slow_engine.override(attention="xla"):
+    with (
+        pytest.raises(RequestError, match="1 requests are under way"),
+        slow_real_engine.override(attention="xla"),
+    ):
         pytest.fail("the block was entered")
     stream.close()
-    until(lambda: not slow_engine.num_running_requests)
-    with slow_engine.override(attention="xla"):
+    until(lambda: not slow_real_engine.num_running_requests)
+    with slow_real_engine.override(attention="xla"):
         other = threading.Thread(target=serve)
         other.start()
-        until(lambda: slow_engine.num_running_requests)
+        until(lambda: slow_real_engine.num_running_requests)
     other.join(60)
     assert "the block of override" in str(ended[0])

@@ -3,49 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
 import pytest
 
-from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.loop.observer import Update
 from enginebay_esurge import BusyError, eSurge
-from tests.unit.esurge.small import GREEDY_ON, LONG, OPTIONS, PROMPT, until
+from tests.unit.esurge.small import GREEDY_ON, LONG, PROMPT, Watcher, until
 
 pytestmark = pytest.mark.xdist_group("esurge")
 
 
-class Count(Observer):
+class Count(Watcher):
     """Counts the updates that are launched while a profile is taken, and those after it."""
 
     def __init__(self, engine: eSurge) -> None:
-        self.profiler = engine._profiler
-        self.inside = self.outside = self.num_executed = 0
+        self.engine = engine
+        self.inside = self.outside = 0
 
     def updated(self, update: Update) -> None:
-        if self.profiler.is_active:
+        if self.engine.profiling_active:
             self.inside += 1
         else:
             self.outside += 1
 
-    def executed(self, execution: Execution) -> None:
-        self.num_executed += 1
-
-    def ended(self, ending: Ending) -> None:
-        pass
-
 
 @pytest.fixture
-def profiled(engine: eSurge) -> Iterator[eSurge]:
-    yield engine
-    engine.stop_profiling()
+def profiled(real_engine: eSurge) -> Iterator[eSurge]:
+    yield real_engine
+    real_engine.stop_profiling()
 
 
 def counted(engine: eSurge) -> Count:
     """A counter that is told before the profiler, so that it sees the update that ends the profile."""
     count = Count(engine)
-    engine._service.audience.add(count)
+    engine.audience.add(count)
     return count
 
 
@@ -60,10 +55,10 @@ def check_profile_of_four_updates(engine: eSurge, folder: Path) -> None:
         engine.start_profiling(folder)
     engine.generate(PROMPT, GREEDY_ON)
     engine.generate(PROMPT, LONG)
-    engine._service.audience.remove(count)
+    engine.audience.remove(count)
     assert count.inside == 4
     assert count.outside > 4
-    assert not engine._profiler.is_active
+    assert not engine.profiling_active
     [trace] = traces(folder)
     assert trace.stat().st_size > 1000
 
@@ -75,8 +70,10 @@ def test_a_profile_ends_by_itself_after_exactly_so_many_updates(
 
 
 @pytest.mark.slow  # an engine of its own
-def test_overlapping_execution_changes_nothing_of_it(tmp_path: Path) -> None:  # holds S16
-    with eSurge("demo", **(OPTIONS | {"compile_runner": False, "overlap_execution": True})) as engine:
+def test_overlapping_execution_changes_nothing_of_it(
+    make_real: Callable[..., AbstractContextManager[eSurge]], tmp_path: Path
+) -> None:  # holds S16
+    with make_real(compile_runner=False, overlap_execution=True) as engine:
         check_profile_of_four_updates(engine, tmp_path)
 
 
@@ -89,25 +86,27 @@ def test_the_trace_has_the_steps_of_its_updates(profiled: eSurge, tmp_path: Path
     assert sum("Execute" in name for name in names) >= 3
 
 
-def test_stopping_a_profile_ends_it_before_its_time(slow_engine: eSurge, tmp_path: Path) -> None:  # holds S16
-    count = counted(slow_engine)
-    slow_engine.start_profiling(tmp_path, 10**6)
-    stream = slow_engine.stream(PROMPT, LONG)
+def test_stopping_a_profile_ends_it_before_its_time(
+    slow_real_engine: eSurge, tmp_path: Path
+) -> None:  # holds S16
+    count = counted(slow_real_engine)
+    slow_real_engine.start_profiling(tmp_path, 10**6)
+    stream = slow_real_engine.stream(PROMPT, LONG)
     next(stream)
     until(
         lambda: count.inside
     )  # without overlap a prompt's token comes before the update that it is part of is told
-    slow_engine.stop_profiling()
-    slow_engine.stop_profiling()
+    slow_real_engine.stop_profiling()
+    slow_real_engine.stop_profiling()
     assert len(traces(tmp_path)) == 1
     seen = count.inside
     until(lambda: count.outside)
     assert count.inside == seen > 0
     stream.close()
-    slow_engine._service.audience.remove(count)
+    slow_real_engine.audience.remove(count)
     time.sleep(1.1)  # a trace is in a folder of the second it ended in
-    slow_engine.start_profiling(tmp_path)
-    slow_engine.stop_profiling()
+    slow_real_engine.start_profiling(tmp_path)
+    slow_real_engine.stop_profiling()
     assert len(traces(tmp_path)) == 2
 
 
@@ -115,7 +114,7 @@ def test_terminating_ends_a_profile(profiled: eSurge, tmp_path: Path) -> None:  
     profiled.start_profiling(tmp_path)
     profiled.terminate()
     assert len(traces(tmp_path)) == 1
-    assert not profiled._profiler.is_active
+    assert not profiled.profiling_active
     profiled.initiate()
 
 
@@ -133,6 +132,6 @@ def test_what_cannot_be_started_leaves_nothing_active(profiled: eSurge, tmp_path
             profiled.start_profiling(tmp_path)
     finally:
         jax.profiler.stop_trace()
-    assert not profiled._profiler.is_active
+    assert not profiled.profiling_active
     assert traces(tmp_path) == []
     profiled.generate(PROMPT, GREEDY_ON)

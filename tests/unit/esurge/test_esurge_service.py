@@ -1,25 +1,36 @@
-"""eSurge as a service: started, paused and stopped; its figures; and other weights in place."""
+"""eSurge as a service on a fake engine: started, paused and stopped, with its figures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 
 from enginebay.errors import StoppedError
+from enginebay.loop.observer import Update
 from enginebay_esurge import BusyError, NotRunningError, eSurge
-from tests.unit.esurge.small import GREEDY, GREEDY_ON, LONG, PROMPT, PROMPTS, token_ids, until, with_
+from tests.unit.esurge.small import (
+    GREEDY,
+    GREEDY_ON,
+    LONG,
+    PROMPT,
+    PROMPTS,
+    Watcher,
+    foretold,
+    thread_of,
+    token_ids,
+    until,
+    with_,
+)
 
 pytestmark = pytest.mark.xdist_group("esurge")
 
 
 def test_an_engine_that_was_not_initiated_serves_nobody(
-    shrunk: tuple[eSurge, int, list[int]],
+    make_faked: Callable[..., eSurge],
 ) -> None:  # holds S09
-    fresh, _, _ = shrunk
+    fresh = make_faked()
     fresh.terminate()
     for call in (fresh.generate, fresh.stream, fresh.chat):
         with pytest.raises(RuntimeError, match="initiate") as caught:
@@ -27,13 +38,15 @@ def test_an_engine_that_was_not_initiated_serves_nobody(
         assert isinstance(caught.value, NotRunningError)
     fresh.pause()
     fresh.abort_request("unknown")
-    assert len(fresh._serving.active) == fresh.num_pending_requests == fresh.num_running_requests == 0
+    assert fresh.num_pending_requests == fresh.num_running_requests == 0
+    fresh.initiate()
+    assert fresh.get_metrics_summary()["active_requests"] == 0, "nothing was kept of the refused ones"
 
 
 def test_initiating_twice_is_once_and_idling_costs_nothing(engine: eSurge) -> None:  # holds S09
-    thread = engine._service._loop._thread  # type: ignore[union-attr]
+    thread = thread_of(engine)
     engine.initiate()
-    assert engine._service._loop._thread is thread  # type: ignore[union-attr]
+    assert thread_of(engine) is thread
     assert thread.daemon
     engine.generate(PROMPT, GREEDY)
     clock = time.pthread_getcpuclockid(thread.ident or 0)
@@ -47,8 +60,7 @@ def test_terminating_fails_what_is_under_way_and_initiating_serves_again(
     slow_engine: eSurge,
 ) -> None:  # holds S09
     wanted = token_ids(slow_engine.generate(PROMPTS, GREEDY))
-    count = slow_engine._service.parts.engine.compilations.count
-    thread = slow_engine._service._loop._thread  # type: ignore[union-attr]
+    thread = thread_of(slow_engine)
     updates = slow_engine.stream(PROMPT, LONG)
     next(updates)
     slow_engine.terminate()
@@ -58,11 +70,9 @@ def test_terminating_fails_what_is_under_way_and_initiating_serves_again(
         list(updates)
     slow_engine.initiate()
     assert token_ids(slow_engine.generate(PROMPTS, GREEDY)) == wanted
-    assert slow_engine._service.parts.engine.compilations.count == count
 
 
 def test_pausing_keeps_what_is_under_way(slow_engine: eSurge) -> None:  # holds S09
-    wanted = slow_engine.generate(PROMPT, LONG)[0]
     streams = [slow_engine.stream(PROMPT, LONG, f"p{i}") for i in range(6)]
     until(lambda: slow_engine.num_running_requests)
     slow_engine.pause()
@@ -72,7 +82,6 @@ def test_pausing_keeps_what_is_under_way(slow_engine: eSurge) -> None:  # holds 
     assert (slow_engine.num_running_requests, slow_engine.num_pending_requests) == held
     with pytest.raises(NotRunningError, match="resume"):
         slow_engine.generate(PROMPT)
-    assert slow_engine._service.parts.engine.runner.has_state, "rows are running: their cache stays"
     for request_id in ("p5", "p0"):
         slow_engine.abort_request(request_id)
     until(lambda: slow_engine.num_running_requests + slow_engine.num_pending_requests == 4)
@@ -80,20 +89,33 @@ def test_pausing_keeps_what_is_under_way(slow_engine: eSurge) -> None:  # holds 
     lasts = [list(stream)[-1] for stream in streams]
     reasons = [last.outputs[0].finish_reason for last in lasts]
     assert reasons == ["abort", "length", "length", "length", "length", "abort"]
-    assert token_ids(lasts[1:5]) == token_ids([wanted]) * 4
+    assert {last.num_generated_tokens for last in lasts[1:5]} == {140}
+    assert token_ids(lasts[1:5]) == [foretold(last) for last in lasts[1:5]], "their cache stayed"
 
 
-def test_an_idle_pause_frees_the_cache(engine: eSurge) -> None:  # holds S09
+@pytest.mark.parametrize("destroys", [True, False])
+def test_an_idle_pause_frees_the_cache_if_it_may(
+    make_faked: Callable[..., eSurge], destroys: bool
+) -> None:  # holds S09
+    ids = list(range(500, 560))
+    with make_faked(destroy_pages_on_pause=destroys) as engine:
+        wanted = engine.generate([ids], GREEDY)[0]
+        for go_on in (engine.resume, engine.initiate):
+            engine.pause()
+            engine.pause()
+            go_on()
+            again = engine.generate([ids], GREEDY)[0]
+            assert token_ids([again]) == token_ids([wanted])
+            assert again.metrics is not None
+            assert again.metrics["cached_tokens"] == (0 if destroys else 48)
+
+
+def test_an_engine_that_is_paused_is_terminated_and_serves_again(engine: eSurge) -> None:  # holds S09
     wanted = token_ids(engine.generate(PROMPTS, GREEDY))
-    runner = engine._service.parts.engine.runner
-    for go_on in (engine.resume, engine.initiate):
-        engine.pause()
-        engine.pause()
-        assert not runner.has_state
-        go_on()
-        assert token_ids(engine.generate(PROMPTS, GREEDY)) == wanted
     engine.pause()
     engine.terminate()
+    with pytest.raises(NotRunningError, match=r"initiate\(\)"):
+        engine.generate(PROMPT)
     engine.initiate()
     assert token_ids(engine.generate(PROMPTS, GREEDY)) == wanted
 
@@ -110,12 +132,9 @@ def test_requests_are_counted_where_they_are(slow_engine: eSurge) -> None:  # ho
         stream.close()
 
 
-def test_figures_are_each_engines_own(
-    engine: eSurge, shrunk: tuple[eSurge, int, list[int]]
-) -> None:  # holds S15
-    fresh = shrunk[0]
-    if not fresh._serving.totals.has_begun:
-        assert list(fresh.get_metrics_summary()) == ["error"]
+def test_figures_are_each_engines_own(engine: eSurge, make_faked: Callable[..., eSurge]) -> None:  # holds S15
+    fresh = make_faked()
+    assert list(fresh.get_metrics_summary()) == ["error"]
     before = engine.get_metrics_summary()
     fresh.initiate()
     others = fresh.get_metrics_summary()
@@ -133,56 +152,47 @@ def test_figures_are_each_engines_own(
     assert after["requests_per_second"] > 0 < after["average_throughput"]
     assert after["active_requests"] == after["queue_size"] == after["running_requests"] == 0
     assert fresh.get_metrics_summary()["total_completed"] == others["total_completed"]
-    fresh.terminate()
 
 
-def test_an_extra_end_of_sequence_ends_a_request(shrunk: tuple[eSurge, int, list[int]]) -> None:  # holds S13
-    fresh, end, tokens = shrunk
-    with fresh:
-        ended = fresh.generate(PROMPT, with_(GREEDY, max_tokens=24))[0].outputs[0]
-        assert ended.token_ids == tokens[: tokens.index(end) + 1]
+def test_an_extra_end_of_sequence_ends_a_request(
+    engine: eSurge, make_faked: Callable[..., eSurge]
+) -> None:  # holds S13
+    params = with_(GREEDY, max_tokens=24)
+    whole = engine.generate(PROMPT, params)[0]
+    tokens = whole.outputs[0].token_ids
+    end = next(token for i, token in enumerate(tokens[4:], 4) if token not in tokens[:i])
+    with make_faked(extra_eos_token_ids=[end]) as fresh:
+        ended = fresh.generate(PROMPT, params)[0].outputs[0]
+        assert ended.token_ids == tokens[: tokens.index(end) + 1] == foretold(whole, (end,))
         assert ended.finish_reason == "stop"
-        ignored = fresh.generate(PROMPT, with_(GREEDY_ON, max_tokens=24))[0].outputs[0]
+        ignored = fresh.generate(PROMPT, with_(params, ignore_eos=True))[0].outputs[0]
         assert (ignored.token_ids, ignored.finish_reason) == (tokens, "length")
 
 
-def test_new_weights_give_what_a_fresh_engine_gives_and_compile_nothing(
-    engine: eSurge, shrunk: tuple[eSurge, int, list[int]], shrink: Callable[[eSurge], dict[str, Any]]
-) -> None:  # holds S17
-    ids = list(range(500, 560))
-    params = with_(GREEDY_ON, max_tokens=8)
-    old = engine.generate([ids], params)[0]
-    with shrunk[0] as fresh:
-        wanted = fresh.generate([ids], params)[0]
-    assert token_ids([wanted]) != token_ids([old])
-    count = engine._service.parts.engine.compilations.count
-    engine.update_model_weights(graphstate=shrink(engine))
-    new = engine.generate([ids], params)[0]
-    assert token_ids([new]) == token_ids([wanted])
-    assert new.metrics is not None
-    assert new.metrics["cached_tokens"] == 0, "nothing is found of what the old weights computed"
-    engine.terminate()
-    engine.update_model_weights("demo")
-    assert not engine._service.is_running, "it did not run before"
-    engine.initiate()
-    assert token_ids(engine.generate([ids], params)) == token_ids([old])
-    assert engine._service.parts.engine.compilations.count == count
-    engine.update_model_weights("demo", restart_scheduler=False)
-    assert not engine._service.is_running
-    engine.initiate()
-
-
-def test_weights_that_do_not_fit_and_busy_engines_are_refused(slow_engine: eSurge) -> None:  # holds S17
-    wanted = token_ids(slow_engine.generate(PROMPT, GREEDY))
-    with pytest.raises(ValueError, match="no weights"):
-        slow_engine.update_model_weights()
-    path, weight = next(iter(slow_engine._service.parts.engine.runner.weights.items()))
-    for wrong in ({"no.such": weight}, {path: np.zeros((3, 3), np.float32)}):
-        with pytest.raises(ValueError, match="weight"):
-            slow_engine.update_model_weights(graphother=wrong)
+def test_weights_of_busy_engines_stay(slow_engine: eSurge) -> None:  # holds S17
     stream = slow_engine.stream(PROMPT, LONG)
     with pytest.raises(RuntimeError, match="1 requests") as caught:
         slow_engine.update_model_weights("demo")
     assert isinstance(caught.value, BusyError)
     stream.close()
-    assert token_ids(slow_engine.generate(PROMPT, GREEDY)) == wanted
+
+
+def test_observers_are_told_through_stops_and_starts_until_they_are_removed(engine: eSurge) -> None:
+    class Updates(Watcher):
+        count = 0
+
+        def updated(self, update: Update) -> None:
+            self.count += 1
+
+    updates = Updates()
+    engine.audience.add(updates)
+    counts = []
+    for _ in range(2):
+        engine.generate(PROMPT, GREEDY)
+        counts.append(updates.count)
+        engine.terminate()
+        engine.initiate()
+    assert 0 < counts[0] < counts[1]
+    engine.audience.remove(updates)
+    engine.generate(PROMPT, GREEDY)
+    assert updates.count == counts[1]

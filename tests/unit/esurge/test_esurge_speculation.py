@@ -6,7 +6,8 @@ import io
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +18,24 @@ from enginebay.config import MOST_PASSES
 from enginebay_esurge import eSurge
 from enginebay_esurge.console import figures_table
 from enginebay_esurge.dashboard import make_dashboard
-from enginebay_esurge.observing import History
-from tests.brief import BRIEF
-from tests.unit.esurge.small import GREEDY_ON, OPTIONS, PROMPT, assert_idle, until, with_
+from enginebay_esurge.observing import Figures
+from tests.unit.esurge.small import GREEDY_ON, PROMPT, until, with_
 
 parser = pytest.importorskip("prometheus_client.parser")
 
 pytestmark = pytest.mark.xdist_group("esurge")
 
 STORY = "Tom has a red ball. Tom and the dog play. "
-ONE_ROW: dict[str, Any] = OPTIONS | {"compile_runner": False, "max_num_seqs": 1}
+ONE_ROW: dict[str, Any] = {"compile_runner": False, "max_num_seqs": 1, "processors": ()}
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
-@pytest.fixture(scope="module")
-def shared_drafting() -> Iterator[eSurge]:
-    """Two layers of the demo model, which repeat themselves when they are greedy."""
-    with eSurge(BRIEF, proposer="ngram", draft_tokens=3, **ONE_ROW) as engine:
-        yield engine
-        assert_idle(engine)
-
-
 @pytest.fixture
-def drafting(shared_drafting: eSurge) -> Iterator[eSurge]:
-    yield shared_drafting
-    shared_drafting.stop_monitoring()
+def drafting(make_real: Callable[..., AbstractContextManager[eSurge]]) -> Iterator[eSurge]:
+    """Two layers of the demo model, which repeat themselves when they are greedy."""
+    with make_real(proposer="ngram", draft_tokens=3, **ONE_ROW) as engine:
+        yield engine
+        engine.stop_monitoring()
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -55,9 +49,17 @@ def drafted(metrics: dict[str, Any] | None) -> tuple[int, int]:
     return metrics["draft_tokens"], metrics["accepted_tokens"]
 
 
-def shown(history: History) -> str:
+def last_figures(log: Path) -> dict[str, Any]:
+    """The last line of a log that is closed."""
+    line: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])
+    assert line.pop("event") == "figures"
+    del line["time"]
+    return line
+
+
+def shown(figures: dict[str, Any]) -> str:
     terminal = io.StringIO()
-    Console(file=terminal, width=120).print(figures_table("my engine", history.figures()))
+    Console(file=terminal, width=120).print(figures_table("my engine", Figures(unix_s=0.0, **figures)))
     return terminal.getvalue()
 
 
@@ -67,8 +69,6 @@ def test_drafts_are_counted_everywhere(drafting: eSurge, tmp_path: Path) -> None
     urls = drafting.start_monitoring(
         prometheus_port=0, start_grafana=False, log_file=str(path), log_interval=0.05
     )
-    history = History(drafting._service, drafting._serving.totals, 10)
-    drafting._service.audience.add(history)
     started = scrape(urls["prometheus"])
     assert [started[f"esurge_spec_decode_{name}_total"] for name in NAMES] == [0, 0, 0]
     # Behind the last prompt the model says 5 for ever, which was another token after two of them.
@@ -85,14 +85,11 @@ def test_drafts_are_counted_everywhere(drafting: eSurge, tmp_path: Path) -> None
         num_drafted,
         num_accepted,
     ]
-    figures = history.figures()
-    assert (figures.num_draft_tokens, figures.num_accepted_tokens) == (num_drafted, num_accepted)
-    assert f"{int(num_accepted)} of {int(num_drafted)} tokens held" in shown(history)
-    drafting._service.audience.remove(history)
     until(lambda: f'"num_accepted_tokens": {int(num_accepted)}' in path.read_text())
     drafting.stop_monitoring()
-    last = json.loads(path.read_text().splitlines()[-1])
-    assert last["num_draft_tokens"] == num_drafted
+    figures = last_figures(path)
+    assert (figures["num_draft_tokens"], figures["num_accepted_tokens"]) == (num_drafted, num_accepted)
+    assert f"{int(num_accepted)} of {int(num_drafted)} tokens held" in shown(figures)
 
 
 def test_the_dashboard_shows_them(drafting: eSurge) -> None:  # holds SG3
@@ -108,13 +105,13 @@ def test_the_dashboard_shows_them(drafting: eSurge) -> None:  # holds SG3
     drafting.stop_monitoring()
 
 
-def test_an_engine_without_a_proposer_has_none_of_them(drafting: eSurge, engine: eSurge) -> None:  # holds SG3
+def test_an_engine_without_a_proposer_has_none_of_them(engine: eSurge, tmp_path: Path) -> None:  # holds SG3
     params = with_(GREEDY_ON, max_tokens=24)
-    url = engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
-    history = History(engine._service, engine._serving.totals, 10)
+    path = tmp_path / "log.jsonl"
+    urls = engine.start_monitoring(prometheus_port=0, start_grafana=False, log_file=str(path))
     [output] = engine.generate(STORY * 2, params)
-    assert not [name for name in scrape(url) if "spec_decode" in name]
+    assert not [name for name in scrape(urls["prometheus"]) if "spec_decode" in name]
     assert drafted(output.metrics) == (0, 0)
-    assert "held" not in shown(history)
     assert "spec_decode" not in json.dumps(make_dashboard("uid"))
     engine.stop_monitoring()
+    assert "held" not in shown(last_figures(path))
