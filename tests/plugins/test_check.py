@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.plugins.install import put, python, run
+from enginebay.testing.report import CheckRecord
+from tests.plugins.install import command, put, pytest_within, run, visible
 
 pytestmark = pytest.mark.xdist_group("check")
 
@@ -27,10 +28,18 @@ def by_case(records: list[dict[str, Any]], name: str) -> Records:
     return {r["case"]: r for r in records if r["name"] == name}
 
 
+def checked(site: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and records of `enginebay check`."""
+    with visible(site):
+        done = command("check", *arguments, "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
 @pytest.fixture(scope="module")
 def planted(site: Path) -> tuple[int, list[dict[str, Any]]]:
-    """What the command says of all norms but the one that never ends, in one run."""
-    done = run(site, "check", *FAULTY, "kills_the_importer", "needs_more", "--json", "--jobs", "2")
+    """What the command says of all norms, in one run: while one never ends the others go on."""
+    flags = ("--jobs", "2", "--timeout", "8", "--json")
+    done = run(site, "check", "hangs", *FAULTY, "kills_the_importer", "needs_more", *flags)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -88,10 +97,8 @@ def test_part_that_is_not_installed_is_unsupported_with_its_reason(
     assert (found["verdict"], "no_such_module" in found["detail"]) == ("UNSUPPORTED", True)
 
 
-def test_case_that_never_ends_in_c_is_a_timeout(site: Path) -> None:
-    done = run(site, "check", "hangs", "--json", "--timeout", "8")
-    found = by_case(json.loads(done.stdout), "hangs")
-    assert done.returncode == 1
+def test_case_that_never_ends_in_c_is_a_timeout(planted: tuple[int, list[dict[str, Any]]]) -> None:
+    found = by_case(planted[1], "hangs")
     assert {case: r["verdict"] for case, r in found.items()} == {
         "declaration_holds": "PASS",
         "rms_norm[float32]": "TIMEOUT",
@@ -101,23 +108,28 @@ def test_case_that_never_ends_in_c_is_a_timeout(site: Path) -> None:
     assert "no answer within 8 s" in found["rms_norm[float32]"]["detail"]
 
 
-def test_table_shows_the_error_against_its_bound(site: Path) -> None:
-    done = run(site, "check", "kernel:rms_norm:wrong")
+def test_table_shows_the_error_against_its_bound(
+    planted: tuple[int, list[dict[str, Any]]], site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [CheckRecord(**record) for record in planted[1] if record["name"] == "wrong"]
+    monkeypatch.setattr("enginebay.cli.check.check", lambda *_, **__: records)
+    with visible(site):
+        done = command("check", "kernel:rms_norm:wrong")
     assert done.returncode == 1
     assert " of allowed " in done.stdout
     assert "kernel:rms_norm:wrong run cpu: 1 INCORRECT, 3 PASS" in done.stdout
 
 
 def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
-    done = run(site, "check", "toy_wrnog")
+    with visible(site):
+        done = command("check", "toy_wrnog")
     assert done.returncode == 2
     assert "Did you mean 'toy_wrong'?" in done.stderr
 
 
 def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> None:
-    done = run(site, "check", "kernel:attention:toy", "kernel:rms_norm:toy_norm", "--json", "--jobs", "2")
-    records = json.loads(done.stdout)
-    assert done.returncode == 0, [r for r in records if r["verdict"] in ("INCORRECT", "ERROR", "TIMEOUT")]
+    code, records = checked(site, "kernel:attention:toy", "kernel:rms_norm:toy_norm", "--jobs", "2")
+    assert code == 0, [r for r in records if r["verdict"] in ("INCORRECT", "ERROR", "TIMEOUT")]
     verdicts = {(r["name"], r["level"], r["target"], r["verdict"]) for r in records}
     assert {v[1:3] for v in verdicts} == {
         ("interpret", "interpreter"),
@@ -139,36 +151,39 @@ def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> Non
     assert compiled["traits"]["group"] == "4"
 
 
-def test_wrong_kernel_is_found_by_interpretation_alone(site: Path) -> None:
-    done = run(site, "check", "toy_wrong", "--level", "interpret", "--json")
-    found = by_case(json.loads(done.stdout), "toy_wrong")
-    assert done.returncode == 1
+@pytest.fixture(scope="module")
+def interpreted(site: Path) -> tuple[int, list[dict[str, Any]]]:
+    """A wrong kernel, and two parts that cannot be interpreted."""
+    return checked(site, "toy_wrong", "kernel:rms_norm:wrong", "scheduler:fcfs", "--level", "interpret")
+
+
+def test_wrong_kernel_is_found_by_interpretation_alone(
+    interpreted: tuple[int, list[dict[str, Any]]],
+) -> None:
+    code, records = interpreted
+    assert code == 1
+    found = by_case(records, "toy_wrong")
     assert found["decode_paged_float32-dim_32-page_32[NhdLayout]"]["verdict"] == "INCORRECT"
 
 
-def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
-    done = run(site, "check", "toy_copies", "--level", "compile", "--json")
-    found = [r for r in json.loads(done.stdout) if r["target"] == "npu1" and r["case"] == "decode_8b"]
-    assert done.returncode == 1
-    assert found[0]["verdict"] == "INCORRECT"
-    assert "the program copies it" in found[0]["detail"]
-
-
-def test_level_that_a_part_lacks_is_unsupported(site: Path) -> None:
-    done = run(site, "check", "kernel:rms_norm:wrong", "scheduler:fcfs", "--level", "interpret", "--json")
-    records = json.loads(done.stdout)
-    assert done.returncode == 0
+def test_level_that_a_part_lacks_is_unsupported(interpreted: tuple[int, list[dict[str, Any]]]) -> None:
+    records = [r for r in interpreted[1] if r["name"] in ("wrong", "fcfs")]
     assert [r["verdict"] for r in records] == ["UNSUPPORTED"] * 2
     assert "interpreted" in records[0]["detail"]
+
+
+def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
+    code, records = checked(site, "toy_copies", "--level", "compile")
+    found = [r for r in records if r["target"] == "npu1" and r["case"] == "decode_8b"]
+    assert code == 1
+    assert found[0]["verdict"] == "INCORRECT"
+    assert "the program copies it" in found[0]["detail"]
 
 
 def test_levels_of_the_pytest_plugin_are_those_of_the_command(site: Path) -> None:
     options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
     part = ("--enginebay-check", "toy_norm", "--enginebay-level")
-    told = {
-        level: python(site, "-m", "pytest", *options, *part, level).stdout
-        for level in ("interpret", "compile")
-    }
+    told = {level: pytest_within(site, *options, *part, level)[1] for level in ("interpret", "compile")}
     assert "3 passed" in told["interpret"]
     assert "8 passed, 8 skipped" in told["compile"]
     assert "rms_norm_32x4096_bfloat16@npu1" in told["compile"]

@@ -15,7 +15,7 @@ import pytest
 from enginebay.cli.main import main
 from enginebay.cli.new import KINDS, render, write_plugin
 from enginebay.errors import InputError, UnknownNameError
-from tests.plugins.install import ROOT, install_from, listed, python, run
+from tests.plugins.install import ROOT, command, install_from, listed, python, read, visible
 
 pytestmark = pytest.mark.xdist_group("new")
 
@@ -67,16 +67,9 @@ def test_files_keep_the_projects_own_rules(name: str, tmp_path: Path) -> None:
         for file, text in render(kind, name).items():
             (tmp_path / kind / file).write_text(text, encoding="utf-8")
     for arguments in (["format", "--check"], ["check"]):
-        command = [
-            sys.executable,
-            "-m",
-            "ruff",
-            *arguments,
-            "--no-cache",
-            "--config",
-            ROOT / "pyproject.toml",
-        ]
-        done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
+        config = ("--no-cache", "--config", ROOT / "pyproject.toml")
+        words = [sys.executable, "-m", "ruff", *arguments, *config, tmp_path]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -98,17 +91,16 @@ def test_each_can_be_chosen_by_name(site: Path) -> None:
         (together, CHOICES.keys() - {"platform"}),
         (["--platform", "my_platform"], {"platform"}),
     ):
-        done = run(site, "explain", "--json", *arguments)
-        assert done.returncode == 0, done.stderr
-        chosen = {c["setting"]: c["chosen"] for c in json.loads(done.stdout)["choices"]}
+        with visible(site):
+            choices = read(command("explain", "--json", *arguments))["choices"]
+        chosen = {c["setting"]: c["chosen"] for c in choices}
         assert {kind: chosen[CHOICES[kind][1]] for kind in kinds} == {kind: f"my_{kind}" for kind in kinds}
 
 
-@pytest.mark.slow
 def test_auto_takes_none_of_them(site: Path) -> None:
-    done = run(site, "explain", "--json")
-    assert done.returncode == 0, done.stderr
-    assert not [c for c in json.loads(done.stdout)["choices"] if c["chosen"].startswith("my_")]
+    with visible(site):
+        choices = read(command("explain", "--json"))["choices"]
+    assert not [c for c in choices if c["chosen"].startswith("my_")]
 
 
 TOKENS = """

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import re
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.plugins.install import EXAMPLES, install, listed, python, run
+from enginebay import LLM, SamplingParams
+from enginebay.testing import plugin
+from tests.brief import TINY
+from tests.plugins.install import EXAMPLES, command, install, listed, python, read, visible
 
 pytestmark = pytest.mark.xdist_group("stranger")
 
-COMPARE = """
-import json, sys
-from enginebay import LLM, SamplingParams
-
-prompts = [[5, 6, 7], list(range(40, 100)), [9]]
-params = SamplingParams(max_tokens=10, ignore_eos=True)
-small = {"max_model_len": 256, "max_num_seqs": 4, "layout": "hnd"}
-theirs = {"attention": {"decode": "chunked_scan", "prefill": "chunked_scan", "mixed": "chunked_scan"}}
-tokens = []
-for choices in ({}, {"scheduler": "shortest_prompt_first", "kernels": theirs}, sys.argv[1]):
-    llm = LLM.from_config(choices) if isinstance(choices, str) else LLM("demo", **small, **choices)
-    with llm:
-        tokens.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
-        chosen = {r.setting: r.chosen for r in llm.plan.reasons}
-print(json.dumps({"tokens": tokens, "chosen": chosen}))
-"""
+PROMPTS = [[5, 6, 7], list(range(40, 90)), [9]]
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 4,
+    "layout": "hnd",
+    "processors": (),
+}
+THEIRS = dict.fromkeys(("decode", "prefill", "mixed"), "chunked_scan")
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +44,34 @@ def test_stranger_is_listed_with_its_distribution(site: Path) -> None:
     assert {(r["distribution"], r["version"]) for r in found.values()} == {("enginebay-stranger", "0.1.0")}
 
 
+def answers(llm: LLM) -> tuple[list[list[int]], dict[str, str]]:
+    """Tokens of the prompts, and what was chosen."""
+    with llm:
+        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=10, ignore_eos=True))
+        tokens = [output.outputs[0].token_ids for output in outputs]
+        return tokens, {reason.setting: reason.chosen for reason in llm.plan.reasons}
+
+
 def test_parts_chosen_by_name_give_the_reference_tokens(site: Path) -> None:
-    done = python(site, "-c", COMPARE, str(EXAMPLES / "stranger" / "stranger.toml"))
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    reference, stranger, from_file = result["tokens"]
-    assert stranger == reference
+    """By names in Python, and by those of the example's configuration file in the same small sizes."""
+    file = EXAMPLES / "stranger" / "stranger.toml"
+    named = {"scheduler": "shortest_prompt_first", "kernels": {"attention": THEIRS}}
+    with visible(site):
+        reference, _ = answers(LLM(TINY, **SMALL))
+        stranger, chosen = answers(LLM(TINY, **SMALL, **named))
+        assert stranger == reference
+        assert {chosen[f"kernels.attention.{phase}"] for phase in THEIRS} == {"chunked_scan"}
+        from_file, chosen = answers(LLM.from_config(file, model=TINY, **SMALL))
     assert from_file == reference
-    assert result["chosen"]["scheduler"] == "shortest_prompt_first"
-    assert result["chosen"]["kernels.attention.decode"] == "chunked_scan"
-    assert result["chosen"]["kernels.attention.prefill"] == "xla"
+    assert chosen["scheduler"] == tomllib.loads(file.read_text())["scheduler"]["name"]
+    assert chosen["scheduler"] == "shortest_prompt_first"
+    assert chosen["kernels.attention.decode"] == "chunked_scan"
+    assert chosen["kernels.attention.prefill"] == "xla"
 
 
 def test_auto_keeps_to_the_built_in_parts(site: Path) -> None:
-    done = run(site, "explain", "--json")
-    assert done.returncode == 0, done.stderr
-    choices = {c["setting"]: c for c in json.loads(done.stdout)["choices"]}
+    with visible(site):
+        choices = {c["setting"]: c for c in read(command("explain", "--json"))["choices"]}
     assert choices["scheduler"]["chosen"] == "fcfs"
     assert choices["kernels.attention.prefill"]["chosen"] == "xla"
     assert choices["kernels.attention.decode"]["chosen"] in ("native", "xla"), "native where a compiler is"
@@ -67,30 +80,44 @@ def test_auto_keeps_to_the_built_in_parts(site: Path) -> None:
 
 
 def test_layout_that_the_kernel_lacks_is_an_error_and_no_fallback(site: Path) -> None:
-    done = run(site, "explain", "--attention", "chunked_scan", "--layout", "tpu_rpa")
+    with visible(site):
+        done = command("explain", "--attention", "chunked_scan", "--layout", "tpu_rpa")
     assert done.returncode == 2
     assert "does not support layout tpu_rpa" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 PARTS = ("scheduler:shortest_prompt_first", "kernel:attention:chunked_scan")
-QUICK = "shortest_prompt_first or declaration_holds or paged_float32 or softcap or constant_v"
+TESTS = EXAMPLES / "stranger" / "tests" / "test_behaviour.py"
+QUICK = "shortest_prompt_first or declaration_holds or paged_float32 or softcap or test_behaviour"
 
 
 def conformance(site: Path, *more: str) -> str:
     """What pytest says of the two parts; the plugin is named on the command line, as a stranger would."""
     chosen = [word for part in PARTS for word in ("--enginebay-check", part)]
-    done = python(
-        site, "-m", "pytest", "-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", *chosen, *more
-    )
+    options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
+    done = python(site, "-m", "pytest", *options, *chosen, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_stranger_passes_the_conformance_suites_in_short(site: Path) -> None:
-    said = conformance(site, "-k", QUICK, "-rs")
-    assert " passed" in said
-    assert "does not support features softcap" in said
+@pytest.fixture(scope="module")
+def in_short(site: Path) -> str:
+    """Some checks of each part, and the example's own tests."""
+    return conformance(site, "-k", QUICK, "--rootdir", str(site), "-c", "/dev/null", str(TESTS))
+
+
+def test_stranger_passes_the_conformance_suites_in_short(in_short: str) -> None:
+    for part in PARTS:
+        assert f"PASSED {part}::" in in_short
+    assert "does not support features softcap" in in_short
+
+
+def test_own_tests_of_the_example_pass(in_short: str) -> None:
+    names = re.findall(r"^def (test_\w+)", TESTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) == 4
+    for name in names:
+        assert re.search(rf"PASSED \S*test_behaviour\.py::{name}\b", in_short)
 
 
 @pytest.mark.slow
@@ -99,36 +126,11 @@ def test_stranger_passes_the_conformance_suites(site: Path) -> None:
 
 
 def test_unknown_part_for_the_suites_is_told_with_the_nearest(site: Path) -> None:
-    command = (
-        "-m",
-        "pytest",
-        "-p",
-        "enginebay.testing",
-        "-q",
-        "--enginebay-check",
-        "scheduler:shortest_promt_first",
-    )
-    done = python(site, *command)
-    assert done.returncode == 4
-    assert "Did you mean 'shortest_prompt_first'?" in done.stdout + done.stderr
-
-
-def test_own_tests_of_the_example_pass(site: Path) -> None:
-    tests = EXAMPLES / "stranger" / "tests" / "test_behaviour.py"
-    done = python(
-        site,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(site),
-        "-c",
-        "/dev/null",
-        str(tests),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    chosen = {"enginebay_check": ["scheduler:shortest_promt_first"], "enginebay_level": "run"}
+    config: Any = SimpleNamespace(getoption=chosen.get)
+    session: Any = None
+    with visible(site), pytest.raises(pytest.UsageError, match="Did you mean 'shortest_prompt_first'"):
+        plugin.pytest_collection_modifyitems(session, config, [])
 
 
 def test_nothing_of_the_stranger_is_imported_before_it_is_picked(site: Path) -> None:

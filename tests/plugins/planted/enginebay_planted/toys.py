@@ -26,6 +26,15 @@ CAPS = Caps(
     page_size=lambda p: p >= 32,
 )
 
+INTERPRETED = dataclasses.replace(
+    CAPS,
+    platforms=frozenset({"cpu"}),
+    q_dtypes=frozenset({"float32"}),
+    kv_dtypes=frozenset({"float32"}),
+    features=frozenset({"fused_write"}),
+)
+"""A few of the cases: enough to tell a right kernel from a wrong one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Toy:
@@ -42,7 +51,7 @@ class Toy:
         return None
 
     def interpreted(self) -> Toy:
-        return dataclasses.replace(self, caps=dataclasses.replace(CAPS, platforms=frozenset({"cpu"})))
+        return dataclasses.replace(self, caps=INTERPRETED)
 
     def __call__(
         self,
