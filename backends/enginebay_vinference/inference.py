@@ -55,7 +55,7 @@ class vInference:  # noqa: N801  # the name its users know
     engine, whose weights it then shares. `processor_class` is a tokenizer of transformers or a processor with one; None
     takes the model's own. Without `generation_config`, max_new_tokens of the constructor holds. Requests without a seed
     of their own draw one from `seed` (None: at random). `input_partition_spec` lays token ids and masks out on the mesh.
-    Methods may be called from several threads.
+    Methods may be called from several threads. `programs` keeps the compiled functions by shape.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class vInference:  # noqa: N801  # the name its users know
         self._metrics: InferenceMetrics | None = None
         rules = self.generation_config.get_partition_rules()
         placement = StatePlacement(self._subject.engine.parts.placement, rules, input_partition_spec)
-        self._programs = Programs(self._subject.engine, placement)
+        self.programs = Programs(self._subject.engine, placement)
         assert self.generation_config.pad_token_id is not None, "complete_config sees to it"
         self._stepper = Stepper(
-            self._programs,
+            self.programs,
             chunk=self.generation_config.streaming_chunks,
             pad_token_id=self.generation_config.pad_token_id,
         )
@@ -265,7 +265,7 @@ class vInference:  # noqa: N801  # the name its users know
         self, state: SampleState, weights: Weights, use: Use | None = None
     ) -> Generator[SampleState, None, SampleState]:
         """The prefill if it is still to be done, then the state after each chunk; one that is finished at once, as it is."""
-        with use or self._programs.use() as held:
+        with use or self.programs.use() as held:
             if not has_cache(state):
                 state = self._stepper.run("prefill", state, weights, use=held)
             if is_finished(state):
@@ -320,7 +320,7 @@ class vInference:  # noqa: N801  # the name its users know
         self, text: PromptText, state: SampleState, is_cancelled: Callable[[], bool]
     ) -> Generator[str, None, SampleState]:
         weights = self._subject.weights
-        with self._programs.use() as use:
+        with self.programs.use() as use:
             state = self._stepper.run("prefill", state, weights, use=use)
             rest = () if is_finished(state) else self._chunks(state, weights, use)
             states = itertools.chain([state], rest)
@@ -363,7 +363,7 @@ class vInference:  # noqa: N801  # the name its users know
         subject, done = self._subject, self._precompiler.done
         given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         plan = overridden_plan(subject.plan, given.by_op(), check=check)
-        with self._programs.override(make_parts(plan)):
+        with self.programs.override(make_parts(plan)):
             self._subject = dataclasses.replace(subject, plan=plan)
             try:
                 yield self
@@ -378,8 +378,8 @@ class vInference:  # noqa: N801  # the name its users know
         """
         from enginebay_vinference.saved import save
 
-        self._programs.check_lasting()
-        save(self, self._programs, Path(path))
+        self.programs.check_lasting()
+        save(self, self.programs, Path(path))
 
     @classmethod
     def load_inference(cls, path: str | Path, model: ModelLike, processor_class: Any) -> vInference:
@@ -394,5 +394,5 @@ class vInference:  # noqa: N801  # the name its users know
             model, processor_class, saved.generation_config, seed=saved.seed,
             input_partition_spec=saved.input_partition_spec, inference_name=saved.inference_name,
         )  # fmt: skip
-        saved.install(inference._programs, inference._precompiler.make_ready)
+        saved.install(inference.programs, inference._precompiler.make_ready)
         return inference

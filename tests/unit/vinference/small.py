@@ -1,4 +1,4 @@
-"""What the tests of the vInference API share: one small size, so that they compile the same few programs."""
+"""What the tests of the vInference API share: one small model and size, so that they compile the same few programs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,35 @@ from typing import Any
 import numpy as np
 
 from enginebay_vinference import SampleState, vInference, vInferenceConfig, vInferencePreCompileConfig
+from tests.brief import LATE
+from tests.unit.serving import SIZES
 
-MODEL: dict[str, Any] = {
-    "model": "demo",
-    "dtype": "float32",
-    "max_model_len": 160,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 32,
-    "decode_steps": 4,
-}
+MODEL: dict[str, Any] = {"model": LATE, "processors": ()} | SIZES
 CONFIG = vInferenceConfig(max_new_tokens=20, streaming_chunks=8)
+SIXTEEN = vInferencePreCompileConfig(batch_size=1, prefill_length=16)
+BATCH = vInferencePreCompileConfig(batch_size=4, prefill_length=48)
 BUCKETS = vInferencePreCompileConfig(batch_size=[1, 4], prefill_length=[16, 48])
+"""Both of them."""
 TEXTS = (
     "Once upon a time",
     "The",
     "One day, a little robot found a red ball behind the old house near the river and",
     "Hello, my name is",
 )
+
+
+def like(
+    inference: vInference, config: vInferenceConfig = CONFIG, most: int | None = None, **options: Any
+) -> vInference:
+    """Another inference over the same model, with what `inference` has compiled: of the first `most` shapes, or of all.
+
+    It uses that for shapes that are equal in everything: chunk, longest answer and pad token too.
+    """
+    made = vInference(options.pop("model", MODEL), None, config, **options)
+    for shape in inference.programs.shapes[:most]:
+        pair = inference.programs.get(shape, ahead=True)
+        made.programs.get(shape, ahead=True, make=lambda pair=pair: pair)
+    return made
 
 
 def padded(rows: list[list[int]], *, pad: int = 3) -> tuple[np.ndarray, np.ndarray]:

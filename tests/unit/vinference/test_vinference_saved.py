@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,20 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from enginebay_vinference import vInference, vInferencePreCompileConfig
-from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL, TEXTS, encode, last, new_tokens
+from enginebay_vinference.programs import Programs
+from enginebay_vinference.saved import MANIFEST
+from tests.brief import TINY
+from tests.unit.vinference.small import (
+    BUCKETS,
+    CONFIG,
+    MODEL,
+    SIXTEEN,
+    TEXTS,
+    encode,
+    last,
+    like,
+    new_tokens,
+)
 
 pytestmark = pytest.mark.xdist_group("vinference")
 
@@ -100,34 +114,40 @@ def test_configuration_and_buckets_are_restored(inference: vInference, saved: Pa
     assert new_tokens(last(loaded.generate(*texts))) == new_tokens(last(inference.generate(*texts)))
 
 
-def test_elsewhere_it_is_compiled_once_and_says_so(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from enginebay_vinference.saved import MANIFEST, _digest
-
-    path = copy / MANIFEST
-    manifest = json.loads(path.read_text())
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Without the digest of itself."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     manifest.pop("self")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """With its digest, so that it counts as whole."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "self": digest}))
+
+
+def test_elsewhere_it_is_compiled_once_and_says_so(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = read_manifest(copy)
     manifest["environment"]["machine"] = "another"
-    path.write_text(json.dumps({**manifest, "self": _digest(manifest)}))
-    vInference.load_inference(copy, MODEL, None)
+    for name in ("functions", "precompiled"):
+        del manifest[name][1:]
+    write_manifest(copy, manifest)
+    loaded = vInference.load_inference(copy, MODEL, None)
+    assert loaded.num_compilations == 2
     assert "saved elsewhere (machine another ->" in caplog.text
 
 
-def test_another_models_is_refused(copy: Path, tmp_path: Path) -> None:
-    from enginebay.registry import load_registry
-    from enginebay.testing.tiny import write_tiny_checkpoint
-
-    tiny = write_tiny_checkpoint(tmp_path / "tiny", load_registry())
+def test_another_models_is_refused(copy: Path) -> None:
     with pytest.raises(ValueError, match="saved for model"):
         vInference.load_inference(copy, {**MODEL, "dtype": "bfloat16"}, None)
     with pytest.raises(ValueError, match="saved for model"):
-        vInference.load_inference(copy, {**MODEL, "model": str(tiny)}, None)
+        vInference.load_inference(copy, {**MODEL, "model": TINY}, None)
 
 
 @pytest.mark.parametrize("op", ["linear", "attention.decode"])
-def test_other_kernels_than_it_was_saved_with_are_refused(
-    inference: vInference, saved: Path, op: str
-) -> None:
-    theirs = inference._programs.engine.parts.kernels[op]
+def test_other_kernels_than_it_was_saved_with_are_refused(saved: Path, op: str) -> None:
+    theirs = read_manifest(saved)["kernels"][op]
     choice: Any = "xla" if op == "linear" else {"decode": "xla"}
     if theirs == "xla":
         pytest.skip("no C++ compiler: only xla can be chosen here")
@@ -157,17 +177,13 @@ def test_functions_for_another_pass_are_not_compiled_in_vain(
     loaded = vInference.load_inference(copy, {**MODEL, "max_num_batched_tokens": 64}, None)
     assert "another max_num_batched_tokens -> 64" in caplog.text
     assert loaded.num_compilations == 4
-    assert {shape.max_batched_tokens for shape in loaded._programs.shapes} == {64}
+    assert {shape.max_batched_tokens for shape in loaded.programs.shapes} == {64}
 
 
 def test_a_file_outside_the_folder_is_not_read(copy: Path) -> None:
-    from enginebay_vinference.saved import MANIFEST, _digest
-
-    path = copy / MANIFEST
-    manifest = json.loads(path.read_text())
-    manifest.pop("self")
+    manifest = read_manifest(copy)
     manifest["sha256"]["../outside"] = "0"
-    path.write_text(json.dumps({**manifest, "self": _digest(manifest)}))
+    write_manifest(copy, manifest)
     with pytest.raises(ValueError, match=r"it names '\.\./outside'"):
         vInference.load_inference(copy, MODEL, None)
 
@@ -201,21 +217,20 @@ def test_a_damaged_one_is_refused_and_nothing_of_it_runs(
     copy: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from enginebay_vinference import inference as module
-    from enginebay_vinference import saved as saving
 
     def never(*_: Any) -> None:
         pytest.fail("something was opened or compiled")
 
     damage(kind, copy)
-    monkeypatch.setattr(saving, "_compile", never)
+    monkeypatch.setattr(Programs, "compile_lowered", never)
     monkeypatch.setattr(module, "open_subject", never)
     with pytest.raises(ValueError, match="whole and unchanged"):
         vInference.load_inference(copy, MODEL, None)
 
 
-def test_saving_twice_replaces_what_was_there(copy: Path) -> None:
-    made = vInference(MODEL, None, CONFIG, inference_name="second")
-    made.precompile(vInferencePreCompileConfig(1, 16))
+def test_saving_twice_replaces_what_was_there(inference: vInference, copy: Path) -> None:
+    made = like(inference, most=1, inference_name="second")
+    made.precompile(SIXTEEN)
     made.save_inference(copy)
     loaded = vInference.load_inference(copy, MODEL, None)
     assert loaded.inference_name == "second"

@@ -204,21 +204,26 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("params", [GREEDY, HOT], ids=["greedy", "seeded"])
 def test_another_process_goes_on_with_the_same_tokens(
-    inference: vInference, params: SamplingParams, tmp_path: Path, repo_root: Path
+    inference: vInference, tmp_path: Path, repo_root: Path
 ) -> None:  # holds V05
     ids, mask = encode(inference, *TEXTS)
-    states = inference.generate(ids, mask, sampling_params=params)
-    taken = next(states).copy()
-    taken.save(tmp_path / "state.bin")
-    (tmp_path / "state.json").write_text(taken.to_json())
-    whole = new_tokens(last(states))
-    paths = [str(tmp_path / "state.json"), str(tmp_path / "state.bin")]
+    paths, expected = [], []
+    for number, params in enumerate((GREEDY, HOT)):
+        states = inference.generate(ids, mask, sampling_params=params)
+        taken = next(states).copy()
+        paths += [tmp_path / f"{number}.json", tmp_path / f"{number}.bin"]
+        paths[-2].write_text(taken.to_json())
+        taken.save(paths[-1])
+        expected += [str(new_tokens(last(states)))] * 2
     run = subprocess.run(
-        [sys.executable, "-c", RESUME, *paths], cwd=repo_root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", RESUME, *map(str, paths)],
+        cwd=repo_root,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert run.stdout.splitlines() == [str(whole)] * 2
+    assert run.stdout.splitlines() == expected
 
 
 def test_generated_tokens_counts_what_was_emitted(inference: vInference) -> None:  # holds V06

@@ -1,0 +1,127 @@
+"""Prefill and decode of a vInference on the host: everything around the two functions is the real thing, nothing is compiled."""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from enginebay_vinference import vInference, vInferenceConfig
+from enginebay_vinference.functions import InferenceShape
+from enginebay_vinference.programs import Pair, Programs
+from tests.fake_engine import NUM_SPECIAL
+from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
+
+
+class HostFunctions:
+    """The functions of one shape. `before` is called before each of them, with "prefill" or "decode".
+
+    A greedy row's next token follows from its tokens; a sampled one's from its key too.
+    """
+
+    def __init__(self, inference: vInference, shape: InferenceShape) -> None:
+        self.shape = shape
+        self.vocab_size = inference.model.info.vocab_size
+        self.cache = inference.programs.arrays(shape, "decode")["cache"]
+        self.before: Callable[[str], object] = lambda _: None
+
+    def pair(self) -> Pair:
+        """Both, as Programs keeps them."""
+        return Pair(self.prefill, self.decode)
+
+    def prefill(self, _: Any, arrays: Any, keys: Any) -> Any:
+        self.before("prefill")
+        after = self._writable(arrays)
+        counts = after["mask"][:, : self.shape.prefill_length].sum(axis=1)
+        after["finished"] = counts == 0
+        after["position"] = counts[:, None].astype(np.int32) - 1
+        after["cache"] = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self.cache)
+        return after, np.array([self._append(after, np.asarray(keys)), (~after["finished"]).sum()])
+
+    def decode(self, _: Any, arrays: Any, keys: Any) -> Any:
+        self.before("decode")
+        after = self._writable(arrays)
+        num_new = 0
+        for _step in range(self.shape.chunk):
+            if not after["finished"].all():
+                num_new += self._append(after, np.asarray(keys))
+        return after, np.array([num_new, (~after["finished"]).sum()])
+
+    def _writable(self, arrays: Any) -> dict[str, Any]:
+        """Copies of what changes; the cache stays as it is."""
+        names = ("tokens", "mask", "position", "last", "finished", "column")
+        return dict(arrays) | {name: np.array(arrays[name]) for name in names}
+
+    def _append(self, after: dict[str, Any], keys: np.ndarray) -> int:
+        """One token for each row that has not finished; how many that were."""
+        column, sampling = int(after["column"]), after["sampling"]
+        going = np.flatnonzero(~after["finished"])
+        for row in going:
+            token = self._next(after, row, keys[row])
+            after["tokens"][row, column], after["mask"][row, column] = token, 1
+            after["last"][row], after["position"][row] = token, after["position"][row] + 1
+            length = int(after["position"][row, 0]) + 1
+            stops = np.asarray(sampling["stop_ids"])[row]
+            after["finished"][row] = token in stops or length >= np.asarray(sampling["max_length"])[row]
+        after["column"] = np.int32(column + (len(going) > 0))
+        return len(going)
+
+    def _next(self, after: dict[str, Any], row: int, key: np.ndarray) -> int:
+        seed = zlib.crc32(after["tokens"][row][after["mask"][row] > 0].tobytes())
+        if float(np.asarray(after["sampling"]["temperature"])[row]) > 0:
+            seed = zlib.crc32(key.tobytes(), seed)
+        return NUM_SPECIAL + seed % (self.vocab_size - NUM_SPECIAL)
+
+
+class Compiler:
+    """In the place of XLA: nothing is traced or compiled. `fails_at` is the number of the pair that fails, from 1 on."""
+
+    def __init__(self) -> None:
+        self.num_pairs = 0
+        self.fails_at = 0
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """From now on, wherever functions are compiled."""
+
+        def jitted(*_: Any, **__: Any) -> Any:
+            return types.SimpleNamespace(lower=lambda *_: None)
+
+        def compile_lowered(programs: Programs, lowered: list[Any]) -> Pair:
+            self.num_pairs += 1
+            if self.num_pairs == self.fails_at:
+                raise RuntimeError("out of memory")
+            programs.engine.compilations.count += len(lowered)
+            return Pair(*lowered)
+
+        patch.setattr(Programs, "jitted", jitted)
+        patch.setattr(Programs, "compile_lowered", compile_lowered)
+
+
+def make_hostside(
+    config: vInferenceConfig = CONFIG, **options: Any
+) -> tuple[vInference, list[HostFunctions]]:
+    """An inference that counts as precompiled for BUCKETS, and its functions."""
+    made = vInference(MODEL, None, config, **options)
+    settled, functions = made.generation_config, []
+    assert settled.pad_token_id is not None
+    for one in BUCKETS.get_standalones():
+        width = one.prefill_length + settled.max_new_tokens  # type: ignore[operator]
+        shape = InferenceShape(
+            one.batch_size,  # type: ignore[arg-type]
+            one.prefill_length,  # type: ignore[arg-type]
+            width,
+            settled.streaming_chunks,
+            MODEL["max_num_batched_tokens"],
+            settled.pad_token_id,
+        )
+        functions.append(HostFunctions(made, shape))
+        made.programs.get(shape, ahead=True, make=functions[-1].pair)
+    before = made.num_compilations
+    assert made.precompile(BUCKETS)
+    assert made.num_compilations == before, "the shapes are those that it asks for"
+    return made, functions
