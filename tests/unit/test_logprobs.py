@@ -6,38 +6,55 @@ import asyncio
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.build.compose import make_plan
 from enginebay.build.grammars import choose_grammars
+from enginebay.cli import generate
+from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
 from enginebay.llm.prepare import Abilities
-from enginebay.registry import Entry
+from enginebay.registry import Registry, load_registry
 from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.runner import LaunchedStep
 from enginebay.testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay.testing.reference import ReferenceModel
 from enginebay.types import MAX_LOGPROBS, CompletionOutput, make_sampling_params
-from tests.brief import BRIEF
-from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
-from tests.unit.test_loop import Preempting
+from tests.brief import TINY
+from tests.fakes import install
+from tests.unit.changing import Changing
+from tests.unit.serving import GREEDY, HOT, assert_idle, with_
+from tests.unit.telling import SMALL, pages
 
-pytestmark = pytest.mark.xdist_group("llm")
+pytestmark = [pytest.mark.xdist_group("logprobs"), pytest.mark.usefixtures("few_sizes_module")]
 
+TOLD = jax.jit(logprobs_of)
 PROMPT = "Once upon a time"
 PROMPTS = [PROMPT, "The little fox", "A", "In the morning, the baker opened the shop and " * 3]
 
 
 @pytest.fixture(scope="module")
-def reference(shared_llm: LLM) -> ReferenceModel:
-    return ReferenceModel(shared_llm.plan)
+def made(few_sizes_module: None) -> Iterator[Changing]:
+    with pages() as made:
+        yield made
+
+
+@pytest.fixture
+def llm(made: Changing) -> Iterator[LLM]:
+    yield made.llm
+    assert_idle(made.llm)
+
+
+@pytest.fixture(scope="module")
+def reference(made: Changing) -> ReferenceModel:
+    return ReferenceModel(made.llm.plan)
 
 
 def test_values_are_log_softmax_of_the_logits_and_come_best_first() -> None:
@@ -45,7 +62,7 @@ def test_values_are_log_softmax_of_the_logits_and_come_best_first() -> None:
     logits = rng.normal(0, 5, (3, 50)).astype(np.float32)
     logits[1, 7] = -np.inf
     sampled = np.array([4, 7, int(logits[2].argmax())], np.int32)
-    told = jax.jit(logprobs_of)(logits, sampled, np.ones(3, bool))
+    told = TOLD(logits, sampled, np.ones(3, bool))
     expected = log_softmax(logits)
     assert told.values.shape == told.token_ids.shape == (3, MAX_LOGPROBS + 1)
     for row in range(3):
@@ -57,7 +74,7 @@ def test_values_are_log_softmax_of_the_logits_and_come_best_first() -> None:
 
 def test_a_probability_of_nearly_one_is_not_lost_to_rounding() -> None:
     logits = np.array([[60.0, 45.0, 1.0]], np.float32)
-    told = logprobs_of(jnp.asarray(logits), jnp.asarray([0]), jnp.asarray([True]))
+    told = TOLD(logits, np.asarray([0], np.int32), np.asarray([True]))
     np.testing.assert_allclose(told.values[0, :2], log_softmax(logits)[0, [0, 0]], atol=2.0**-23)
 
 
@@ -65,7 +82,7 @@ def test_rows_that_ask_are_told_whoever_does_not_and_however_many_are_computed_a
     rng = np.random.default_rng(1)
     logits, sampled = rng.normal(0, 5, (5, 50)).astype(np.float32), np.arange(5, dtype=np.int32)
     asks = np.array([False, True, False, True, True])
-    whole = jax.jit(logprobs_of)(logits, sampled, np.ones(5, bool))
+    whole = TOLD(logits, sampled, np.ones(5, bool))
     for rows_at_once in (None, 2):
         told = jax.jit(functools.partial(logprobs_of, rows_at_once=rows_at_once))(logits, sampled, asks)
         np.testing.assert_array_equal(told.token_ids[asks], whole.token_ids[asks])
@@ -74,16 +91,13 @@ def test_rows_that_ask_are_told_whoever_does_not_and_however_many_are_computed_a
 
 
 def test_nothing_is_computed_where_nobody_asks() -> None:
-    logits, sampled = jnp.full((2, 50), jnp.nan), jnp.asarray([3, 4])
-    told = jax.jit(logprobs_of)(logits, sampled, jnp.zeros(2, bool))
-    assert not np.asarray(told.values).any()
-    assert np.isnan(
-        np.asarray(jax.jit(logprobs_of)(logits, sampled, jnp.asarray([True, False])).values)
-    ).any()
+    logits, sampled = np.full((5, 50), np.nan, np.float32), np.arange(5, dtype=np.int32)
+    assert not np.asarray(TOLD(logits, sampled, np.zeros(5, bool)).values).any()
+    assert np.isnan(np.asarray(TOLD(logits, sampled, np.arange(5) == 0).values)).any()
 
 
 def test_a_vocabulary_smaller_than_the_most_is_told_whole() -> None:
-    told = logprobs_of(jnp.asarray([[1.0, 3.0, 2.0]]), jnp.asarray([2]), jnp.asarray([True]))
+    told = TOLD(np.asarray([[1, 3, 2]], np.float32), np.asarray([2], np.int32), np.asarray([True]))
     assert told.token_ids.tolist() == [[2, 1, 2, 0]]
 
 
@@ -157,6 +171,7 @@ def test_chunks_of_a_stream_add_up(llm: LLM) -> None:
 def test_conversations_and_asyncio_tell_the_same(llm: LLM) -> None:
     params = with_(GREEDY, logprobs=2)
     messages = [{"role": "user", "content": "What color is the sky?"}]
+    llm.chat(messages, params)  # what is in the cache is summed up in another order
 
     async def gather() -> tuple[Any, list[Any], Any]:
         generated = await llm.agenerate(PROMPT, params)
@@ -176,14 +191,12 @@ def test_conversations_and_asyncio_tell_the_same(llm: LLM) -> None:
 
 @pytest.mark.parametrize("after", [1, 6])
 def test_preempted_requests_keep_what_they_were_told(
-    llm: LLM, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch, after: int
+    made: Changing, reference: ReferenceModel, after: int
 ) -> None:
     params = with_(GREEDY, max_tokens=12, ignore_eos=True, logprobs=3)
-    scheduler = Preempting(llm._loop.scheduler, after)
-    monkeypatch.setattr(llm._loop, "_state", scheduler.initial_state())
-    monkeypatch.setattr(llm._loop, "scheduler", scheduler)
-    outputs = llm.generate(PROMPTS, params)
-    assert len(scheduler.preempted) == len(PROMPTS)
+    with made.interrupted(lambda row: row.num_left == 0 and row.max_new_left <= 12 - after) as scheduler:
+        outputs = made.llm.generate(PROMPTS, params)
+    assert len(scheduler.interrupted) == len(PROMPTS)
     for output in outputs:
         assert len(output.outputs[0].token_ids) == 12
         check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 3)
@@ -212,9 +225,11 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(llm: LLM, monkeypatch: py
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
-def test_a_model_over_several_devices_tells_the_same(llm: LLM, reference: ReferenceModel) -> None:
-    with LLM(BRIEF, mesh={"tensor": 2}, **SIZES) as sharded:
-        for output in sharded.generate(PROMPTS[:2], with_(GREEDY, max_tokens=6, logprobs=5)):
+def test_a_model_over_several_devices_tells_the_same() -> None:
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    with LLM(TINY, mesh={"tensor": 2}, sampler="greedy", **SMALL) as sharded:
+        reference = ReferenceModel(sharded.plan)
+        for output in sharded.generate(prompts, with_(GREEDY, max_tokens=6, logprobs=5)):
             check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)
 
 
@@ -227,26 +242,28 @@ def test_a_wrong_number_is_refused_with_field_value_and_range(value: Any) -> Non
 
 
 def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    registry = llm.plan.registry
-    find = registry.find
-
-    def without_capabilities(kind: str, name: str) -> Entry:
-        entry = find(kind, name)
-        assert entry.declaration is not None
-        return dataclasses.replace(entry, declaration=dataclasses.replace(entry.declaration, capabilities={}))
-
-    grammars = choose_grammars(llm.plan.registry, llm.plan.config)
-    assert Abilities.of(llm.plan) == Abilities(False, True, llm.plan.processors, grammars, tells_wide=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "find", without_capabilities)
-        patch.setattr(llm._preparer, "abilities", Abilities.of(llm.plan))
+    """Before any step too: the engine here has no log-probabilities to tell."""
+    registry = load_registry()
+    entries = []
+    for entry in registry.entries:
+        if entry.kind == "engine" and entry.declaration is not None:
+            entry = dataclasses.replace(
+                entry, declaration=dataclasses.replace(entry.declaration, capabilities={})
+            )
+        entries.append(entry)
+    plan = make_plan(make_config({"model": TINY} | SMALL), registry)
+    grammars = choose_grammars(registry, plan.config)
+    assert Abilities.of(plan) == Abilities(False, True, plan.processors, grammars, tells_wide=True)
+    install(monkeypatch)
+    monkeypatch.setattr("enginebay.build.compose.load_registry", lambda: Registry(entries))
+    with LLM(TINY, engine="oengine", **SMALL) as llm:
         for params in (with_(GREEDY, logprobs=0), [GREEDY, with_(GREEDY, logprobs=4)]):
             with pytest.raises(RequestError, match=r"logprobs = \d with an engine that tells no"):
-                llm.generate([PROMPT, "A"], params)
+                llm.generate([[5], [6]], params)
         assert_idle(llm)
-        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].logprobs is None
+        assert llm.generate([[5]], GREEDY)[0].outputs[0].logprobs is None
 
 
 def test_steps_that_tell_none_say_so_when_asked() -> None:
@@ -261,15 +278,15 @@ def test_steps_that_tell_none_say_so_when_asked() -> None:
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_the_command_prints_them_as_json(run: Run, config: str, llm: LLM) -> None:
-    code, out, _ = run(
-        "generate", PROMPT, "--max-tokens", "5", "--logprobs", "2", "--json", "--config", config
-    )
+def test_the_command_prints_them_as_json(run: Run, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "close", lambda: None)  # the command would
+    monkeypatch.setattr(generate, "LLM", lambda **_: llm)
+    code, out, _ = run("generate", PROMPT, "--max-tokens", "5", "--logprobs", "2", "--json")
     record = json.loads(out)
     whole = llm.generate(PROMPT, SamplingParams(max_tokens=5, logprobs=2))[0].outputs[0]
     assert code == 0
     assert record["token_ids"] == whole.token_ids
     assert [{int(k): v for k, v in one.items()} for one in record["logprobs"]] == whole.logprobs
     assert record["cumulative_logprob"] == whole.cumulative_logprob
-    code, out, _ = run("generate", PROMPT, "--max-tokens", "2", "--json", "--config", config)
+    code, out, _ = run("generate", PROMPT, "--max-tokens", "2", "--json")
     assert "logprobs" not in json.loads(out)

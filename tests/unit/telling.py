@@ -1,0 +1,37 @@
+"""What tests of log-probabilities share: engines of few sizes, and one size of everything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tests.brief import BRIEF, TINY
+from tests.unit.changing import Changing, changing
+from tests.unit.serving import HOT, SIZES, assert_idle, with_
+
+SMALL: dict[str, Any] = SIZES | {
+    "max_model_len": 96,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "processors": (),
+}
+
+
+@contextlib.contextmanager
+def pages() -> Iterator[Changing]:
+    """The first layers of the demo model on pages. The first request asks for all that programs are compiled for, so that none is
+    compiled for greedy rows alone and then again.
+    """
+    with changing(BRIEF, engine={"name": "oengine", "page_size": 8}, **SMALL) as made:
+        made.llm.generate([[5, 6, 7]], with_(HOT, frequency_penalty=1.0))
+        yield made
+        assert_idle(made.llm)
+
+
+@contextlib.contextmanager
+def slots() -> Iterator[Changing]:
+    """A model of 96 words in slots that do not grow, and so need no programs of each size."""
+    with changing(TINY, engine={"name": "vinference", "grow": False}, **SMALL) as made:
+        yield made
+        assert_idle(made.llm)
