@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from enginebay.build.compose import make_parts
 from enginebay.build.override import overridden_plan
+from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, explain
 from enginebay.llm.override import Given
 from enginebay.model import Weights
@@ -113,6 +114,11 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def continuous_forward(self) -> Any:
         """The compiled steps: execute_forward under cjit."""
         return self._steps.forward
+
+    @property
+    def compilations(self) -> Compilations:
+        """How many programs were compiled so far, and whether one more is an error."""
+        return self._steps.compilations
 
     @property
     def max_concurrent_prefill(self) -> int:

@@ -9,7 +9,8 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.testing.reference import ReferenceModel
 from enginebay_oengine import OpenedModel, oEngine, open_model
-from tests.unit.oengine.small import MODEL, assert_nothing_is_held, make_engine
+from tests.pool import EnginePool
+from tests.unit.oengine.small import GREEDY, MODEL, PIECES, SEEDED, assert_nothing_is_held, make_engine
 
 PROMPTS = (
     "Once upon a time",
@@ -26,7 +27,7 @@ Oracle = Callable[[list[int], SamplingParams], list[int]]
 
 @pytest.fixture(scope="session")
 def model() -> OpenedModel:
-    """The demo model; every engine of these tests shares its weights."""
+    """The small model; every engine of these tests shares its weights."""
     return open_model(MODEL)
 
 
@@ -52,18 +53,21 @@ def prompts(model: OpenedModel) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def oracle() -> Iterator[Oracle]:
-    """The tokens that LLM gives a prompt on the engine "oengine"; each answer is kept."""
-    known: dict[str, list[int]] = {}
-    with LLM(engine="oengine", **MODEL) as llm:
+def oracle(engine_pool: EnginePool, prompts: list[list[int]]) -> Oracle:
+    """The tokens that LLM gives a prompt on the engine "oengine": all that tests ask, asked at once.
 
-        def answer(prompt: list[int], params: SamplingParams) -> list[int]:
-            key = f"{prompt} {params}"
-            if key not in known:
-                known[key] = llm.generate([prompt], params)[0].outputs[0].token_ids
-            return known[key]
-
-        yield answer
+    In one batch of a prefill and rows that decode together, so that two programs are compiled.
+    """
+    pieces = [prompts[3][:count] for count in PIECES]
+    asked = [(prompt, GREEDY) for prompt in [*prompts, *pieces]] + [(prompts[0], hot) for hot in SEEDED]
+    sizes = {"max_num_seqs": len(asked), "max_num_batched_tokens": 128}
+    with engine_pool.leases(), LLM(engine="oengine", **(MODEL | sizes)) as llm:
+        outputs = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked])
+    known = {
+        f"{prompt} {params}": output.outputs[0].token_ids
+        for (prompt, params), output in zip(asked, outputs, strict=True)
+    }
+    return lambda prompt, params: known[f"{prompt} {params}"]
 
 
 @pytest.fixture(scope="session")

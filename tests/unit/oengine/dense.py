@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,11 +45,23 @@ class DenseModel:
         return jnp.stack([jnp.stack(pair) for pair in pairs])
 
 
-def paged_keys_and_values(engine: oEngine, state: ActiveSequenceBatch, slot: int, count: int) -> np.ndarray:
-    """The same of the first tokens of a slot, out of its pages."""
-    ((name, layout),) = engine.metadata.layouts.items()
-    pages = np.asarray(state.page_table)[slot]
-    position = np.arange(count)
-    places = jnp.asarray(pages[position // layout.page_size] * layout.page_size + position % layout.page_size)
-    pairs = [layout.read_tokens(layer, places) for layer in engine.storage.views[name]]
-    return np.stack([np.stack([np.asarray(part) for part in pair]) for pair in pairs])
+class PagedReader:
+    """The same out of the pages of slots; compiled once."""
+
+    def __init__(self, engine: oEngine) -> None:
+        ((self.name, self.layout),) = engine.metadata.layouts.items()
+        self._gather = jax.jit(self._run)
+
+    def keys_and_values(
+        self, engine: oEngine, state: ActiveSequenceBatch, slot: int, count: int
+    ) -> np.ndarray:
+        """f32 [layers, 2, tokens, kv_heads, head_dim] of the first `count` tokens of a slot."""
+        pages = np.asarray(state.page_table)[slot]
+        position = np.minimum(np.arange(SIZE), count - 1)
+        size = self.layout.page_size
+        places = pages[position // size] * size + position % size
+        return np.asarray(self._gather(engine.storage.views[self.name], places))[:, :, :count]
+
+    def _run(self, layers: Any, places: jax.Array) -> jax.Array:
+        pairs = [self.layout.read_tokens(layer, places) for layer in layers]
+        return jnp.stack([jnp.stack(pair) for pair in pairs])

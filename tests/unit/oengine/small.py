@@ -1,4 +1,4 @@
-"""What the tests of the oEngine API share: one small size over the demo model, and the ways they drive an engine."""
+"""What the tests of the oEngine API share: one small model and size, and the ways they drive an engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from enginebay import SamplingParams
 from enginebay_oengine import (
     ActiveSequenceBatch,
     HBMPageManager,
@@ -19,15 +20,10 @@ from enginebay_oengine import (
     SampledToken,
     oEngine,
 )
+from tests.brief import LATE
+from tests.unit import serving
 
-MODEL: dict[str, Any] = {
-    "model": "demo",
-    "dtype": "float32",
-    "max_model_len": 160,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 32,
-    "decode_steps": 4,
-}
+MODEL: dict[str, Any] = {"model": LATE, "processors": ()} | serving.SIZES
 PAGE_SIZE = 16
 NUM_PAGES = 41
 NUM_SLOTS = 4
@@ -39,6 +35,11 @@ SIZES: dict[str, Any] = {
     "max_prefill_length": CHUNK,
     "max_length": 160,
 }
+GREEDY = SamplingParams(max_tokens=24)
+HOT: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "top_k": 40}
+SEEDED = [SamplingParams(max_tokens=12, seed=seed, **HOT) for seed in (7, 2**40 + 3)]
+PIECES = (20, 30)
+"""Numbers of tokens of the longest prompt that are prompts too: more than a page, and no more than a chunk."""
 
 
 def make_engine(

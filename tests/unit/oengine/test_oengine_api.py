@@ -21,6 +21,7 @@ from enginebay import LLM
 from enginebay.engine import Compilations
 from enginebay.errors import CompilationError, ConfigError, UnsupportedError
 from enginebay.registry import load_registry
+from enginebay.runner.step import Program
 from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay_oengine import (
     AbstractInferenceEngine,
@@ -37,6 +38,7 @@ from enginebay_oengine import (
     oEngine,
     open_model,
 )
+from enginebay_oengine.forward import GraphDef
 from tests.unit.oengine.small import MODEL, NUM_PAGES, NUM_SLOTS, PAGE_SIZE, make_engine, prefill
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
@@ -86,9 +88,10 @@ def test_properties_are_what_was_given(model: OpenedModel) -> None:
     }
     engine = oEngine(model, None, *parts_of(model), **given)
     assert {name: getattr(engine, name) for name in given} == given
-    assert engine._sizes.geometry.sizes.decode_rows == (8,)
-    assert engine._sizes.geometry.sizes.prefill_tokens == (16,)
-    assert engine.init_decode_state().token_ids.shape == (3,)
+    state = engine.init_decode_state()
+    assert state.token_ids.shape == (3,)
+    sizes = state.sizes.geometry.sizes
+    assert (sizes.decode_rows, sizes.prefill_tokens) == ((8,), (16,))
 
 
 @pytest.mark.parametrize(
@@ -358,9 +361,9 @@ def test_cjit_compiles_once_for_each_kind_of_arguments() -> None:
 def test_execute_forward_of_nothing_changes_nothing(model: OpenedModel, engine: oEngine) -> None:
     storage, _ = parts_of(model)
     rows = engine.init_decode_state().rows
-    output, after, same = execute_forward(
-        engine._steps.graphdef, model.weights, {}, ModelInputBatch(), storage, rows, None
-    )
+    program = Program(model.parts.model, model.parts.ops, model.parts.sampler)
+    graphdef = GraphDef(program, dict(engine.metadata.layouts), model.parts.compact_decode, NUM_SLOTS, 0)
+    output, after, same = execute_forward(graphdef, model.weights, {}, ModelInputBatch(), storage, rows, None)
     assert jax.tree.leaves(output) == []
     assert jax.tree.leaves(after)[0] is jax.tree.leaves(storage)[0]
     assert same.length is rows.length

@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from enginebay import SamplingParams
 from enginebay_oengine import GenerationState, OpenedModel, oEngine, open_model
-from tests.unit.oengine.small import MODEL, assert_nothing_is_held, decode, make_engine, prefill
+from tests.unit.oengine.small import (
+    GREEDY,
+    MODEL,
+    PIECES,
+    assert_nothing_is_held,
+    decode,
+    make_engine,
+    prefill,
+)
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
-
-GREEDY = SamplingParams(max_tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +33,16 @@ def split_engine() -> oEngine:
 def test_a_prefix_moves_to_another_mesh_and_back(
     engine: oEngine, split_engine: oEngine, prompts: Any, oracle: Any
 ) -> None:
+    prompt = prompts[3][: PIECES[0]]
     for source, target in ((engine, split_engine), (split_engine, engine)):
-        prefix, first = prefill(source, prompts[3])
+        prefix, first = prefill(source, prompt)
         moved = jax.device_put(prefix, target.get_prefix_destination_sharding())
         del prefix
         assert source.manager.num_free_pages == source.metadata.num_pages - 1
         state = target.init_decode_state()
         target.bulk_insert(moved, state, [2, 0])
         tokens = decode(target, state, [2, 0], 23)
-        assert [first, *tokens[2]] == [first, *tokens[0]] == oracle(prompts[3], GREEDY)
+        assert [first, *tokens[2]] == [first, *tokens[0]] == oracle(prompt, GREEDY)
         assert target.free_resource(2)
         assert target.free_resource(0)
         del moved

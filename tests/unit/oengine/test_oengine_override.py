@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from enginebay.errors import CompilationError, IncorrectError, InputError, RequestError
-from enginebay_oengine import oEngine, open_model
-from tests.brief import BRIEF
-from tests.unit.oengine.small import MODEL, assert_nothing_is_held, decode, make_engine, prefill
+from enginebay_oengine import OpenedModel, oEngine
+from tests.unit.oengine.small import assert_nothing_is_held, decode, make_engine, prefill
 from tests.unit.unregistered import garbage_attention, plain_attention
 
-pytestmark = pytest.mark.xdist_group("oengine")
+pytestmark = pytest.mark.xdist_group("oengine_api")
 PROMPT = [5, 9, 70, 12, 33]
 
 
 @pytest.fixture(scope="module")
-def engine() -> oEngine:
-    """Over two layers, with a cache of its own."""
-    return make_engine(open_model(MODEL | {"model": BRIEF}))
+def engine(model: OpenedModel) -> oEngine:
+    """With a cache of its own."""
+    return make_engine(model)
 
 
 def tokens(engine: oEngine) -> list[int]:
@@ -33,33 +32,36 @@ def tokens(engine: oEngine) -> list[int]:
 
 def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine: oEngine) -> None:
     expected, graphdef = tokens(engine), engine.graphdef
-    compiled, kept = engine._steps.compilations.count, engine.continuous_forward.num_programs
-    engine._steps.compilations.forbidden = True
-    with engine.override(attention=plain_attention) as same:
+    compiled, kept = engine.compilations.count, engine.continuous_forward.num_programs
+    engine.compilations.forbidden = True
+    with engine.override(attention=plain_attention, check=False) as same:
         assert same is engine
         assert tokens(engine) == expected
         assert engine.model.plan.kernels.names["attention.decode"] == "plain_attention"
-        within = engine._steps.compilations.count
+        within = engine.compilations.count
         assert within > compiled
         with engine.override(attention={"decode": garbage_attention}, check=False):
             wrong = tokens(engine)
         assert (wrong[0], wrong != expected) == (expected[0], True), "the first token comes from the prefill"
-        within = engine._steps.compilations.count
+        within = engine.compilations.count
     assert engine.graphdef is graphdef
     assert tokens(engine) == expected
-    assert (engine._steps.compilations.count, engine.continuous_forward.num_programs) == (within, kept)
+    assert (engine.compilations.count, engine.continuous_forward.num_programs) == (within, kept)
     with pytest.raises(CompilationError):
         prefill(engine, PROMPT * 20)
-    engine._steps.compilations.forbidden = False
+    engine.compilations.forbidden = False
     assert_nothing_is_held(engine)
 
 
 def test_a_wrong_one_is_refused_and_nothing_changes(engine: oEngine) -> None:
-    graphdef = engine._steps.graphdef
+    expected, graphdef = tokens(engine), engine.graphdef
+    engine.compilations.forbidden = True
     with pytest.raises(IncorrectError, match="garbage_attention fails its quick check"):
         with engine.override(attention=garbage_attention):
             pytest.fail("the block was entered")
-    assert engine._steps.graphdef is graphdef
+    assert engine.graphdef is graphdef
+    assert tokens(engine) == expected, "by the same programs"
+    engine.compilations.forbidden = False
 
 
 def test_sequences_are_refused_at_the_beginning_and_given_back_at_the_end(engine: oEngine) -> None:

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from enginebay import SamplingParams
-from enginebay_oengine import OutOfPagesError, oEngine
-from tests.unit.oengine.small import NUM_SLOTS, PAGE_SIZE, assert_nothing_is_held, decode, prefill, token_at
+from enginebay_oengine import GenerationConfig, OpenedModel, OutOfPagesError, oEngine
+from tests.unit.oengine.small import (
+    GREEDY,
+    NUM_SLOTS,
+    PAGE_SIZE,
+    PIECES,
+    assert_nothing_is_held,
+    decode,
+    make_engine,
+    prefill,
+    token_at,
+)
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
-
-GREEDY = SamplingParams(max_tokens=24)
 
 
 def test_many_more_requests_than_slots_leak_nothing(engine: oEngine, prompts: Any, oracle: Any) -> None:
@@ -55,27 +62,29 @@ def test_a_sequence_ends_at_the_longest_length(engine: oEngine) -> None:
     assert engine.free_resource(0)
 
 
-@pytest.mark.parametrize("at", [0, 5])
-def test_a_sequence_ends_at_an_end_of_sequence(
-    engine: oEngine, prompts: Any, oracle: Any, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    expected = oracle(prompts[3], GREEDY)
-    assert expected[at] not in expected[:at]
-    monkeypatch.setattr(engine, "_sizes", dataclasses.replace(engine._sizes, eos_token_ids=(expected[at],)))
+def test_a_sequence_ends_at_an_end_of_sequence(model: OpenedModel, prompts: Any, oracle: Any) -> None:
+    """With its first token, or with a later one; its pages are there for another one before its slot is freed."""
+    long, short = oracle(prompts[3], GREEDY), oracle(prompts[0], GREEDY)
+    at = next(i for i in range(5, 24) if long[i] not in long[:i])
+    assert short[0] not in long[:at]
+    ends = GenerationConfig([long[at], short[0]])
+    engine = make_engine(dataclasses.replace(model, generation_config=ends))
     state = engine.init_decode_state()
-    prefix, first = prefill(engine, prompts[3])
-    engine.insert(prefix, state, 2)
-    assert [first, *decode(engine, state, [2], 24)[2]] == expected[: at + 1]
-    # Another one needs the pages: those of the sequence that has ended are there for it, before its slot is freed.
-    monkeypatch.undo()
-    prefix, first = prefill(engine, prompts[3])
+    for slot, prompt, expected in ((2, prompts[3], long[: at + 1]), (1, prompts[0], short[:1])):
+        prefix, first = prefill(engine, prompt)
+        engine.insert(prefix, state, slot)
+        assert [first, *decode(engine, state, [slot], 24)[slot]] == expected
+    other = prompts[3][: PIECES[1]]
+    prefix, first = prefill(engine, other)
     engine.insert(prefix, state, 0)
     prefix.release()
     taken = engine.manager.alloc_hbm_pages(engine.manager.num_free_pages)
-    assert [first, *decode(engine, state, [0], 23)[0]] == expected
+    tokens = [first, *decode(engine, state, [0], 12)[0]]
+    assert len(other) + len(tokens) > 2 * PAGE_SIZE + 1, "it needs a page more than its prompt"
+    assert tokens == oracle(other, GREEDY)[: len(tokens)]
     engine.manager.free_hbm_pages(taken)
-    assert engine.free_resource(2)
-    assert engine.free_resource(0)
+    assert [engine.free_resource(slot) for slot in (0, 1, 2)] == [True] * 3
+    assert_nothing_is_held(engine)
 
 
 @pytest.mark.parametrize(("num_left", "begins_again"), [(1, False), (0, True)])

@@ -14,16 +14,17 @@ from enginebay.testing.ties import TOLERANCE, first_impossible_token
 from enginebay_oengine import oEngine
 from tests.unit.oengine.small import (
     CHUNK,
+    GREEDY,
+    HOT,
     NUM_SLOTS,
     PAGE_SIZE,
+    SEEDED,
     decode,
     prefill,
     token_at,
 )
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
-
-GREEDY = SamplingParams(max_tokens=24)
 
 
 def test_tokens_of_a_prompt_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:
@@ -39,16 +40,16 @@ def test_tokens_of_a_prompt_are_those_of_llm(engine: oEngine, prompts: Any, orac
 
 
 def test_a_sampled_prompt_gets_what_llm_gives_its_seed(engine: oEngine, prompts: Any, oracle: Any) -> None:
-    hot = {"temperature": 1.2, "top_p": 0.9, "top_k": 40}
-    for seed in (7, 2**40 + 3):
+    for params in SEEDED:
         state = engine.init_decode_state()
+        seed = params.seed or 0
         key = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
         prefix, result = engine.prefill(
-            engine.graphstate, engine.graphothers, prompts[0], None, len(prompts[0]), *hot.values(), key
+            engine.graphstate, engine.graphothers, prompts[0], None, len(prompts[0]), *HOT.values(), key
         )
         engine.insert(prefix, state, 2)
         tokens = [token_at(result, 0), *decode(engine, state, [2], 11)[2]]
-        assert tokens == oracle(prompts[0], SamplingParams(max_tokens=12, seed=seed, **hot))
+        assert tokens == oracle(prompts[0], params)
 
 
 def test_each_slot_has_its_own_sampling_and_neighbours_do_not_matter(
@@ -109,16 +110,19 @@ def test_a_prefill_takes_the_pages_of_its_prompt_and_no_more(
     assert np.asarray(prefix.rows.token_ids)[0, : len(prompt) + 1].tolist() == [*prompt, token]
 
 
-def test_a_batch_of_prompts_goes_into_as_many_slots(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def prefill_two(engine: oEngine, prompts: Any) -> tuple[Any, Any]:
+    """The prefix of two prompts, one of them longer than a chunk, and its result."""
     both = np.zeros((2, 40), np.int32)
     valids = np.zeros((2, 40), bool)
     for row, prompt in zip((0, 1), (prompts[3], prompts[0]), strict=True):
         both[row, : len(prompt)] = prompt
         valids[row, : len(prompt)] = True
     lengths = valids.sum(axis=1)
-    prefix, result = engine.prefill(
-        engine.graphstate, engine.graphothers, both, valids, lengths, [0.0, 0.0], 1.0, 0
-    )
+    return engine.prefill(engine.graphstate, engine.graphothers, both, valids, lengths, [0.0, 0.0], 1.0, 0)
+
+
+def test_a_batch_of_prompts_goes_into_as_many_slots(engine: oEngine, prompts: Any, oracle: Any) -> None:
+    prefix, result = prefill_two(engine, prompts)
     state = engine.init_decode_state()
     engine.bulk_insert(prefix, state, [3, 1])
     tokens = decode(engine, state, [3, 1], 23)
@@ -199,8 +203,7 @@ def test_wrong_slots_are_refused_and_change_nothing(
 
 
 def test_a_batch_needs_as_many_slots(engine: oEngine, prompts: Any) -> None:
-    tokens = np.asarray([prompts[1], prompts[1]])
-    prefix, _ = engine.prefill(engine.graphstate, engine.graphothers, tokens, None, 3)
+    prefix, _ = prefill_two(engine, prompts)
     state = engine.init_decode_state()
     for slots in ([0], [0, 1, 2]):
         with pytest.raises(ValueError, match="for a prefix of 2 prompts"):
