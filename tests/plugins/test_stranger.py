@@ -117,7 +117,7 @@ def test_own_tests_of_the_example_pass(in_short: str) -> None:
     names = re.findall(r"^def (test_\w+)", TESTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(names) == 4
     for name in names:
-        assert re.search(rf"PASSED \S*test_behaviour\.py::{name}\b", in_short)
+        assert re.search(rf"PASSED \S*::{name}\b", in_short)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from enginebay import LLM
 from enginebay.cli.main import main
 from tests.brief import BRIEF
+from tests.fakes import install
 from tests.unit.serving import SIZES, assert_idle
 
 
@@ -25,6 +26,23 @@ def llm(shared_llm: LLM) -> Iterator[LLM]:
     """The shared one, which must hold nothing when a test is over."""
     yield shared_llm
     assert_idle(shared_llm)
+
+
+@pytest.fixture(scope="module")
+def shared_fake() -> Iterator[LLM]:
+    """An LLM of the same on the fake engine: for what the loop, requests and streams do."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        made = LLM(BRIEF, **SIZES)
+    with made:
+        yield made
+
+
+@pytest.fixture
+def fake_llm(shared_fake: LLM) -> Iterator[LLM]:
+    """The shared one, which must hold nothing when a test is over."""
+    yield shared_fake
+    assert_idle(shared_fake)
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
-from enginebay.cli import bench
 from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.cli.main import COMMANDS, main
 from enginebay.hooks import Declaration
 from enginebay.registry import Entry, Registry
 from enginebay.types import StreamChunk
+from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("llm")
+on_the_fake_engine = pytest.mark.usefixtures("faked")
+MESSAGES = [{"role": "user", "content": "What color is the sky?"}]
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -41,33 +43,39 @@ def run_json(run: Run) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def expected(llm: LLM) -> Callable[[str], list[int]]:
-    """Greedy tokens of a prompt, eight of them, without the program."""
-    return lambda prompt: llm.generate(prompt, SamplingParams(max_tokens=8))[0].outputs[0].token_ids
+def expected(fake_llm: LLM) -> Callable[[str], list[int]]:
+    """Greedy tokens of a prompt, eight of them, by the fake engine, without the program."""
+    return lambda prompt: fake_llm.generate(prompt, SamplingParams(max_tokens=8))[0].outputs[0].token_ids
 
 
-def test_generate_prints_prompt_and_completion(run: Run, config: str, expected: Any) -> None:
+@on_the_fake_engine
+def test_generate_prints_prompt_and_completion(run: Run, config: str, fake_llm: LLM) -> None:
     code, out, err = run("generate", "Once upon a time", "--max-tokens", "8", "--config", config)
     assert (code, err) == (0, "")
-    assert out.startswith("Once upon a time")
-    assert out.endswith("\n")
-    assert len(out) > len("Once upon a time\n")
+    completion = fake_llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].get_text()
+    assert out == f"Once upon a time{completion}\n"
 
 
-def test_generate_as_json_has_the_documented_fields(run_json: Any, config: str, expected: Any) -> None:
-    record = run_json("generate", "The fox", "--max-tokens", "8", "--json", "--config", config)
+def test_generate_as_json_has_the_documented_fields(run_json: Any, config: str, llm: LLM) -> None:
+    flags = ("--max-tokens", "8", "--json", "--config", config)
+    record = run_json("generate", "The fox", *flags)
     assert set(record) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "metrics"}
-    assert record["token_ids"] == expected("The fox")
+    output = llm.generate("The fox", SamplingParams(max_tokens=8))[0].outputs[0]
+    assert (record["token_ids"], record["text"]) == (output.token_ids, output.text)
     assert record["finish_reason"] == "length"
     assert record["metrics"]["num_generated_tokens"] == 8
-    ids = ",".join(map(str, record["prompt_token_ids"]))
-    again = run_json("generate", "--prompt-ids", ids, "--max-tokens", "8", "--json", "--config", config)
-    assert (again["token_ids"], again["prompt_token_ids"]) == (
-        record["token_ids"],
-        record["prompt_token_ids"],
-    )
 
 
+@on_the_fake_engine
+def test_token_ids_are_a_prompt_too(run_json: Any, config: str, expected: Any) -> None:
+    flags = ("--max-tokens", "8", "--json", "--config", config)
+    record = run_json("generate", "The fox", *flags)
+    again = run_json("generate", "--prompt-ids", ",".join(map(str, record["prompt_token_ids"])), *flags)
+    assert again["token_ids"] == record["token_ids"] == expected("The fox")
+    assert again["prompt_token_ids"] == record["prompt_token_ids"]
+
+
+@on_the_fake_engine
 def test_generate_prints_every_completion(run: Run, config: str) -> None:
     flags = ("-n", "2", "--temperature", "1.5", "--seed", "4", "--max-tokens", "6", "--config", config)
     code, out, _ = run("generate", "Once", *flags)
@@ -78,11 +86,11 @@ def test_generate_prints_every_completion(run: Run, config: str) -> None:
     assert first["token_ids"] != second["token_ids"]
 
 
-def test_flags_reach_the_request(run_json: Any, config: str, expected: Any) -> None:
+@on_the_fake_engine
+def test_flags_reach_the_request(run_json: Any, config: str) -> None:
     text = run_json("generate", "The fox", "--max-tokens", "8", "--json", "--config", config)["text"]
-    stopped = run_json(
-        "generate", "The fox", "--stop", text[3:6], "--stop", "%", "--json", "--config", config
-    )
+    stops = ("--stop", text[3:6], "--stop", "%")
+    stopped = run_json("generate", "The fox", *stops, "--json", "--config", config)
     assert (stopped["text"], stopped["finish_reason"]) == (text[: text.index(text[3:6])], "stop")
     sampling = ("--temperature", "0.9", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.01", "--seed", "3")
     flags = ("--scheduler", "static", "--attention", "auto", "--ignore-eos", "--max-tokens", "5")
@@ -90,15 +98,19 @@ def test_flags_reach_the_request(run_json: Any, config: str, expected: Any) -> N
     assert len(record["token_ids"]) == 5
 
 
-def test_penalties_reach_the_parameters() -> None:
+def test_flags_reach_the_parameters() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_arguments(parser)
-    flags = ("--presence-penalty", "-0.5", "--frequency-penalty", "2", "--repetition-penalty", "1.25")
-    params = sampling_from(parser.parse_args(flags))
+    sampling = "--temperature 0.9 --top-k 5 --top-p 0.8 --min-p 0.01 --seed 3 --ignore-eos -n 2"
+    penalties = "--presence-penalty -0.5 --frequency-penalty 2 --repetition-penalty 1.25"
+    params = sampling_from(parser.parse_args(f"{sampling} {penalties} --stop a --stop b".split()))
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (-0.5, 2.0, 1.25)
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.9, 5, 0.8, 0.01)
+    assert (params.seed, params.ignore_eos, params.n, list(params.stop)) == (3, True, 2, ["a", "b"])
     assert sampling_from(parser.parse_args([])) == SamplingParams()
 
 
+@on_the_fake_engine
 def test_the_prompt_may_come_from_standard_input(
     run_json: Any, config: str, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,23 +119,30 @@ def test_the_prompt_may_come_from_standard_input(
     assert record["token_ids"] == expected("The fox")
 
 
-def test_chat_answers_each_message_with_the_ones_before_in_mind(run: Run, config: str) -> None:
-    flags = ("--model", "demo", "--max-tokens", "24", "--config", config)
+@on_the_fake_engine
+def test_chat_answers_each_message_with_the_ones_before_in_mind(run: Run, config: str, fake_llm: LLM) -> None:
+    flags = ("--max-tokens", "24", "--config", config)
     code, out, err = run("chat", "What color is the sky?", *flags)
     assert code == 0
-    assert "blue" in out
+    assert out == fake_llm.chat(MESSAGES, SamplingParams(max_tokens=24)).get_text() + "\n"
     assert err == "> What color is the sky?\n"
     code, out, _ = run("chat", "Hello!", "What color is the sky?", "--json", *flags)
     first, second = map(json.loads, out.splitlines())
-    assert len(second["prompt_token_ids"]) > len(first["prompt_token_ids"])
-    assert second["finish_reason"] in ("stop", "length")
+    told = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": first["text"]}]
+    expected = fake_llm.chat([*told, *MESSAGES], SamplingParams(max_tokens=24))
+    assert second["prompt_token_ids"] == expected.prompt_token_ids
+    assert second["token_ids"] == expected.outputs[0].token_ids
+    assert second["finish_reason"] == "length"
 
 
-def test_chat_reads_turns_from_standard_input(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_the_fake_engine
+def test_chat_reads_turns_from_standard_input(
+    run: Run, config: str, fake_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("What color is the sky?\n\n   \n"))
-    code, out, err = run("chat", "--model", "demo", "--max-tokens", "24", "--config", config)
+    code, out, err = run("chat", "--max-tokens", "24", "--config", config)
     assert (code, err) == (0, "")
-    assert len(out.splitlines()) == 1
+    assert out == fake_llm.chat(MESSAGES, SamplingParams(max_tokens=24)).get_text() + "\n"
 
 
 def test_plugins_lists_every_part(run: Run, run_json: Any) -> None:
@@ -172,16 +191,10 @@ def test_env_names_versions_and_devices(run: Run, run_json: Any) -> None:
     assert f"enginebay: {__version__}" in out
 
 
+@on_the_fake_engine
 def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: Any, config: str) -> None:
     lengths = ("--rounds", "1", "--prompt-len", "4", "--new-tokens", "4")
-    least = (
-        "--max-num-seqs",
-        "1",
-        "--max-num-batched-tokens",
-        "16",
-        "--max-model-len",
-        "32",
-    )  # all is compiled
+    least = ("--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--max-model-len", "32")
     sizes = (*lengths, *least, "--config", config)
     few = ("--num-requests", "3", "--scheduler", "fcfs,static")
     results = run_json("bench", "throughput", *sizes, *few, "--json")
@@ -193,23 +206,24 @@ def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: A
     assert set(latency[0]["figures"]) == {"ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"}
 
 
-def test_bench_varies_attention_by_phase() -> None:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments("bench", parser)
-    flags = (
-        "--attention",
-        "xla",
-        "--attention",
-        "decode=xla,decode=native",
-        "--engine",
-        "oengine,vinference",
-    )
-    variants = bench._variants(parser.parse_args(["latency", *flags]))
-    assert [name for name, _ in variants] == [
-        f"{engine} decode={decode}" for engine in ("oengine", "vinference") for decode in ("xla", "native")
-    ]
-    chosen = [values["kernels"]["attention"] for _, values in variants]
-    assert chosen == [{"decode": d, "prefill": "xla", "mixed": "xla"} for d in ("xla", "native")] * 2
+@on_the_fake_engine
+def test_bench_varies_attention_by_phase(run_json: Any, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, dict[str, str]]] = []
+
+    class Recorded(LLM):
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+            chosen = self.plan.kernels.names
+            phases = ("decode", "prefill", "mixed")
+            made.append((self.plan.config.engine.name, {p: chosen[f"attention.{p}"] for p in phases}))
+
+    monkeypatch.setattr("enginebay.llm.LLM", Recorded)
+    attention = ("--attention", "xla", "--attention", "decode=xla,decode=native")
+    flags = ("--engine", "oengine,vinference", "--rounds", "1", "--prompt-len", "4", "--json")
+    results = run_json("bench", "latency", *attention, *flags, "--config", config)
+    variants = [(engine, decode) for engine in ("oengine", "vinference") for decode in ("xla", "native")]
+    assert [result["variant"] for result in results] == [f"{e} decode={d}" for e, d in variants]
+    assert made == [(e, {"decode": d, "prefill": "xla", "mixed": "xla"}) for e, d in variants]
 
 
 def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +237,7 @@ def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pyte
     assert (code, err) == (1, "enginebay: a broken invariant over two lines\n")
 
 
+@on_the_fake_engine
 def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> Iterator[StreamChunk]:
         yield StreamChunk("r", 1, "some ", (7, 8))
@@ -242,6 +257,7 @@ def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch
     )
 
 
+@on_the_fake_engine
 def test_interrupted_chat_as_json_holds_what_there_is(
     run: Run, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,18 +315,9 @@ sys.exit(main())
 """
 
 
-def test_ctrl_c_ends_a_generation_with_what_there_is(tmp_path: Path) -> None:
-    flags = [
-        "--max-tokens",
-        "1000",
-        "--ignore-eos",
-        "--decode-steps",
-        "1",
-        "--dtype",
-        "float32",
-        "--max-num-seqs",
-        "1",
-    ]
+def test_ctrl_c_ends_a_generation_with_what_there_is() -> None:
+    sizes = ("--decode-steps", "1", "--dtype", "float32", "--max-num-seqs", "1")
+    flags = ("--model", BRIEF, "--max-tokens", "1000", "--ignore-eos", *sizes)
     command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "Once upon a time", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import io
 import json
 import shutil
@@ -12,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.brief import BRIEF
+
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def nan_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo model with a NaN in its last norm."""
+    """The small model with a NaN in its last norm."""
     folder = tmp_path_factory.mktemp("models") / "nan"
-    shutil.copytree(str(importlib.resources.files("enginebay_models") / "demo"), folder)
+    shutil.copytree(BRIEF, folder)
     path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[:8], "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,24 +39,24 @@ def joined(chunks: Sequence[StreamChunk], index: int = 0) -> str:
 PROMPTS = ["Once upon a time", "The little fox", "A", "In the morning, the baker opened the shop and"]
 
 
-def test_one_text_and_a_list_of_texts_and_ids_mean_the_same(llm: LLM) -> None:
-    whole = llm.generate(PROMPTS, GREEDY)
-    ids = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+def test_one_text_and_a_list_of_texts_and_ids_mean_the_same(fake_llm: LLM) -> None:
+    whole = fake_llm.generate(PROMPTS, GREEDY)
+    ids = [fake_llm.tokenizer.encode(prompt) for prompt in PROMPTS]
     assert [output.prompt for output in whole] == PROMPTS
     assert [output.prompt_token_ids for output in whole] == ids
-    assert token_ids(llm.generate(ids, GREEDY)) == token_ids(whole)
-    assert token_ids(llm.generate([np.array(i) for i in ids], GREEDY)) == token_ids(whole)
-    assert token_ids(llm.generate([PROMPTS[0], ids[1]], GREEDY)) == token_ids(whole)[:2]
-    assert token_ids(llm.generate(PROMPTS[0], GREEDY)) == token_ids(whole)[:1]
-    assert token_ids(llm.generate(ids[1], GREEDY)) == token_ids(whole)[1:2]
-    assert llm.generate([], GREEDY) == []
+    assert token_ids(fake_llm.generate(ids, GREEDY)) == token_ids(whole)
+    assert token_ids(fake_llm.generate([np.array(i) for i in ids], GREEDY)) == token_ids(whole)
+    assert token_ids(fake_llm.generate([PROMPTS[0], ids[1]], GREEDY)) == token_ids(whole)[:2]
+    assert token_ids(fake_llm.generate(PROMPTS[0], GREEDY)) == token_ids(whole)[:1]
+    assert token_ids(fake_llm.generate(ids[1], GREEDY)) == token_ids(whole)[1:2]
+    assert fake_llm.generate([], GREEDY) == []
 
 
-def test_an_output_says_all_about_its_completion(llm: LLM) -> None:
-    output = llm.generate("Once upon a time", GREEDY)[0]
+def test_an_output_says_all_about_its_completion(fake_llm: LLM) -> None:
+    output = fake_llm.generate("Once upon a time", GREEDY)[0]
     completion = output.outputs[0]
     assert output.finished
-    assert completion.text == llm.tokenizer.decode(completion.token_ids) == output.get_text()
+    assert completion.text == fake_llm.tokenizer.decode(completion.token_ids) == output.get_text()
     assert completion.finish_reason == "length"
     assert output.num_generated_tokens == len(completion.token_ids) == 16
     assert output.metrics is not None
@@ -63,16 +64,16 @@ def test_an_output_says_all_about_its_completion(llm: LLM) -> None:
     assert output.tokens_per_second > 0
 
 
-def test_without_max_tokens_a_completion_fills_the_context(llm: LLM) -> None:
-    output = llm.generate("Once upon a time", with_(GREEDY, max_tokens=None, ignore_eos=True))[0]
+def test_without_max_tokens_a_completion_fills_the_context(fake_llm: LLM) -> None:
+    output = fake_llm.generate("Once upon a time", with_(GREEDY, max_tokens=None, ignore_eos=True))[0]
     assert len(output.prompt_token_ids) + output.num_generated_tokens == SIZES["max_model_len"]
 
 
-def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+def test_each_prompt_may_have_its_own_parameters(fake_llm: LLM) -> None:
     params = [with_(GREEDY, max_tokens=n) for n in (9, 1, 5)]
-    outputs = llm.generate(PROMPTS[:3], params)
+    outputs = fake_llm.generate(PROMPTS[:3], params)
     assert [len(ids) for ids in token_ids(outputs)] == [9, 1, 5]
-    alone = [llm.generate(p, one)[0] for p, one in zip(PROMPTS, params, strict=False)]
+    alone = [fake_llm.generate(p, one)[0] for p, one in zip(PROMPTS, params, strict=False)]
     assert token_ids(outputs) == token_ids(alone)
 
 
@@ -94,11 +95,12 @@ def test_several_completions_differ_and_each_is_repeatable(llm: LLM) -> None:
     assert one.outputs[0].token_ids == three.outputs[0].token_ids
 
 
-def test_unseeded_requests_differ(llm: LLM) -> None:
-    runs = [tuple(token_ids(llm.generate("Once", HOT))[0]) for _ in range(3)]
+def test_unseeded_requests_differ(fake_llm: LLM) -> None:
+    runs = [tuple(token_ids(fake_llm.generate("Once", HOT))[0]) for _ in range(3)]
     assert len(set(runs)) == 3
 
 
+@pytest.mark.usefixtures("faked")
 def test_a_configured_seed_makes_unseeded_requests_repeatable() -> None:
     runs = []
     for _ in range(2):
@@ -108,15 +110,15 @@ def test_a_configured_seed_makes_unseeded_requests_repeatable() -> None:
     assert runs[0][0] != runs[0][1]
 
 
-def test_a_stop_text_ends_the_completion_wherever_tokens_end(llm: LLM) -> None:
-    whole = llm.generate("Once upon a time", GREEDY)[0]
+def test_a_stop_text_ends_the_completion_wherever_tokens_end(fake_llm: LLM) -> None:
+    whole = fake_llm.generate("Once upon a time", GREEDY)[0]
     text = whole.get_text()
     for start, end in ((6, 9), (3, 12), (10, 11), (0, 2)):
         stop = text[start:end]
         cut = text.index(stop)
         for include in (False, True):
             params = with_(GREEDY, stop=["never there", stop], include_stop_str_in_output=include)
-            output = llm.generate("Once upon a time", params)[0]
+            output = fake_llm.generate("Once upon a time", params)[0]
             assert output.get_text() == text[: cut + len(stop) if include else cut]
             assert output.outputs[0].finish_reason == "stop"
             given = output.outputs[0].token_ids
@@ -126,9 +128,9 @@ def test_a_stop_text_ends_the_completion_wherever_tokens_end(llm: LLM) -> None:
             assert output.metrics.finished_s >= output.metrics.first_token_s
 
 
-def test_what_might_have_become_a_stop_text_is_given_at_the_end(llm: LLM) -> None:
-    text = llm.generate("Once upon a time", GREEDY)[0].get_text()
-    output = llm.generate("Once upon a time", with_(GREEDY, stop=text[-3:] + "\x00"))[0]
+def test_what_might_have_become_a_stop_text_is_given_at_the_end(fake_llm: LLM) -> None:
+    text = fake_llm.generate("Once upon a time", GREEDY)[0].get_text()
+    output = fake_llm.generate("Once upon a time", with_(GREEDY, stop=text[-3:] + "\x00"))[0]
     assert (output.get_text(), output.outputs[0].finish_reason) == (text, "length")
 
 
@@ -169,37 +171,37 @@ def test_a_streams_parts_joined_are_what_generate_returns(llm: LLM) -> None:
     assert len(chunks) > 2
 
 
-def test_a_stream_of_several_completions_has_all_of_each(llm: LLM) -> None:
+def test_a_stream_of_several_completions_has_all_of_each(fake_llm: LLM) -> None:
     params = with_(HOT, n=3, seed=2)
-    whole = llm.generate("Once", params)[0]
-    chunks = list(llm.stream("Once", params))
+    whole = fake_llm.generate("Once", params)[0]
+    chunks = list(fake_llm.stream("Once", params))
     assert [joined(chunks, i) for i in range(3)] == [completion.text for completion in whole.outputs]
     assert sum(chunk.finish_reason is not None for chunk in chunks) == 3
 
 
-def test_leaving_a_stream_frees_its_row(llm: LLM) -> None:
-    for chunk in llm.stream("Once", with_(HOT, max_tokens=150, n=2)):
+def test_leaving_a_stream_frees_its_row(fake_llm: LLM) -> None:
+    for chunk in fake_llm.stream("Once", with_(HOT, max_tokens=150, n=2)):
         assert chunk.delta_token_ids
         break
     gc.collect()
-    assert_idle(llm)
+    assert_idle(fake_llm)
 
 
-def test_a_stream_that_nobody_reads_is_ended_with_it(llm: LLM) -> None:
-    stream = llm.stream("Once", with_(HOT, max_tokens=150, n=4))
+def test_a_stream_that_nobody_reads_is_ended_with_it(fake_llm: LLM) -> None:
+    stream = fake_llm.stream("Once", with_(HOT, max_tokens=150, n=4))
     del stream
     gc.collect()
-    assert_idle(llm)
+    assert_idle(fake_llm)
 
 
-def test_an_interrupted_generate_ends_its_requests(llm: LLM) -> None:
+def test_an_interrupted_generate_ends_its_requests(fake_llm: LLM) -> None:
     def interrupt(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     params = [with_(GREEDY, max_tokens=1), with_(HOT, max_tokens=150)]
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(["A", "B"], params, progress=interrupt)
-    assert_idle(llm)
+        fake_llm.generate(["A", "B"], params, progress=interrupt)
+    assert_idle(fake_llm)
 
 
 def test_chat_answers_by_the_template(demo: LLM) -> None:
@@ -209,22 +211,22 @@ def test_chat_answers_by_the_template(demo: LLM) -> None:
     assert joined(list(demo.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
 
 
-def test_the_asyncio_twins_give_the_same(llm: LLM) -> None:
-    expected = llm.generate(PROMPTS, GREEDY)
+def test_the_asyncio_twins_give_the_same(fake_llm: LLM) -> None:
+    expected = fake_llm.generate(PROMPTS, GREEDY)
 
     async def everything() -> tuple[Any, ...]:
         async def stream(prompt: str) -> list[StreamChunk]:
-            return [chunk async for chunk in llm.astream(prompt, GREEDY)]
+            return [chunk async for chunk in fake_llm.astream(prompt, GREEDY)]
 
         return await asyncio.gather(
-            llm.agenerate(PROMPTS, GREEDY),
-            llm.achat(MESSAGES, GREEDY),
+            fake_llm.agenerate(PROMPTS, GREEDY),
+            fake_llm.achat(MESSAGES, GREEDY),
             *(stream(prompt) for prompt in PROMPTS),
         )
 
     outputs, answer, *streams = asyncio.run(asyncio.wait_for(everything(), DEADLOCK_S))
     assert token_ids(outputs) == token_ids(expected)
-    assert answer.outputs[0].token_ids == llm.chat(MESSAGES, GREEDY).outputs[0].token_ids
+    assert answer.outputs[0].token_ids == fake_llm.chat(MESSAGES, GREEDY).outputs[0].token_ids
     assert [joined(chunks) for chunks in streams] == [output.get_text() for output in expected]
 
 
@@ -248,17 +250,17 @@ def test_cancelling_ends_the_requests(llm: LLM) -> None:
     assert_idle(llm)
 
 
-def test_an_event_loop_that_is_closed_over_a_request_harms_nobody(llm: LLM) -> None:
+def test_an_event_loop_that_is_closed_over_a_request_harms_nobody(fake_llm: LLM) -> None:
     params = with_(GREEDY, max_tokens=100, ignore_eos=True)
-    expected = token_ids(llm.generate("The little fox", params))
+    expected = token_ids(fake_llm.generate("The little fox", params))
     loop = asyncio.new_event_loop()
-    left = llm.astream("Once", with_(HOT, max_tokens=100))
+    left = fake_llm.astream("Once", with_(HOT, max_tokens=100))
     loop.run_until_complete(anext(left))
     loop.close()
-    assert token_ids(llm.generate("The little fox", params)) == expected
+    assert token_ids(fake_llm.generate("The little fox", params)) == expected
     with pytest.raises(StopIteration):
         left.aclose().send(None)
-    assert_idle(llm)
+    assert_idle(fake_llm)
 
 
 def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM) -> None:
@@ -274,14 +276,15 @@ def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM
         assert len(set(tokens)) == (16 if penalty > 1 else 1)
 
 
-def test_changing_parameters_later_changes_nothing_under_way(llm: LLM) -> None:
+def test_changing_parameters_later_changes_nothing_under_way(fake_llm: LLM) -> None:
     params = with_(GREEDY, max_tokens=30, ignore_eos=True)
-    stream = llm.stream("Once", params)
+    stream = fake_llm.stream("Once", params)
     next(stream)
     params.max_tokens = 1
     assert sum(len(chunk.delta_token_ids) for chunk in stream) > 20
 
 
+@pytest.mark.usefixtures("faked")
 def test_a_closed_llm_says_so() -> None:
     llm = LLM(BRIEF, **SIZES)
     stream = llm.stream("Once", HOT)
@@ -293,9 +296,12 @@ def test_a_closed_llm_says_so() -> None:
         llm.generate("Once", GREEDY)
 
 
+@pytest.mark.usefixtures("faked")
 def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
+    before = set(threading.enumerate())
     llm = LLM(BRIEF, **SIZES)
-    thread = llm._loop._thread
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "enginebay-loop"
     del llm
     gc.collect()
     thread.join(DEADLOCK_S)

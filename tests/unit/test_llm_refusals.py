@@ -11,6 +11,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, InputError, RequestError
+from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -35,16 +36,16 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS)
-def test_a_bad_prompt_is_refused_and_nothing_is_queued(llm: LLM, prompts: Any, message: str) -> None:
+def test_a_bad_prompt_is_refused_and_nothing_is_queued(fake_llm: LLM, prompts: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        llm.generate(prompts, GREEDY)
+        fake_llm.generate(prompts, GREEDY)
     holds_prompts = isinstance(prompts, list) and not isinstance(prompts[0], int)
     one = prompts[0] if holds_prompts else prompts
     with pytest.raises(RequestError):
-        llm.generate(["fine", one], with_(HOT, max_tokens=150))
+        fake_llm.generate(["fine", one], with_(HOT, max_tokens=150))
     with pytest.raises(RequestError):
-        llm.stream(one, GREEDY)
-    assert_idle(llm)
+        fake_llm.stream(one, GREEDY)
+    assert_idle(fake_llm)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +60,23 @@ def test_a_bad_prompt_is_refused_and_nothing_is_queued(llm: LLM, prompts: Any, m
         (SamplingParams(stop_token_ids=list(range(10, 30))), "stop tokens, end-of-sequence tokens included"),
     ],
 )
-def test_bad_parameters_are_refused_and_nothing_is_queued(llm: LLM, params: Any, message: str) -> None:
+def test_bad_parameters_are_refused_and_nothing_is_queued(fake_llm: LLM, params: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        llm.generate(["A", "B"], params)
-    assert_idle(llm)
+        fake_llm.generate(["A", "B"], params)
+    assert_idle(fake_llm)
 
 
-def test_bad_messages_are_refused(llm: LLM) -> None:
+def test_bad_messages_are_refused(fake_llm: LLM) -> None:
     for messages in ([], "hello", [{"content": "no role"}], [{"role": "user"}]):
         with pytest.raises(RequestError):
-            llm.chat(messages, GREEDY)
+            fake_llm.chat(messages, GREEDY)
     with pytest.raises(RequestError, match="n = 2 in astream"):
-        asyncio.run(anext(llm.astream("A", with_(GREEDY, n=2))))
+        asyncio.run(anext(fake_llm.astream("A", with_(GREEDY, n=2))))
 
 
+@pytest.mark.usefixtures("faked")
 def test_a_greedy_sampler_refuses_temperatures_and_penalties() -> None:
-    with LLM("demo", sampler="greedy", **SIZES) as llm:
+    with LLM(BRIEF, sampler="greedy", **SIZES) as llm:
         with pytest.raises(RequestError, match="greedy only"):
             llm.generate("Once", HOT)
         for penalty, neutral in (("presence", 0), ("frequency", 0), ("repetition", 1)):
