@@ -74,10 +74,11 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
-        stood_s = time.time() - os.fstat(out.fileno()).st_mtime  # a letter is written when a test ends
-        kill(process)
-        process.wait()
-        processes.discard(process)
+        finally:
+            stood_s = time.time() - os.fstat(out.fileno()).st_mtime  # a letter is written when a test ends
+            kill(process)
+            process.wait()
+            processes.discard(process)
         told, errors = ((file.seek(0), file.read().decode("utf-8", "replace"))[1] for file in (out, err))
     result = {"seconds": round(time.monotonic() - begun_s, 1), "code": code}
     if code is None:
