@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,25 +22,39 @@ from enginebay.testing.subject import penalised
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.ledger import SlotLedger
-from tests.brief import BRIEF
+from tests.brief import TINY
+from tests.pool import few_sizes
 from tests.unit.serving import SIZES
 
 ROWS, LENGTH = 4, 12
 MANY = 10**6
-WHOLE_PROMPTS = SIZES | {"max_num_batched_tokens": 64, "processors": ()}
-PROMPT = [int(t) for t in np.random.default_rng(3).integers(4, 2048, 40)]
+WHOLE_PROMPTS = SIZES | {
+    "max_model_len": 64,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 64,
+    "processors": (),
+}
+PROMPT = [int(t) for t in np.random.default_rng(3).integers(4, 96, 40)]
+
+EMPTY = jax.jit(DeviceRows.empty, static_argnums=(0, 1))
+TAKE = jax.jit(DeviceRows.take, static_argnums=2)
+PUT, RECORD, ADVANCED = (jax.jit(f) for f in (DeviceRows.put, DeviceRows.record, DeviceRows.advanced))
+WRITE_HISTORY = jax.jit(write_history)
 
 
 def some_rows() -> DeviceRows:
-    rows = DeviceRows.empty(ROWS, LENGTH)
     return dataclasses.replace(
-        rows,
-        length=jnp.asarray([3, 5, 0, 7], jnp.int32),
-        max_length=jnp.full(ROWS, LENGTH),
-        finished=jnp.asarray([False, True, True, False]),
-        repetition_penalty=jnp.asarray([1.5, 2.0, 1.0, 0.5]),
-        token_ids=jnp.arange(1, 1 + ROWS * LENGTH, dtype=jnp.int32).reshape(ROWS, LENGTH),
+        jax.tree.map(np.asarray, EMPTY(ROWS, LENGTH)),
+        length=np.asarray([3, 5, 0, 7], np.int32),
+        max_length=np.full(ROWS, LENGTH, np.int32),
+        finished=np.asarray([False, True, True, False]),
+        repetition_penalty=np.asarray([1.5, 2.0, 1.0, 0.5], np.float32),
+        token_ids=np.arange(1, 1 + ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH),
     )
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.asarray(values, np.int32)
 
 
 def equal(first: DeviceRows, second: DeviceRows) -> bool:
@@ -50,24 +64,25 @@ def equal(first: DeviceRows, second: DeviceRows) -> bool:
 
 
 def test_an_id_past_the_end_is_a_finished_row_that_changes_no_score() -> None:
-    taken = some_rows().take(jnp.asarray([3, ROWS]), 5)
-    assert equal(taken.take(jnp.asarray([1]), 5), DeviceRows.empty(1, 5))
+    taken = TAKE(some_rows(), int32(3, ROWS), 5)
+    past = jax.tree.map(lambda a: np.asarray(a)[1:], taken)
+    assert equal(past, EMPTY(1, 5))
     assert np.array_equal(taken.token_ids[0], some_rows().token_ids[3, :5])
     assert taken.repetition_penalty[0] == 0.5
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, LENGTH, MANY])
 def test_rows_put_back_as_they_were_taken_change_nothing(num_tokens: int) -> None:
-    ids = jnp.asarray([2, 0, ROWS])
+    ids = int32(2, 0, ROWS)
     rows = some_rows()
-    taken = rows.take(ids, num_tokens)
+    taken = TAKE(rows, ids, num_tokens)
     assert taken.token_ids.shape == (3, min(num_tokens, LENGTH))
-    assert equal(rows.put(ids, taken), rows)
+    assert equal(PUT(rows, ids, taken), rows)
 
 
 def test_a_sampled_token_is_written_where_the_row_is_active() -> None:
     rows = some_rows()
-    after = rows.advanced(jnp.asarray([91, 92, 93, 94]), ~rows.finished)
+    after = ADVANCED(rows, int32(91, 92, 93, 94), ~rows.finished)
     expected = np.array(rows.token_ids)
     expected[0, 3], expected[3, 7] = 91, 94
     assert np.array_equal(after.token_ids, expected)
@@ -76,13 +91,13 @@ def test_a_sampled_token_is_written_where_the_row_is_active() -> None:
 
 def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> None:
     rows = some_rows()
-    where = jnp.asarray([2, 2, 0, ROWS]), jnp.asarray([4, 5, 11, 0])
+    where = int32(2, 2, 0, ROWS), int32(4, 5, 11, 0)
     expected = np.array(rows.token_ids)
     expected[2, 4:6], expected[0, 11] = (70, 71), 72
-    after = rows.record(*where, jnp.asarray([70, 71, 72, 73]))
+    after = RECORD(rows, *where, int32(70, 71, 72, 73))
     assert np.array_equal(after.token_ids, expected)
     expected[1] = np.arange(LENGTH)
-    assert np.array_equal(write_history(after, 1, jnp.arange(LENGTH)).token_ids, expected)
+    assert np.array_equal(WRITE_HISTORY(after, 1, int32(*range(LENGTH))).token_ids, expected)
 
 
 @pytest.mark.parametrize(
@@ -116,63 +131,77 @@ def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_ca
     first.prefill()
     first.close()
     rows = engine.runner.state.rows
-    others = dataclasses.replace(rows, token_ids=rows.token_ids + 1)
+    others = dataclasses.replace(rows, token_ids=jax.device_put(np.asarray(rows.token_ids) + 1))
     engine.runner.state = dataclasses.replace(engine.runner.state, rows=others)
     second = Driver(engine, request_of(PROMPT, params))
     second.lease.num_cached = num_cached
     assert second.row == first.row
     tokens = second.prefill() + second.decode(4) + second.decode(4)
-    history = engine.runner.state.rows.token_ids[second.row, : len(PROMPT) + len(tokens)].tolist()
+    history = np.asarray(engine.runner.state.rows.token_ids)[second.row, : len(PROMPT) + len(tokens)].tolist()
     assert history[-len(tokens) :] == tokens
     second.close()
     return history
 
 
-def test_a_prompt_that_was_cached_is_counted_all_the_same() -> None:
-    with LLM(BRIEF, **WHOLE_PROMPTS) as llm:
-        for kind in (0, 1, 3):
-            params = penalised(16, kind)
-            whole, hit = (
-                llm.run_on_engine(lambda n=n, p=params: history_after_a_hit(llm.engine, p, n))
-                for n in (0, 24)
-            )
-            assert len(whole) == len(PROMPT) + 9
-            assert whole[: len(PROMPT)] == PROMPT
-            assert hit == whole
+@dataclasses.dataclass
+class Warm:
+    """An engine after warmup(), how many programs that compiled, and the error of what was asked before it."""
+
+    llm: LLM
+    num_programs: int
+    error: pytest.ExceptionInfo[CompilationError]
 
 
-def test_cached_tokens_need_no_program_that_warmup_has_not_compiled() -> None:
-    with LLM(BRIEF, **(WHOLE_PROMPTS | {"max_model_len": 64, "max_num_seqs": 1})) as llm:
-        compilations = llm.engine.compilations
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with few_sizes(), LLM(TINY, **WHOLE_PROMPTS) as llm:
 
-        def without_warmup() -> None:
-            compilations.forbidden = True
+        def without_warmup() -> pytest.ExceptionInfo[CompilationError]:
+            llm.engine.compilations.forbidden = True
             driver = Driver(llm.engine, request_of(PROMPT, penalised()))
             driver.lease.num_cached = 24
-            with pytest.raises(CompilationError, match="not compiled: history of a row"):
+            with pytest.raises(CompilationError) as error:
                 driver.prefill()
             driver.close()
+            return error
 
-        llm.run_on_engine(without_warmup)
-        num_programs = llm.warmup()
-        assert compilations.count == num_programs
-        llm.run_on_engine(lambda: history_after_a_hit(llm.engine, penalised(16), 24))
-        assert compilations.count == num_programs
+        error = llm.run_on_engine(without_warmup)
+        yield Warm(llm, llm.warmup(), error)
 
 
-def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused() -> None:
-    with LLM(BRIEF, **WHOLE_PROMPTS) as llm:
+def test_a_prompt_that_was_cached_is_counted_all_the_same(warm: Warm) -> None:
+    for kind in (0, 1, 3):
+        params = penalised(16, kind)
+        whole, hit = (
+            warm.llm.run_on_engine(lambda n=n, p=params: history_after_a_hit(warm.llm.engine, p, n))
+            for n in (0, 24)
+        )
+        assert len(whole) == len(PROMPT) + 9
+        assert whole[: len(PROMPT)] == PROMPT
+        assert hit == whole
 
-        def take_and_put() -> None:
-            driver = Driver(llm.engine, request_of(PROMPT, penalised(8)))
-            driver.prefill()
-            state = llm.engine.take(driver.lease)
-            assert len(state.token_ids) == len(PROMPT) + 1
-            assert set(state.sampling) == set(COLUMNS)
-            assert all(column.size <= MAX_STOP_TOKENS for column in state.sampling.values())
-            longer = dataclasses.replace(state, token_ids=np.zeros(MANY, np.int32))
-            with pytest.raises(InputError, match=f"{MANY} tokens.*at most"):
-                llm.engine.put(driver.lease, longer)
-            driver.close()
 
-        llm.run_on_engine(take_and_put)
+def test_cached_tokens_need_no_program_that_warmup_has_not_compiled(warm: Warm) -> None:
+    assert warm.error.match("not compiled: history of a row")
+    compilations = warm.llm.engine.compilations
+    assert compilations.count == warm.num_programs
+    warm.llm.run_on_engine(lambda: history_after_a_hit(warm.llm.engine, penalised(16), 24))
+    assert compilations.count == warm.num_programs
+
+
+def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused(warm: Warm) -> None:
+    engine = warm.llm.engine
+
+    def take_and_put() -> None:
+        driver = Driver(engine, request_of(PROMPT, penalised(8)))
+        driver.prefill()
+        state = engine.take(driver.lease)
+        assert len(state.token_ids) == len(PROMPT) + 1
+        assert set(state.sampling) == set(COLUMNS)
+        assert all(column.size <= MAX_STOP_TOKENS for column in state.sampling.values())
+        longer = dataclasses.replace(state, token_ids=np.zeros(MANY, np.int32))
+        with pytest.raises(InputError, match=f"{MANY} tokens.*at most"):
+            engine.put(driver.lease, longer)
+        driver.close()
+
+    warm.llm.run_on_engine(take_and_put)

@@ -20,12 +20,15 @@ from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.constraint import Constraint, Grammar
 from enginebay.engine import Pending, StepPlan
 from enginebay.errors import InputError, InternalError, RequestError
+from enginebay.llm.guide import Guides
+from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.loop.loop import EngineLoop
 from enginebay.types import CompletionOutput, RequestOutput
 from tests.brief import BRIEF
+from tests.pool import few_sizes
+from tests.unit.changing import Changing, Interrupting, changing
 from tests.unit.schemas import bounded_schema
 from tests.unit.serving import SIZES, assert_idle, with_
-from tests.unit.test_loop import Preempting
 
 pytestmark = pytest.mark.xdist_group("guided")
 
@@ -47,16 +50,24 @@ MIXED = [
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[LLM]:
+def made() -> Iterator[Changing]:
     """Two layers of the demo model, whose outputs are as good as random; no other processor, which would be compiled too."""
-    with LLM(BRIEF, processors=("guided",), **SIZES) as llm:
-        yield llm
+    with few_sizes(), changing(BRIEF, processors=("guided",), **SIZES) as made:
+        yield made
 
 
 @pytest.fixture
-def llm(shared: LLM) -> Iterator[LLM]:
-    yield shared
-    assert_idle(shared)
+def llm(made: Changing) -> Iterator[LLM]:
+    yield made.llm
+    assert_idle(made.llm)
+
+
+def preparer_of(llm: LLM) -> Preparer:
+    """What makes requests for the loops of a test."""
+    plan = llm.plan
+    sizes = plan.model.info.vocab_size, SIZES["max_model_len"]
+    abilities = Abilities.of(plan)
+    return Preparer(llm.tokenizer, plan.checkpoint.token_info, *sizes, abilities=abilities, seed=0)
 
 
 def first(outputs: Sequence[RequestOutput]) -> CompletionOutput:
@@ -131,12 +142,12 @@ def test_guided_rows_run_one_step_a_call_and_the_others_all_of_them(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_neither_overlap_nor_preemption_changes_a_token(llm: LLM, overlap: bool) -> None:
+def test_neither_overlap_nor_preemption_changes_a_token(made: Changing, llm: LLM, overlap: bool) -> None:
     expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, MIXED)]
-    prepared = llm._preparer.prepare(PROMPTS, [with_(p, max_tokens=100) for p in MIXED[::2]] * 2)
+    prepared = preparer_of(llm).prepare(PROMPTS, [with_(p, max_tokens=100) for p in MIXED[::2]] * 2)
     requests = [one.requests[0] for one in prepared]
     config = llm.config.model_copy(update={"overlap_execution": overlap})
-    scheduler = Preempting(llm._parts.scheduler, after=-80)  # when 92 new tokens are left, that is after 8
+    scheduler = Interrupting(made.scheduler.usual, lambda row: row.max_new_left <= 92)
 
     def serve() -> list[list[int]]:
         loop = EngineLoop(llm.engine, scheduler, config)
@@ -147,7 +158,7 @@ def test_neither_overlap_nor_preemption_changes_a_token(llm: LLM, overlap: bool)
             loop.close()
 
     served = llm.run_on_engine(serve)  # the engine's own loop waits meanwhile
-    assert scheduler.preempted
+    assert scheduler.interrupted
     assert served[0] == expected[0]
     with_prompts = llm.generate(PROMPTS, [*MIXED[::2], *MIXED[::2]])
     assert served == [output.outputs[0].token_ids for output in with_prompts]
@@ -211,7 +222,7 @@ def test_what_cannot_be_held_is_refused_before_anything_is_queued(
     def fail(requests: object) -> list[object]:
         raise AssertionError("something was queued")
 
-    monkeypatch.setattr(llm._loop, "submit", fail)
+    monkeypatch.setattr(llm.loop, "submit", fail)
     with pytest.raises(RequestError, match=reason):
         llm.generate([PROMPT, "A"], [SamplingParams(), SamplingParams(**fields)])
 
@@ -251,12 +262,13 @@ def test_a_constraint_that_fails_ends_its_own_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[Exception]
 ) -> None:
     expected = llm.generate(PROMPTS[1:], MIXED[1:])
-    grammar = llm._preparer._guides.grammar
-    monkeypatch.setattr(
-        llm._preparer._guides,
-        "grammar",
-        lambda params: Failing(found, error) if (found := grammar(params)) and params.n == 2 else found,
-    )
+    grammar = Guides.grammar
+
+    def failing(guides: Guides, params: SamplingParams) -> Grammar | None:
+        found = grammar(guides, params)
+        return Failing(found, error) if found is not None and params.n == 2 else found
+
+    monkeypatch.setattr(Guides, "grammar", failing)
     stream = llm.stream(PROMPT, with_(MIXED[0], n=2))
     among = llm.generate(PROMPTS[1:], MIXED[1:])
     with pytest.raises(told, match=r"too complex|a constraint that failed: KeyError: 'lost'"):
@@ -288,7 +300,7 @@ def test_flags_of_the_program_are_the_fields(tmp_path: Path) -> None:
 def test_a_library_that_is_not_there_is_told(llm: LLM) -> None:
     with pytest.raises(InputError, match=r"unknown grammar 'llguidence'.*Did you mean 'llguidance'"):
         LLM(BRIEF, grammars="llguidence", **SIZES)
-    chosen = llm._preparer.abilities.processors
+    chosen = llm.plan.processors
     bare = dataclasses.replace(chosen, entries={}, processors=())
     with pytest.raises(RequestError, match="'guided', which the engine was made without"):
         bare.rows({"guided": {}}, None)  # type: ignore[arg-type]
