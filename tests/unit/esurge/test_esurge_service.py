@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from enginebay.errors import StoppedError
+from enginebay.engine import StepPlan
+from enginebay.errors import InternalError, StoppedError, UnsupportedError
 from enginebay.loop.observer import Update
-from enginebay_esurge import BusyError, NotRunningError, eSurge
+from enginebay_esurge import BusyError, NotRunningError, RequestOutput, eSurge
+from enginebay_esurge.totals import Totals
 from tests.unit.esurge.small import (
     GREEDY,
     GREEDY_ON,
@@ -175,6 +177,40 @@ def test_weights_of_busy_engines_stay(slow_engine: eSurge) -> None:  # holds S17
         slow_engine.update_model_weights("demo")
     assert isinstance(caught.value, BusyError)
     stream.close()
+
+
+def test_another_model_is_no_weights(engine: eSurge) -> None:  # holds S17
+    with pytest.raises(UnsupportedError, match="graphdef"):
+        engine.update_model_weights(graphdef=object())
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_service_goes_on(engine: eSurge) -> None:
+    def fail(plan: StepPlan) -> None:
+        raise RuntimeError("out of order")
+
+    wanted = token_ids(engine.generate(PROMPTS, GREEDY))
+    before = engine.get_metrics_summary()["total_failed"]
+    engine.engine.before_step = fail
+    with pytest.raises(InternalError, match="out of order"):
+        engine.generate(PROMPT, GREEDY, "mine")
+    engine.engine.before_step = lambda _: None
+    assert engine.get_metrics_summary()["total_failed"] == before + 1
+    assert engine.generate(PROMPT, GREEDY, "mine")[0].finished, "its id is free again"
+    assert token_ids(engine.generate(PROMPTS, GREEDY)) == wanted
+
+
+def test_requests_per_second_are_those_of_the_last_minute() -> None:  # holds S15
+    now_s = [100.0]
+    totals = Totals(lambda: now_s[0])
+    totals.begin()
+    now_s[0] += 50
+    for _ in range(5):
+        totals.completed(RequestOutput("", "", [], []))
+    assert totals.summary()["requests_per_second"] == pytest.approx(0.1)
+    now_s[0] += 61
+    totals.completed(RequestOutput("", "", [], []))
+    assert totals.summary()["requests_per_second"] == pytest.approx(1 / 60)
+    assert totals.summary()["total_completed"] == 6
 
 
 def test_observers_are_told_through_stops_and_starts_until_they_are_removed(engine: eSurge) -> None:
