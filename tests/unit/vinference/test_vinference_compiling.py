@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
+from tests.unit.serving import DEADLOCK_S
 from tests.unit.vinference.hostside import Compiler
 from tests.unit.vinference.small import (
     BUCKETS,
@@ -170,10 +172,17 @@ def test_generating_compiles_nothing_after_precompiling(
 
 def test_threads_that_ask_for_the_same_wait_for_one_compilation(compiler: Compiler) -> None:
     made = vInference(MODEL, None, CONFIG)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(made.precompile(SIXTEEN))) for _ in range(4)]
+    begun, results = threading.Barrier(5), []
+
+    def ask() -> None:
+        begun.wait(DEADLOCK_S)
+        results.append(made.precompile(SIXTEEN))
+
+    compiler.before = lambda _: time.sleep(0.05)  # the others ask meanwhile
+    threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
+    begun.wait(DEADLOCK_S)
     for thread in threads:
         thread.join()
     assert results == [True] * 4
@@ -182,7 +191,11 @@ def test_threads_that_ask_for_the_same_wait_for_one_compilation(compiler: Compil
 
 
 def test_a_compilation_that_failed_can_be_tried_again(compiler: Compiler) -> None:
-    compiler.fails_at = 2
+    def fail_at_the_second(number: int) -> None:
+        if number == 2:
+            raise RuntimeError("out of memory")
+
+    compiler.before = fail_at_the_second
     made = vInference(MODEL, None, CONFIG)
     assert made.precompile(BUCKETS) is False
     assert len(made.precompiled) == 1
