@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
 from enginebay.errors import InternalError
 
 DUMMY_PAGE = 0
@@ -91,16 +94,21 @@ class PagePool:
 
     def check(self) -> None:
         """InternalError unless every page but the dummy is exactly one of used, cached and free."""
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise InternalError("a page is twice in the free list")
-        held = {page for page, count in enumerate(self._holders) if count}
-        if min(self._holders) < 0 or DUMMY_PAGE in held | free | self._cached:
-            raise InternalError("a page is held less than never, or the dummy page is given out")
-        if len(held) + len(free) + len(self._cached) != len(held | free | self._cached):
-            raise InternalError("a page is two of used, cached and free")
-        if len(held | free | self._cached) != self.num_usable:
-            raise InternalError("a page is none of used, cached and free")
+        check_books(self._holders, self._free, self._cached)
+
+
+def check_books(holders: Sequence[int], free_list: Sequence[int], cached: AbstractSet[int]) -> None:
+    """InternalError unless every page but the dummy is exactly one of used, cached and free. `holders`: how many of each page."""
+    free = set(free_list)
+    if len(free) != len(free_list):
+        raise InternalError("a page is twice in the free list")
+    held = {page for page, count in enumerate(holders) if count}
+    if min(holders) < 0 or DUMMY_PAGE in held | free | cached:
+        raise InternalError("a page is held less than never, or the dummy page is given out")
+    if len(held) + len(free) + len(cached) != len(held | free | cached):
+        raise InternalError("a page is two of used, cached and free")
+    if len(held | free | cached) != len(holders) - 1:
+        raise InternalError("a page is none of used, cached and free")
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:

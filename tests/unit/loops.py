@@ -6,28 +6,34 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+from enginebay import LLM
 from enginebay.build.compose import Composed, build, make_plan
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, StepPlan
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.loop.observer import Ending
+from enginebay.loop.observer import Ending, Update
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from enginebay.types import Request
+from enginebay.types import Request, RequestOutput
 from tests.brief import TINY
 from tests.fake_engine import NUM_SPECIAL, FakeEngine
-from tests.fakes import SIZES, make_request
+from tests.fakes import SIZES, compose_fake, make_request
+from tests.pool import EnginePool
 from tests.unit.serving import DEADLOCK_S, Endings
 
 PAGE_SIZE, NUM_PAGES = 8, 25
-PAGED: dict[str, Any] = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
+PAGED: dict[str, Any] = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES, "prefix_caching": True}
 """Options of a paged engine with too few pages for four long requests."""
+
+OPTIONS: dict[str, dict[str, Any]] = {"vinference": {}, "oengine": PAGED}
 
 MAX_NUM_SEQS: int = SIZES["max_num_seqs"]
 TINY_VOCAB_SIZE = 96
@@ -38,11 +44,48 @@ def ignore(plan: StepPlan) -> None:
     """Nothing is done about a step."""
 
 
-def compose_real(name: str, options: dict[str, Any] | None = None, **choices: Any) -> Composed:
-    """The engine on the smallest model, in the sizes of the fake one; tests lease it from the pool."""
-    engine: Any = {"name": name, **(options or {})}
-    config = EngineConfig(**({"model": TINY, "processors": (), "engine": engine} | SIZES | choices))
-    return build(make_plan(config))
+def tiny(name: str, **options: Any) -> EngineConfig:
+    """The engine on the smallest model, in the sizes of the fake one; nothing is compiled after a warm-up."""
+    fixed: dict[str, Any] = {"model": TINY, "processors": (), "forbid_compiling": True}
+    return EngineConfig(**fixed, **SIZES, engine={"name": name, **options})  # type: ignore[arg-type]
+
+
+def compose_real(name: str, **options: Any) -> Composed:
+    """Such an engine for loops, warm; tests lease it from the pool."""
+    parts = build(make_plan(tiny(name, **options)))
+    parts.engine.make_arrays()
+    parts.engine.warmup()
+    parts.engine.compilations.forbidden = True
+    return parts
+
+
+@functools.cache
+def _fake(name: str, options: tuple[tuple[str, Any], ...]) -> Composed:
+    return compose_fake(name, dict(options))
+
+
+@contextlib.contextmanager
+def composed(pool: EnginePool, kind: str, name: str, **options: Any) -> Iterator[Composed]:
+    """The fake engine or the "real" one: kept for other tests, and without any prefix of an earlier one."""
+    if kind == "fake":
+        yield fresh(_fake(name, tuple(sorted(options.items()))))
+    else:
+        with pool.leases():
+            yield compose_real(name, **options)
+
+
+def fresh(parts: Composed) -> Composed:
+    """The same with an empty cache."""
+    parts.engine.drop_arrays()
+    parts.engine.make_arrays()
+    return parts
+
+
+def make_llm(name: str, **options: Any) -> LLM:
+    """An LLM with such an engine, warm."""
+    llm = LLM(config=tiny(name, **options))
+    llm.warmup()
+    return llm
 
 
 def make_prompt(seed: int, length: int) -> np.ndarray:
@@ -158,6 +201,16 @@ def held(loop: EngineLoop) -> Iterator[None]:
         go_on(loop)
 
 
+def generate_at_once(llm: LLM, prompts: list[Any], params: Any, **more: Any) -> list[RequestOutput]:
+    """generate(), begun when all prompts are queued."""
+    with ThreadPoolExecutor(1) as pool, held(llm.loop):
+        outputs = pool.submit(llm.generate, prompts, params, **more)
+        while llm.loop.num_waiting < len(prompts):
+            assert not outputs.done()
+            time.sleep(0.001)
+    return outputs.result()
+
+
 class Pauses:
     """Pauses a loop when it launches its step number `after`: what runs then is still running when others come."""
 
@@ -232,15 +285,15 @@ class FailsOnce:
 
 
 class Once:
-    """Calls a function when it sees the first step."""
+    """Calls a function when it sees the first step for which `which` holds."""
 
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act, self._done = act, False
+    def __init__(self, act: Callable[[], object], which: Callable[[StepPlan], bool] = lambda _: True) -> None:
+        self.act, self.which, self._done = act, which, False
 
     def __call__(self, plan: StepPlan) -> None:
-        if not self._done:
+        if not self._done and self.which(plan):
             self._done = True
-            self._act()
+            self.act()
 
 
 class Unread:
@@ -268,6 +321,17 @@ class Prefilled:
     def __call__(self, plan: StepPlan) -> None:
         if not plan.is_decode:
             self.counts.append(sum(row.num_tokens for row in plan.rows))
+
+
+class Counts(Endings):
+    """Counts preemptions that were followed by a step, and keeps the endings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_preempted = 0
+
+    def updated(self, update: Update) -> None:
+        self.num_preempted += update.num_preempted
 
 
 class Preempting(Scheduler):

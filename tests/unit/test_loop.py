@@ -18,9 +18,10 @@ from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import TokenEvent
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.fakes import compose_fake, expected_tokens
+from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
-    PAGED,
+    OPTIONS,
     FailsOnce,
     Loops,
     Pauses,
@@ -28,6 +29,7 @@ from tests.unit.loops import (
     Preempting,
     Unread,
     all_tokens,
+    composed,
     events,
     go_on,
     held,
@@ -40,9 +42,10 @@ from tests.unit.loops import (
 from tests.unit.serving import DEADLOCK_S
 
 
-@pytest.fixture(scope="module", params=["vinference", "oengine"])
-def parts(request: pytest.FixtureRequest) -> Composed:
-    return compose_fake(request.param, PAGED if request.param == "oengine" else None)
+@pytest.fixture(params=["vinference", "oengine"])
+def parts(request: pytest.FixtureRequest, engine_pool: EnginePool) -> Iterator[Composed]:
+    with composed(engine_pool, "fake", request.param, **OPTIONS[request.param]) as made:
+        yield made
 
 
 @pytest.fixture

@@ -9,15 +9,16 @@ import pytest
 
 from enginebay.build.compose import Composed
 from enginebay.errors import InternalError, StoppedError
+from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
-    PAGED,
+    OPTIONS,
     FailsOnce,
     Loops,
     Preempting,
     all_tokens,
     alone,
-    compose_real,
+    composed,
     events,
     held,
     request,
@@ -29,9 +30,10 @@ from tests.unit.loops import (
 pytestmark = pytest.mark.xdist_group("tiny")
 
 
-@pytest.fixture(scope="module", params=["vinference", "oengine"])
-def parts(request: pytest.FixtureRequest, pooled_module: None) -> Composed:
-    return compose_real(request.param, PAGED if request.param == "oengine" else None)
+@pytest.fixture(params=["vinference", "oengine"])
+def parts(request: pytest.FixtureRequest, engine_pool: EnginePool) -> Iterator[Composed]:
+    with composed(engine_pool, "real", request.param, **OPTIONS[request.param]) as made:
+        yield made
 
 
 @pytest.fixture

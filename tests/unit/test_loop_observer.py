@@ -11,14 +11,16 @@ import pytest
 from enginebay.build.compose import Composed
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.observer import Ending, Execution, Observer, Update, Watch
-from tests.fakes import compose_fake
+from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
+    OPTIONS,
     FailsOnce,
     Loops,
     Pauses,
     Preempting,
     all_tokens,
+    composed,
     events,
     go_on,
     held,
@@ -49,9 +51,10 @@ class Notes(Observer):
         self.endings.append(ending)
 
 
-@pytest.fixture(scope="module", params=["vinference", "oengine"])
-def parts(request: pytest.FixtureRequest) -> Composed:
-    return compose_fake(request.param)
+@pytest.fixture(params=["vinference", "oengine"])
+def parts(request: pytest.FixtureRequest, engine_pool: EnginePool) -> Iterator[Composed]:
+    with composed(engine_pool, "fake", request.param, **OPTIONS[request.param]) as made:
+        yield made
 
 
 @pytest.fixture

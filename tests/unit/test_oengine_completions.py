@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 
-from enginebay import LLM
 from enginebay.build.compose import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
-from enginebay.loop.loop import EngineLoop
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.types import Request, SamplingParams
 from enginebay_schedulers.fair import Fair
@@ -21,159 +18,139 @@ from enginebay_schedulers.prefix_aware import PrefixAware
 from enginebay_schedulers.priority import Priority
 from enginebay_schedulers.sjf import Sjf
 from enginebay_schedulers.static_batch import StaticBatch
-from tests.unit.paged import (
+from tests.fake_engine import FakeEngine
+from tests.fakes import expected_tokens
+from tests.pool import EnginePool
+from tests.unit.loops import (
+    PAGED,
+    Counts,
+    FailsOnce,
     Loops,
+    Once,
+    Prefilled,
     all_tokens,
-    count_prefilled,
+    alone,
+    composed,
     events,
-    make_parts,
-    request,
+    family,
+    fresh,
+    held,
+    make_llm,
     running,
-    tokens,
+    seeing,
 )
 
-pytestmark = pytest.mark.xdist_group("oengine")
+FAKES = (("fake", "caching"), ("fake", "forgetful"))
+"""Engine, and whether it keeps prefixes."""
 
-CACHING = (True, False)
+
+def for_each(name: str, values: Iterable[int], *real: int) -> pytest.MarkDecorator:
+    """Each value on both fake engines, and some on the real one."""
+    cases = [pytest.param(fake, value, id=f"{' '.join(fake)} {value}") for fake in FAKES for value in values]
+    tiny = pytest.mark.xdist_group("tiny")
+    cases += [pytest.param(("real", "caching"), value, id=f"real {value}", marks=tiny) for value in real]
+    return pytest.mark.parametrize(("parts", name), cases, indirect=["parts"])
 
 
-@pytest.fixture(scope="module", params=CACHING, ids=("indexed", "not indexed"))
-def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Composed:
-    return make_parts(tmp_path_factory.mktemp("tiny"), prefix_caching=request.param)
+@pytest.fixture(params=FAKES, ids=" ".join)
+def parts(request: pytest.FixtureRequest, engine_pool: EnginePool) -> Iterator[Composed]:
+    kind, caching = request.param
+    options = PAGED | {"prefix_caching": caching == "caching"}
+    with composed(engine_pool, kind, "oengine", **options) as made:
+        yield made
 
 
 @pytest.fixture
 def start(parts: Composed) -> Iterator[Loops]:
     """Starts loops, ends them, and looks at the books."""
     yield from running(parts)
-    parts.engine.drop_arrays()  # the next test finds nothing of this one
-    parts.engine.make_arrays()
 
 
-def completions(
-    name: str, length: int, max_tokens: int, n: int = 4, temperature: float = 0.9
-) -> list[Request]:
-    """The requests of one prompt."""
-    one = request(name, length, max_tokens)
-    sampling = dataclasses.replace(one.sampling, temperature=temperature)
-    return [
-        dataclasses.replace(one, request_id=f"{name}/{i}", parent_id=name, index=i, sampling=sampling)
-        for i in range(n)
-    ]
-
-
-def by_themselves(loop: EngineLoop, family: list[Request]) -> list[list[int]]:
+def by_themselves(parts: Composed, requests: list[Request]) -> list[list[int]]:
     """The tokens of each when it is alone and knows of no others."""
-    return [tokens(loop.submit([dataclasses.replace(one, parent_id="")])[0]) for one in family]
+    if isinstance(parts.engine, FakeEngine):
+        return [expected_tokens(one) for one in requests]
+    found = alone(parts, requests)
+    fresh(parts)
+    return found
 
 
-@pytest.mark.parametrize("length", [1, 2, 20, 40, 77])
-def test_a_prompt_is_computed_once_for_all_completions(
-    start: Loops, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
+@for_each("length", (1, 2, 20, 40, 77), 20, 77)
+def test_a_prompt_is_computed_once_for_all_completions(start: Loops, parts: Composed, length: int) -> None:
     """Of one token, in one chunk, to the end of a page, and in three chunks."""
-    family = completions("prompt", length, 9)
+    requests, prefilled = family("prompt", length, 9), Prefilled()
+    expected = by_themselves(parts, requests)
     loop = start()
-    counts = count_prefilled(loop.engine, monkeypatch)
-    ends = [events(ticket) for ticket in loop.submit(family)]
-    assert sum(counts) == length + 3
+    with seeing(loop.engine, launch=prefilled):
+        ends = [events(ticket) for ticket in loop.submit(requests)]
+    assert sum(prefilled.counts) == length + 3
     assert [one[-1].metrics.num_cached_tokens for one in ends if one[-1].metrics] == [0, *[length - 1] * 3]
     got = [[token for event in one for token in event.token_ids] for one in ends]
-    assert got == by_themselves(loop, family)
+    assert got == expected
     assert len(set(map(tuple, got))) == 4, "completions with keys of their own are alike"
 
 
 def test_greedy_completions_are_alike(start: Loops) -> None:
-    family = completions("greedy", 50, 12, temperature=0.0)
-    loop = start()
-    got = all_tokens(loop.submit(family))
-    assert got == [by_themselves(loop, family[:1])[0]] * 4
+    requests = family("greedy", 50, 12, temperature=0.0)
+    assert all_tokens(start().submit(requests)) == [expected_tokens(requests[0])] * 4
 
 
-def test_what_is_shared_is_counted_once_in_the_cache(start: Loops, parts: Composed) -> None:
+def test_what_is_shared_is_counted_once_in_the_cache(start: Loops) -> None:
     """Four times 101 tokens would be 52 pages, of 24."""
-    loop = start()
-    most = 0
-    step = loop.engine.step
+    loop, most = start(), 0
 
-    def watched(plan: StepPlan) -> Any:
+    def look(plan: StepPlan) -> None:
         nonlocal most
         most = max(most, len(plan.rows) if plan.is_decode else 0)
-        return step(plan)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.engine, "step", watched)
-        assert [len(one) for one in all_tokens(loop.submit(completions("wide", 101, 12)))] == [12] * 4
+    with seeing(loop.engine, launch=look):
+        assert [len(one) for one in all_tokens(loop.submit(family("wide", 101, 12)))] == [12] * 4
     assert most == 4, f"{most} completions ran together"
 
 
-@pytest.mark.parametrize("n", [3, 7])
-def test_too_few_pages_and_rows_preempt_and_change_no_token(start: Loops, n: int) -> None:
-    family = completions("long", 61, 100, n)
-    others = completions("other", 30, 40, n)
+@for_each("n", (3, 7), 3, 7)
+def test_too_few_pages_and_rows_preempt_and_change_no_token(start: Loops, parts: Composed, n: int) -> None:
+    requests = [*family("long", 61, 100, n), *family("other", 30, 40, n)]
+    expected, counts = by_themselves(parts, requests), Counts()
     loop = start()
-    tickets = loop.submit([one for pair in zip(family, others, strict=True) for one in pair])
-    got = all_tokens(tickets)
-    assert got[::2] == by_themselves(loop, family)
-    assert got[1::2] == by_themselves(loop, others)
-
-
-def act_on_first_chunk(loop: EngineLoop, act: Callable[[], None]) -> pytest.MonkeyPatch:
-    """Have something done on the engine's thread while the first chunk of a prompt is launched."""
-    step, done = loop.engine.step, False
-    patch = pytest.MonkeyPatch()
-
-    def acting(plan: StepPlan) -> Any:
-        nonlocal done
-        pending = step(plan)
-        if not done:
-            done = True
-            act()
-        return pending
-
-    patch.setattr(loop.engine, "step", acting)
-    return patch
+    loop.watch.add(counts)
+    order = [place for pair in zip(range(n), range(n, 2 * n), strict=True) for place in pair]
+    got = all_tokens(loop.submit([requests[place] for place in order]))
+    assert got == [expected[place] for place in order]
+    assert counts.num_preempted
 
 
 def test_the_others_go_on_when_the_first_is_aborted_half_way(start: Loops) -> None:
-    family = completions("orphans", 90, 10)
+    requests = family("orphans", 90, 10)
     loop = start()
-    patch = act_on_first_chunk(loop, lambda: loop.abort("orphans/0"))
-    tickets = loop.submit(family)
-    assert events(tickets[0])[-1].finish_reason == "abort"
-    got = all_tokens(tickets[1:])
-    patch.undo()
-    assert got == by_themselves(loop, family[1:])
+    with seeing(loop.engine, launch=Once(lambda: loop.abort("orphans/0"))):
+        tickets = loop.submit(requests)
+        assert events(tickets[0])[-1].finish_reason == "abort"
+        assert all_tokens(tickets[1:]) == [expected_tokens(one) for one in requests[1:]]
 
 
 def test_aborting_all_frees_everything(start: Loops) -> None:
-    family = completions("gone", 90, 50)
+    requests = family("gone", 90, 50)
+    loop = start()
 
     def abort_all() -> None:
-        for one in family:
+        for one in requests:
             loop.abort(one.request_id)
 
+    with seeing(loop.engine, launch=Once(abort_all)):
+        assert {events(ticket)[-1].finish_reason for ticket in loop.submit(requests)} == {"abort"}
+    loop.call(start.check)
+
+
+@pytest.mark.parametrize("when", ["launch", "read"])
+def test_a_step_that_fails_fails_those_that_run_and_the_others_begin_anew(start: Loops, when: str) -> None:
+    requests = family("unlucky", 90, 10)
     loop = start()
-    patch = act_on_first_chunk(loop, abort_all)
-    assert {events(ticket)[-1].finish_reason for ticket in loop.submit(family)} == {"abort"}
-    patch.undo()
-    ledger: Any = loop.engine.ledger
-    assert loop.call(lambda: ledger.store.pool.num_used) == 0
-
-
-def test_a_step_that_fails_fails_those_that_run_and_the_others_begin_anew(start: Loops) -> None:
-    family = completions("unlucky", 90, 10)
-
-    def fail() -> None:
-        raise RuntimeError("the device is gone")
-
-    loop = start()
-    patch = act_on_first_chunk(loop, fail)
-    tickets = loop.submit(family)
-    assert isinstance(events(tickets[0])[-1].error, InternalError)
-    got = all_tokens(tickets[1:])
-    patch.undo()
-    assert got == by_themselves(loop, family[1:])
+    with seeing(loop.engine, **{when: FailsOnce(lambda plan: not plan.is_decode)}):
+        with held(loop):
+            tickets = loop.submit(requests)
+        assert isinstance(events(tickets[0])[-1].error, InternalError)
+        assert all_tokens(tickets[1:]) == [expected_tokens(one) for one in requests[1:]]
 
 
 class Interferes(Scheduler):
@@ -193,13 +170,14 @@ class Interferes(Scheduler):
         return decision, (number + 1, inner)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 5, 8])
+@for_each("at", (1, 2, 3, 5, 8), 2, 5)
 def test_the_first_may_be_preempted_at_any_time(start: Loops, parts: Composed, at: int) -> None:
-    family = completions("preempted", 70, 14)
+    requests, counts = family("preempted", 70, 24), Counts()
+    expected = by_themselves(parts, requests)
     loop = start(Interferes(parts.scheduler, "preempted/0", at))
-    got = all_tokens(loop.submit(family))
-    loop.close()
-    assert got == by_themselves(start(), family)
+    loop.watch.add(counts)
+    assert all_tokens(loop.submit(requests)) == expected
+    assert counts.num_preempted
 
 
 class NewcomersOnly(Scheduler):
@@ -217,28 +195,33 @@ class NewcomersOnly(Scheduler):
 
 
 def test_a_scheduler_that_passes_over_the_first_cannot_stall_the_others(start: Loops) -> None:
-    family = completions("ignored", 40, 5)
-    loop = start(NewcomersOnly())
-    got = all_tokens(loop.submit(family))
-    loop.close()
-    assert got == by_themselves(start(), family)
+    requests = family("ignored", 40, 5)
+    assert all_tokens(start(NewcomersOnly()).submit(requests)) == [expected_tokens(one) for one in requests]
 
 
 @pytest.mark.parametrize("scheduler", [Fair, Fcfs, PrefixAware, Priority, Sjf, StaticBatch])
-def test_every_scheduler_has_prompts_computed_once(
-    start: Loops, monkeypatch: pytest.MonkeyPatch, scheduler: type[Scheduler]
+def test_every_scheduler_has_prompts_computed_once(start: Loops, scheduler: type[Scheduler]) -> None:
+    loop, prefilled = start(scheduler()), Prefilled()
+    requests = [*family("four", 25, 6), *family("two", 14, 6, 2)]
+    with seeing(loop.engine, launch=prefilled):
+        assert all_tokens(loop.submit(requests)) == [expected_tokens(one) for one in requests]
+    assert sum(prefilled.counts) == 25 + 3 + 14 + 1
+
+
+@pytest.mark.parametrize(
+    ("fixture", "keeps"),
+    [
+        ("faked", True),
+        ("faked", False),
+        pytest.param("pooled", True, marks=pytest.mark.xdist_group("tiny")),
+    ],
+)
+def test_an_output_has_all_completions_and_their_sums(
+    request: pytest.FixtureRequest, fixture: str, *, keeps: bool
 ) -> None:
-    loop = start(scheduler())
-    counts = count_prefilled(loop.engine, monkeypatch)
-    family, other = completions("four", 25, 6), completions("two", 14, 6, 2)
-    assert {len(one) for one in all_tokens(loop.submit([*family, *other]))} == {6}
-    assert sum(counts) == 25 + 3 + 14 + 1
-
-
-def test_an_output_has_all_completions_and_their_sums(parts: Composed) -> None:
-    config = parts.plan.config
+    request.getfixturevalue(fixture)
     params = SamplingParams(n=3, max_tokens=20, temperature=1.0, seed=5, ignore_eos=True)
-    with LLM(config=config) as llm:
+    with make_llm("oengine", **(PAGED | {"prefix_caching": keeps})) as llm:
         (output,) = llm.generate([[5] * 43], params)
         again = llm.generate([[5] * 43], params)[0]
     texts = [one.token_ids for one in output.outputs]

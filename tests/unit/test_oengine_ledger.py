@@ -9,7 +9,9 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
+from enginebay.rows import PageTable
 from enginebay.testing.ledger_machine import LedgerWorld
+from enginebay_oengine.held import HeldPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex, Salt
@@ -268,7 +270,6 @@ def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
         (lambda _, lease: setattr(lease, "capacity", 99), "books are wrong at row 0"),
         (lambda _, lease: setattr(lease, "pages", lease.pages[::-1]), "books are wrong at row 0"),
         (lambda ledger, lease: ledger.store.index.rest(lease.pages[0], 0.0), "0 pages are cached, and 1"),
-        (lambda ledger, lease: ledger._held.current(lease).digests.append(b"x"), "books are wrong at row 0"),
     ],
 )
 def test_broken_books_are_found(break_it: Callable[[PageLedger, Lease], object], found: str) -> None:
@@ -278,3 +279,12 @@ def test_broken_books_are_found(break_it: Callable[[PageLedger, Lease], object],
     break_it(ledger, lease)
     with pytest.raises(InternalError, match=found):
         ledger.check()
+
+
+def test_more_hashes_than_computed_pages_are_found() -> None:
+    pool, held = PagePool(5), HeldPages(PageTable(ROWS, MOST // PAGE, PAGE))
+    lease = held.add(0, 2 * PAGE, [b"a", b"b"], [pool.take() for _ in range(3)])
+    held.check(pool)
+    held.current(lease).digests.append(b"x")
+    with pytest.raises(InternalError, match="books are wrong at row 0"):
+        held.check(pool)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginebay.errors import InternalError
-from enginebay_oengine.pool import DUMMY_PAGE, PagePool, pages_for
+from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_books, pages_for
 from enginebay_oengine.prefix import PrefixIndex, Salt, page_digests
 
 
@@ -57,20 +57,20 @@ def test_wrong_calls_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "found"),
+    ("holders", "free", "cached", "found"),
     [
-        (lambda pool: pool._free.append(pool._free[0]), "twice in the free list"),
-        (lambda pool: pool._free.pop(), "none of"),
-        (lambda pool: pool._cached.add(pool._free[0]), "two of"),
-        (lambda pool: pool._free.append(DUMMY_PAGE), "dummy page"),
+        ([0, 1, 0, 0, 0], [4, 3, 2, 4], set(), "twice in the free list"),
+        ([0, 1, 0, 0, 0], [4, 3], set(), "none of"),
+        ([0, 1, 0, 0, 0], [4, 3, 2], {4}, "two of"),
+        ([0, 1, 0, 0, 0], [4, 3, 2], {1}, "two of"),
+        ([0, 1, 0, 0, 0], [4, 3, 2, DUMMY_PAGE], set(), "dummy page"),
+        ([0, 1, -1, 0, 0], [4, 3], set(), "less than never"),
     ],
 )
-def test_broken_books_are_found(break_it: object, found: str) -> None:
-    pool = PagePool(5)
-    pool.take()
-    break_it(pool)  # type: ignore[operator]
+def test_broken_books_are_found(holders: list[int], free: list[int], cached: set[int], found: str) -> None:
+    check_books([0, 1, 0, 0, 0], [4, 3], {2})
     with pytest.raises(InternalError, match=found):
-        pool.check()
+        check_books(holders, free, cached)
 
 
 def test_pages_that_tokens_need() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,20 @@ from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
 from enginebay.llm.standing import MOST_PRIORITY, Standing, standings
 from tests.brief import BRIEF
-from tests.unit.serving import DEADLOCK_S, SIZES, Endings, assert_idle
+from tests.fakes import install
+from tests.unit.loops import generate_at_once
+from tests.unit.serving import SIZES, Endings, assert_idle
 
-pytestmark = pytest.mark.xdist_group("llm")
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture(scope="module", params=["priority", "fair"])
 def one_row(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(BRIEF, scheduler=request.param, **(SIZES | {"max_num_seqs": 1})) as llm:
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        llm = LLM(BRIEF, scheduler=request.param, **(SIZES | {"max_num_seqs": 1}))
+    with llm:
         yield llm
 
 
@@ -32,30 +34,16 @@ def one_row(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def endings(one_row: LLM) -> Iterator[list[tuple[int, str]]]:
     """Of the requests of a test."""
     observer = Endings()
-    one_row._loop.watch.add(observer)
+    one_row.loop.watch.add(observer)
     yield observer.seen
-    one_row._loop.watch.remove(observer)
+    one_row.loop.watch.remove(observer)
     assert_idle(one_row)
 
 
 def test_the_scheduler_serves_by_them(one_row: LLM, endings: list[tuple[int, str]]) -> None:
-    holds, go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        holds.set()
-        assert go.wait(DEADLOCK_S)
-
-    with ThreadPoolExecutor(2) as pool:
-        held = pool.submit(one_row.run_on_engine, hold)
-        assert holds.wait(DEADLOCK_S)
-        outputs = pool.submit(
-            one_row.generate, ["A"] * 4, SHORT, priority=[-1, 0, 3, 0], tenant=["a", "a", "a", "b"]
-        )
-        while one_row._loop._inbox.is_empty:
-            assert not outputs.done()
-        go.set()
-        held.result(DEADLOCK_S)
-        assert len({tuple(o.outputs[0].token_ids) for o in outputs.result(DEADLOCK_S)}) == 1
+    standing = {"priority": [-1, 0, 3, 0], "tenant": ["a", "a", "a", "b"]}
+    outputs = generate_at_once(one_row, ["A"] * 4, SHORT, **standing)
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
     by_priority = [(3, "a"), (0, "a"), (0, "b"), (-1, "a")]
     by_tenant = [(-1, "a"), (0, "b"), (0, "a"), (3, "a")]
     assert endings == (by_priority if one_row.config.scheduler.name == "priority" else by_tenant)
@@ -127,6 +115,7 @@ def test_there_is_one_for_all_or_one_for_each() -> None:
             standings(2, priority, tenant)
 
 
+@pytest.mark.usefixtures("faked")
 def test_the_flags_of_generate_pass_them_on(run: Callable[..., tuple[int, str, str]], config: str) -> None:
     flags = ("--max-tokens", "1", "--config", config)
     assert run("generate", "A", "--priority", "3", "--tenant", "a", *flags)[0] == 0
