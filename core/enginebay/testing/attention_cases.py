@@ -117,6 +117,8 @@ class AttentionProblem:
     sinks: jax.Array | None
     token_rows: np.ndarray
     """int [T], the row of each packed token, -1 on padding."""
+    before: tuple[jax.Array, jax.Array]
+    """`contents` of the cache."""
 
 
 def make_problem(case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0) -> AttentionProblem:
@@ -138,20 +140,20 @@ def make_problem(case: AttentionCase, layout_type: type[KVLayout], *, seed: int 
         mine = token_rows == i
         q[mine] = rng.normal(size=(new, spec.num_q_heads, spec.head_dim)).astype(spec.q_dtype)
         k[mine], v[mine] = keys[i][total - new :], values[i][total - new :]
-    cache, batch = _on_device(
+    cache, batch, before = _on_device(
         layout, bucket, _places_before(case, layout, keys, values, table), q_lens, kv_lens, table
     )
-    sinks = jnp.asarray(rng.normal(size=spec.num_q_heads), jnp.float32) if spec.sinks else None
-    arrays: dict[str, Any] = {"q": jnp.asarray(q), "k": jnp.asarray(k), "v": jnp.asarray(v)}
+    sinks = rng.normal(size=spec.num_q_heads).astype(np.float32) if spec.sinks else None
+    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "sinks": sinks})
     return AttentionProblem(
         case=case,
         layout=layout,
         cache=cache,
         batch=batch,
-        sinks=sinks,
         keys=keys,
         values=values,
         token_rows=token_rows,
+        before=before,
         **arrays,
     )
 
@@ -190,11 +192,19 @@ def _on_device(
     q_lens: jax.Array,
     kv_lens: jax.Array,
     table: jax.Array,
-) -> tuple[CacheArrays, AttnBatch]:
-    """The cache with `places` in it, slot by slot, and the batch record."""
+) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
+    """The cache with `places` in it, slot by slot, the batch record, and what is read from the cache."""
     slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), slots, *places)
-    return cache, derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
+    batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
+    return cache, batch, contents(layout, cache)
+
+
+def contents(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
+    """k and v of every slot, as the layout reads them: [slots, kv_heads, head_dim] each."""
+    k, v = layout.read(cache, jnp.arange(layout.num_pages))
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
+    return k.reshape(shape), v.reshape(shape)
 
 
 def _places_before(

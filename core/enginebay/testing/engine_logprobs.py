@@ -30,7 +30,7 @@ def logprobs_are_the_models(subject: Subject) -> None:
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=13)
     kinds = (greedy, seeded, penalised)
     params = [asking(kinds[i % 3](12), num_best) for i, num_best in enumerate(ASKED)]
-    with subject.make(max_num_batched_tokens=16, decode_steps=3) as llm:
+    with subject.shared() as llm:
         if not Abilities.of(llm.plan).tells_logprobs:
             _check_refused(llm, prompts[0])
             return

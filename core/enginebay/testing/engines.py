@@ -26,6 +26,7 @@ Check = tuple[str, Callable[[], None]]
 def engine_checks(subject: Subject) -> list[Check]:
     """Every check of the suite, by name."""
     checks = (
+        nothing_compiles_after_warmup,  # leaves a warm engine to the others
         greedy_tokens_are_the_models,
         seeded_tokens_are_the_samplers,
         penalised_tokens_are_the_models,
@@ -41,7 +42,6 @@ def engine_checks(subject: Subject) -> list[Check]:
         everything_is_released,
         ledger_keeps_its_contract,
         arrays_can_be_dropped,
-        nothing_compiles_after_warmup,
         dropped_arrays_come_back_warm,
         compiling_can_be_forbidden,
     )
@@ -65,7 +65,7 @@ def seeded_tokens_are_the_samplers(subject: Subject) -> None:
         include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
     )
     both = seeded(), SamplingParams(**(seeded().model_dump() | penalties))
-    with subject.make() as llm:
+    with subject.shared() as llm:
         outputs = [generate(llm, prompts, params) for params in both]
     for params, of_all in zip(both, outputs, strict=True):
         for prompt, output in zip(prompts, of_all, strict=True):
@@ -80,7 +80,7 @@ def penalised_tokens_are_the_models(subject: Subject) -> None:
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS * 2, seed=11)
     params = [penalised(kind=i) for i in range(len(prompts))]
-    with subject.make(max_num_batched_tokens=16, decode_steps=3) as llm:
+    with subject.shared() as llm:
         plain = generate(llm, prompts, greedy())
         for _ in range(2):
             outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
@@ -93,8 +93,8 @@ def penalised_tokens_are_the_models(subject: Subject) -> None:
 
 def recomputed_rows_keep_their_counts(subject: Subject) -> None:
     """A row whose output is prefilled again, as after a preemption, goes on with it counted as output."""
-    prompt = prompts_of(subject.vocab_size, (21,), seed=12)[0]
-    with subject.make(decode_steps=4) as llm:
+    prompt = prompts_of(subject.vocab_size, (15,), seed=12)[0]
+    with subject.shared() as llm:
         for params in (penalised(24, kind) for kind in range(3)):
             output = llm.run_on_engine(
                 functools.partial(_interrupt_and_recompute, llm.engine, prompt, params)
@@ -129,7 +129,7 @@ def seeded_alone_equals_batch(subject: Subject) -> None:
 
 
 def _compare_alone_with_batch(subject: Subject, prompts: list[list[int]], params: SamplingParams) -> None:
-    with subject.make() as llm:
+    with subject.shared() as llm:
         together = generate(llm, prompts, params)
         alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
     assert_same_tokens(subject.reference(), prompts, together, alone, params)
@@ -138,7 +138,7 @@ def _compare_alone_with_batch(subject: Subject, prompts: list[list[int]], params
 def same_buckets_give_equal_bits(subject: Subject) -> None:
     """Where all sizes are equal there are no ties to forgive: other neighbours and another row change no token."""
     target, *others = prompts_of(subject.vocab_size, (16,) * 7, seed=10)
-    with subject.make() as llm:
+    with subject.shared() as llm:
         for params in (greedy(), seeded()):
             first = generate(llm, [target, *others[:3]], params)[0]
             last = generate(llm, [*others[3:], target], params)[-1]
@@ -176,7 +176,7 @@ def _compare_choices(subject: Subject, prompts: list[list[int]], choices: Sequen
 
 def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
     """A row ends with its stop token, or at max_tokens, and never after."""
-    with subject.make() as llm:
+    with subject.shared() as llm:
         prompts = prompts_of(subject.vocab_size, (5, 40), seed=4)
         for prompt, whole in zip(prompts, generate(llm, prompts, greedy(20)), strict=True):
             stop = whole[9]
@@ -192,9 +192,9 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
 
 def state_moves_to_another_engine(subject: Subject) -> None:
     """Taken out after some steps and put into another row of another engine, a request goes on with the same tokens."""
-    for params in (greedy(12), seeded(12), penalised(12)):
-        with subject.make(decode_steps=4) as first, subject.make(decode_steps=4) as second:
-            prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
+    prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
+    with subject.shared() as first, subject.make() as second:
+        for params in (greedy(12), seeded(12), penalised(12)):
             begin = functools.partial(_begin_and_take, first.engine, prompt, params)
             state, before, after = first.run_on_engine(begin)
             go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
@@ -229,7 +229,7 @@ def _put_and_go_on(
 
 def everything_is_released(subject: Subject) -> None:
     """After more requests than rows, with some left early, ledger and row table are as new."""
-    with subject.make() as llm:
+    with subject.shared() as llm:
         free = llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens)
         prompts = prompts_of(subject.vocab_size, LENGTHS * 3, seed=6)
         llm.generate(prompts, greedy(6))
@@ -249,7 +249,7 @@ def _left_early(llm: LLM, prompts: list[list[int]]) -> Iterator[Iterator[Any]]:
 
 def ledger_keeps_its_contract(subject: Subject) -> None:
     """The engine's own ledger passes the suite of the ledger contract."""
-    with subject.make() as llm:
+    with subject.shared() as llm:
         assert llm.config.max_model_len is not None, "make_plan settles max_model_len"
         rows, tokens = llm.config.max_num_seqs, llm.config.max_model_len
         page_size = llm.engine.rows.page_sizes[0]
@@ -259,7 +259,7 @@ def ledger_keeps_its_contract(subject: Subject) -> None:
 
 def arrays_can_be_dropped(subject: Subject) -> None:
     """Dropping and making the arrays anew changes no tokens."""
-    with subject.make() as llm:
+    with subject.shared() as llm:
         prompts = prompts_of(subject.vocab_size, (9, 70), seed=7)
         before = generate(llm, prompts, greedy(8))
         llm.run_on_engine(llm.engine.drop_arrays)
@@ -267,19 +267,11 @@ def arrays_can_be_dropped(subject: Subject) -> None:
         assert generate(llm, prompts, greedy(8)) == before
 
 
-SMALL: dict[str, Any] = {
-    "max_model_len": 64,
-    "max_num_seqs": 2,
-    "max_num_batched_tokens": 32,
-    "decode_steps": 4,
-}
-"""Sizes of which warmup() has few programs to compile."""
-
-
 def nothing_compiles_after_warmup(subject: Subject) -> None:
-    """With forbid_compiling, requests of all kinds run on what warmup() compiled, and the engine counts no more."""
-    with subject.make(forbid_compiling=True, **SMALL) as llm:
+    """With compiling forbidden, requests of all kinds run on what warmup() compiled, and the engine counts no more."""
+    with subject.shared(subject.make()) as llm:
         assert llm.warmup() > 0
+        _forbid_compiling(llm, forbidden=True)
         before = _num_compiled(llm)
         assert before > 0, "warmup() compiles, and the engine counts nothing"
         prompts = prompts_of(subject.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
@@ -292,8 +284,9 @@ def nothing_compiles_after_warmup(subject: Subject) -> None:
 
 def dropped_arrays_come_back_warm(subject: Subject) -> None:
     """What warmup() compiled serves arrays that were dropped and made anew, too."""
-    with subject.make(forbid_compiling=True, **SMALL) as llm:
+    with subject.shared() as llm:
         llm.warmup()
+        _forbid_compiling(llm, forbidden=True)
         prompts = prompts_of(subject.vocab_size, (5, 40), seed=8)
         before = generate(llm, prompts, greedy(9))
         llm.run_on_engine(llm.engine.drop_arrays)
@@ -303,7 +296,7 @@ def dropped_arrays_come_back_warm(subject: Subject) -> None:
 
 def compiling_can_be_forbidden(subject: Subject) -> None:
     """A request that needs a new program then fails with CompilationError; allowed again, the service goes on."""
-    with subject.make(**SMALL) as llm:
+    with subject.make() as llm:
         prompts = prompts_of(subject.vocab_size, (5,), seed=8)
         _forbid_compiling(llm, forbidden=True)
         try:

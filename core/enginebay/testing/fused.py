@@ -31,7 +31,7 @@ def check_add_rms_norm(op: AddRmsNormOp, dtype: str) -> None:
         x, residual = (rng.normal(size=(2, *shape)) * scale).astype(jnp.dtype(dtype))
         weight = rng.normal(size=shape[-1]).astype(jnp.dtype(dtype))
         step = jax.jit(functools.partial(op, eps=1e-5))
-        normed, total = (np.asarray(array) for array in step(*map(jnp.asarray, (x, residual, weight))))
+        normed, total = (np.asarray(array) for array in step(x, residual, weight))
         for name, got in (("norm", normed), ("sum", total)):
             wanted = (shape, x.dtype)
             assert (got.shape, got.dtype) == wanted, (
@@ -55,28 +55,43 @@ def check_rope_kv_write(
     """
     layout = layout_type(3, 8, 2, 64, dtype)
     rng = np.random.default_rng(0)
+    steps = []
     for chosen in (slice(None), slice(0, 1), slice(1, 2)):
         positions, slots = (np.array(values, np.int32)[chosen] for values in (POSITIONS, SLOTS))
         shape = (positions.size, layout.num_kv_heads, layout.head_dim)
         q = rng.normal(size=(shape[0], group * shape[1], shape[2])).astype(jnp.dtype(dtype))
         k, v = rng.normal(size=(2, *shape)).astype(jnp.dtype(dtype))
-        cache = {name: jnp.full_like(array, jnp.nan) for name, array in layout.init().items()}
-        step = jax.jit(functools.partial(op, spec=spec, layout=layout), donate_argnums=3)
-        turned, after = step(*map(jnp.asarray, (q, k, v)), cache, jnp.asarray(positions), jnp.asarray(slots))
-        what = f"{layout.name} {spec.scaling} {dtype}, {shape[0]} tokens"
-        _check_turned(np.asarray(turned), q, positions, spec, f"q of {what}")
-        keys, values = (
-            np.asarray(x).reshape(-1, *shape[1:]) for x in layout.read(after, jnp.arange(layout.num_pages))
+        steps.append((q, k, v, positions, slots))
+    poisoned = [{n: np.full(s.shape, np.nan, s.dtype) for n, s in layout.shapes().items()} for _ in steps]
+    # One program for all: it donates the caches, and reads them for us.
+    run = jax.jit(functools.partial(_turn_and_read, op, spec, layout), donate_argnums=0)
+    for step, found in zip(steps, run(poisoned, steps), strict=True):
+        _check_step(layout, spec, step, found)
+
+
+def _turn_and_read(op: RopeKvWriteOp, spec: RopeSpec, layout: KVLayout, caches: Any, steps: Any) -> Any:
+    """For each step the turned q, the cache, and k and v of all its places."""
+    found = []
+    for cache, (q, k, v, positions, slots) in zip(caches, steps, strict=True):
+        turned, after = op(q, k, v, cache, positions, slots, spec=spec, layout=layout)
+        found.append((turned, after, layout.read(after, jnp.arange(layout.num_pages))))
+    return found
+
+
+def _check_step(layout: KVLayout, spec: RopeSpec, step: Any, found: Any) -> None:
+    (q, k, v, positions, slots), (turned, _, read) = step, found
+    what = f"{layout.name} {spec.scaling} {layout.dtype}, {len(q)} tokens"
+    _check_turned(np.asarray(turned), q, positions, spec, f"q of {what}")
+    keys, values = (np.asarray(x).reshape(-1, *k.shape[1:]) for x in read)
+    written = slots >= 0
+    places = slots[written]
+    _check_turned(keys[places], k[written], positions[written], spec, f"k of {what}")
+    assert (values[places] == v[written]).all(), f"v of {what} is not at its slots"
+    others = np.delete(np.arange(keys.shape[0]), places)
+    for name, array in (("k", keys), ("v", values)):
+        assert np.isnan(array[others].astype(np.float64)).all(), (
+            f"{name} of {what}: other places have changed"
         )
-        written = slots >= 0
-        places = slots[written]
-        _check_turned(keys[places], k[written], positions[written], spec, f"k of {what}")
-        assert (values[places] == v[written]).all(), f"v of {what} is not at its slots"
-        others = np.delete(np.arange(keys.shape[0]), places)
-        for name, array in (("k", keys), ("v", values)):
-            assert np.isnan(array[others].astype(np.float64)).all(), (
-                f"{name} of {what}: other places have changed"
-            )
 
 
 def _check_turned(got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str) -> None:

@@ -16,7 +16,13 @@ from enginebay.ops.bound import AttentionImpl, EmbeddingOp, LinearOp, RmsNormOp,
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
 from enginebay.testing import oracle
-from enginebay.testing.attention_cases import AttentionCase, AttentionProblem, attention_cases, make_problem
+from enginebay.testing.attention_cases import (
+    AttentionCase,
+    AttentionProblem,
+    attention_cases,
+    contents,
+    make_problem,
+)
 from enginebay.testing.verdicts import InexactError
 
 __all__ = [
@@ -60,18 +66,32 @@ def check_attention(
 ) -> None:
     """Raise AssertionError when output, log-sum-exp or cache of a case are not what the contract says."""
     problem = make_problem(case, layout_type)
-    check_result(problem, *run_attention(impl, problem, env))
+    out, _, lse, after = _run(impl, problem, env)
+    _check_all(problem, out, after, lse)
 
 
 def check_result(
     problem: AttentionProblem, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
 ) -> None:
     """Raise AssertionError when what an implementation made of a problem is not what the contract says."""
+    _check_all(problem, out, _contents(problem.layout, cache), lse)
+
+
+_contents = jax.jit(contents, static_argnums=0)
+
+
+def _check_all(
+    problem: AttentionProblem,
+    out: np.ndarray,
+    after: tuple[jax.Array, jax.Array],
+    lse: np.ndarray | None,
+) -> None:
+    """`after` is what is read from the cache afterwards."""
     _check_output(problem, out)
     if problem.case.spec.return_lse:
         assert lse is not None, f"{problem.case.name}: return_lse is set, but no log-sum-exp came back"
         _check_lse(problem, lse)
-    _check_cache(problem, cache)
+    _check_cache(problem, after)
 
 
 def check_rows_are_independent(
@@ -85,37 +105,54 @@ def check_rows_are_independent(
         case=problem.case,
         batch=problem.batch,
         cache=jax.tree.map(functools.partial(_first_row_of, problem), problem.cache, other.cache),
-        q=jnp.where(mine[:, None, None], problem.q, other.q),
-        k=jnp.where(mine[:, None, None], problem.k, other.k),
-        v=jnp.where(mine[:, None, None], problem.v, other.v),
+        q=_mine_of(mine, problem.q, other.q),
+        k=_mine_of(mine, problem.k, other.k),
+        v=_mine_of(mine, problem.v, other.v),
         sinks=problem.sinks,
     )
     first, second = (run_attention(impl, each, env)[0][mine] for each in (problem, mixed))
     assert first.tobytes() == second.tobytes(), f"{case.name}: the first row changes with its neighbours"
 
 
+def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
+    return jax.device_put(np.where(mine[:, None, None], np.asarray(own), np.asarray(other)))
+
+
 def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
     """`other` with the pages of the first row taken from `mine`: pages are the first axis of every layout's arrays."""
     pages = np.asarray(problem.batch.page_table)[0][: -(-problem.case.kv_lens[0] // problem.layout.page_size)]
-    return other.at[pages].set(mine[pages])
+    mixed = np.array(other)
+    mixed[pages] = np.asarray(mine)[pages]
+    return jax.device_put(mixed)
 
 
 def run_attention(
     impl: AttentionImpl, problem: AttentionProblem, env: Env = CPU
 ) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None]:
     """One jitted call that donates the cache: (out, cache, log-sum-exp)."""
+    out, cache, lse, _ = _run(impl, problem, env)
+    return out, cache, lse
+
+
+def _run(
+    impl: AttentionImpl, problem: AttentionProblem, env: Env
+) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None, tuple[jax.Array, jax.Array]]:
+    """The same, and what is read from the cache afterwards: one program, as compiling is what checks cost."""
     spec, layout = problem.case.spec, problem.layout
-    cache = {name: jnp.array(array) for name, array in problem.cache.items()}
-    k: jax.Array | None = problem.k
-    v: jax.Array | None = problem.v
-    if spec.kv_shared:
-        k = v = None
-    elif "fused_write" not in impl.caps.features:
-        cache, k, v = layout.write(cache, problem.batch.slots, problem.k, problem.v), None, None
     config = impl.default_config(env, spec, problem.case.bucket, layout)
-    step = jax.jit(functools.partial(impl, spec=spec, layout=layout, config=config), donate_argnums=3)
-    out, after, lse = step(problem.q, k, v, cache, problem.batch, sinks=problem.sinks)
-    return np.asarray(out), dict(after), None if lse is None else np.asarray(lse)
+
+    def step(q: Any, k: Any, v: Any, cache: Any, batch: Any, sinks: Any) -> Any:
+        if spec.kv_shared:
+            k = v = None
+        elif "fused_write" not in impl.caps.features:
+            cache, k, v = layout.write(cache, batch.slots, k, v), None, None
+        out, after, lse = impl(q, k, v, cache, batch, spec=spec, layout=layout, config=config, sinks=sinks)
+        return out, after, lse, contents(layout, after)
+
+    cache = {name: np.asarray(array) for name, array in problem.cache.items()}
+    call = jax.jit(step, donate_argnums=3)
+    out, after, lse, read = call(problem.q, problem.k, problem.v, cache, problem.batch, problem.sinks)
+    return np.asarray(out), dict(after), None if lse is None else np.asarray(lse), read
 
 
 def _check_output(problem: AttentionProblem, out: np.ndarray) -> None:
@@ -185,28 +222,23 @@ def _check_lse(problem: AttentionProblem, lse: np.ndarray) -> None:
     _hold(np.abs(lse[real] - expected[real]), unit * (1.0 + largest), f"{case.name}: log-sum-exp")
 
 
-def _check_cache(problem: AttentionProblem, cache: dict[str, jax.Array]) -> None:
+def _check_cache(problem: AttentionProblem, after: tuple[jax.Array, jax.Array]) -> None:
     """New tokens lie at their slots, and not a bit of anything else has changed."""
     layout, spec = problem.layout, problem.case.spec
-    pages = jnp.arange(layout.num_pages)
-    flat = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
-    new = np.zeros(flat[0], bool)
+    new = np.zeros(layout.num_pages * layout.page_size, bool)
     slots = np.asarray(problem.batch.slots)
     if not spec.kv_shared:
         new[slots[slots >= 0]] = True
-    read = jax.jit(layout.read)
-    before, after = (
-        [np.asarray(x).reshape(flat) for x in read(c, pages)] for c in (dict(problem.cache), cache)
-    )
-    for name, old, now, fresh in zip("kv", before, after, (problem.k, problem.v), strict=True):
+    each = (problem.before, after, (problem.k, problem.v))
+    for name, *arrays in zip("kv", *each, strict=True):
+        old, now, fresh = map(np.asarray, arrays)
         changed = _bits(old[~new]) != _bits(now[~new])
         assert not changed.any(), (
             f"{problem.case.name}: {name} of {changed.any(axis=(1, 2)).sum()} other places changed"
         )
         if spec.kv_shared:
             continue
-        wanted = np.asarray(fresh)[slots >= 0]
-        assert (now[slots[slots >= 0]] == wanted).all(), (
+        assert (now[slots[slots >= 0]] == fresh[slots >= 0]).all(), (
             f"{problem.case.name}: new {name} are not at their slots"
         )
 
@@ -232,7 +264,7 @@ def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
     rng = np.random.default_rng(0)
     positions = np.array([0, 1, 7, 100, 1000, 4095], np.int32)
     x = rng.normal(size=(positions.size, 3, 64)).astype(jnp.dtype(dtype))
-    got = np.asarray(jax.jit(functools.partial(op, spec=spec))(jnp.asarray(x), jnp.asarray(positions)))
+    got = np.asarray(jax.jit(functools.partial(op, spec=spec))(x, positions))
     assert (got.shape, got.dtype) == (x.shape, x.dtype), (
         f"{got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
     )
@@ -255,7 +287,7 @@ def check_rms_norm(op: RmsNormOp, dtype: str) -> None:
             rng.normal(size=shape) * np.logspace(-3, 2, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
         ).astype(jnp.dtype(dtype))
         weight = rng.normal(size=shape[-1]).astype(jnp.dtype(dtype))
-        got = np.asarray(jax.jit(functools.partial(op, eps=1e-5))(jnp.asarray(x), jnp.asarray(weight)))
+        got = np.asarray(jax.jit(functools.partial(op, eps=1e-5))(x, weight))
         assert (got.shape, got.dtype) == (x.shape, x.dtype), (
             f"{got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
         )
@@ -290,7 +322,7 @@ def check_embedding(op: EmbeddingOp, dtype: str) -> None:
     """Raise AssertionError unless each row is the table's, bit by bit."""
     table = np.random.default_rng(0).normal(size=(11, 8)).astype(jnp.dtype(dtype))
     ids = np.array([3, 0, 10, 3], np.int32)
-    got = np.asarray(jax.jit(op)(jnp.asarray(table), jnp.asarray(ids)))
+    got = np.asarray(jax.jit(op)(table, ids))
     assert got.dtype == table.dtype
     assert got.tobytes() == table[ids].tobytes(), f"embedding {dtype}: rows differ from the table's"
 

@@ -2,73 +2,93 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheArrays, KVLayout
+
+PAGES_ASKED_FOR = (2, 3)
+"""Shape of an array of pages."""
 
 
 def check_layout(layout: KVLayout) -> None:
     """Raise AssertionError when a layout's shapes, writes or reads break the contract; shapes should be small."""
-    _check_shapes(layout)
-    _check_round_trip(layout)
-    _check_only_slots_change(layout)
-    _check_dropped_slots(layout)
-    _check_page_shapes(layout)
+    shapes = layout.shapes()
+    assert hash(layout) == hash(layout.resized()), f"{layout.name}: equal layouts must hash equally"
+    assert set(shapes) == set(layout.head_axis()), (
+        f"{layout.name}: shapes and head_axis name different arrays"
+    )
+    count = layout.num_pages * layout.page_size
+    order = np.random.default_rng(1).permutation(count).astype(np.int32)
+    some = np.unique(np.array([0, layout.page_size - 1, count - 1], np.int32))
+    everything, few = _tokens(layout, count, seed=2), _tokens(layout, some.size, seed=3)
+    poisoned = {name: np.full(s.shape, np.nan, s.dtype) for name, s in shapes.items()}
+    done = _exercise(layout, poisoned, (order, *everything), (some, *few), _tokens(layout, 2, seed=4))
+    made, _, written, touched, dropped, read = jax.tree.map(np.asarray, done)
+    _check_shapes(layout, made)
+    _check_round_trip(layout, written[:, order], np.stack(everything))
+    _check_only_slots_change(layout, touched, some)
+    _check_dropped_slots(layout, made, dropped)
+    _check_page_shapes(layout, read)
 
 
-def _tokens(layout: KVLayout, count: int, seed: int) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _exercise(
+    layout: KVLayout, poisoned: CacheArrays, everything: Any, few: Any, padding: tuple[Any, Any]
+) -> tuple[Any, ...]:
+    """All that is looked at, in one program.
+
+    An empty cache; the poisoned one after `few` were written, and its contents; those of an empty one after
+    `everything` was; an empty one after `padding` was; and pages of an empty one.
+    """
+    made = layout.init()
+    after = layout.write(poisoned, *few)
+    dropped = layout.write(layout.init(), jnp.full(2, -1, jnp.int32), *padding)
+    read = layout.read(layout.init(), jnp.zeros(PAGES_ASKED_FOR, jnp.int32))
+    written = _contents(layout, layout.write(layout.init(), *everything))
+    return made, after, written, _contents(layout, after), dropped, read
+
+
+def _tokens(layout: KVLayout, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     shape = (count, layout.num_kv_heads, layout.head_dim)
-    k, v = (jnp.asarray(rng.normal(size=shape).astype(jnp.dtype(layout.dtype))) for _ in range(2))
+    k, v = (rng.normal(size=shape).astype(jnp.dtype(layout.dtype)) for _ in range(2))
     return k, v
 
 
-def _contents(layout: KVLayout, cache: dict[str, jax.Array]) -> np.ndarray:
+def _contents(layout: KVLayout, cache: CacheArrays) -> jax.Array:
     """K and V of every slot, [2, slots, kv_heads, head_dim]."""
     read = layout.read(cache, jnp.arange(layout.num_pages))
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
-    return np.stack([np.asarray(x).reshape(shape) for x in read])
+    return jnp.stack([x.reshape(shape) for x in read])
 
 
-def _check_shapes(layout: KVLayout) -> None:
-    shapes, axes, cache = layout.shapes(), layout.head_axis(), layout.init()
-    assert hash(layout) == hash(layout.resized()), f"{layout.name}: equal layouts must hash equally"
-    assert set(shapes) == set(axes) == set(cache), (
-        f"{layout.name}: shapes, head_axis and init name different arrays"
-    )
+def _check_shapes(layout: KVLayout, made: dict[str, np.ndarray]) -> None:
+    shapes, axes = layout.shapes(), layout.head_axis()
+    assert set(shapes) == set(made), f"{layout.name}: shapes and init name different arrays"
     for name, shape in shapes.items():
-        made = (cache[name].shape, cache[name].dtype)
-        assert made == (shape.shape, shape.dtype), (
-            f"{layout.name}: init made {made} for {name}, shapes says {shape}"
+        found = (made[name].shape, made[name].dtype)
+        assert found == (shape.shape, shape.dtype), (
+            f"{layout.name}: init made {found} for {name}, shapes says {shape}"
         )
         assert 0 <= axes[name] < len(shape.shape), f"{layout.name}: head_axis of {name} is {axes[name]}"
         assert shape.shape[0] == layout.num_pages, f"{layout.name}: the first axis of {name} must be pages"
-    assert layout.num_bytes() == sum(a.nbytes for a in cache.values()), f"{layout.name}: num_bytes is wrong"
+    assert layout.num_bytes() == sum(a.nbytes for a in made.values()), f"{layout.name}: num_bytes is wrong"
     bigger = layout.resized(num_pages=layout.num_pages + 3)
     assert bigger.num_pages == layout.num_pages + 3, f"{layout.name}: resized does not change num_pages"
 
 
-def _check_round_trip(layout: KVLayout) -> None:
+def _check_round_trip(layout: KVLayout, got: np.ndarray, wanted: np.ndarray) -> None:
     """What was written at a slot is read at its page and offset, from whatever order it was written in."""
-    count = layout.num_pages * layout.page_size
-    slots = np.random.default_rng(1).permutation(count).astype(np.int32)
-    k, v = _tokens(layout, count, seed=2)
-    cache = jax.jit(layout.write, donate_argnums=0)(layout.init(), jnp.asarray(slots), k, v)
-    got = _contents(layout, cache)[:, slots]
-    assert (got == np.stack([np.asarray(k), np.asarray(v)])).all(), (
-        f"{layout.name}: what is read is not what was written"
-    )
+    assert (got == wanted).all(), f"{layout.name}: what is read is not what was written"
 
 
-def _check_only_slots_change(layout: KVLayout) -> None:
+def _check_only_slots_change(layout: KVLayout, after: np.ndarray, slots: np.ndarray) -> None:
     """Poison stays poison, bit by bit, but at the slots written."""
-    poisoned = {name: jnp.full(s.shape, jnp.nan, s.dtype) for name, s in layout.shapes().items()}
-    slots = np.array([0, layout.page_size - 1, layout.num_pages * layout.page_size - 1], np.int32)
-    slots = np.unique(slots)
-    k, v = _tokens(layout, slots.size, seed=3)
-    after = _contents(layout, layout.write(poisoned, jnp.asarray(slots), k, v))
     touched = np.isfinite(after.astype(np.float32)).all(axis=(0, 2, 3))
     untouched = np.isnan(after.astype(np.float32)).all(axis=(0, 2, 3))
     expected = np.isin(np.arange(touched.size), slots)
@@ -76,20 +96,16 @@ def _check_only_slots_change(layout: KVLayout) -> None:
     assert (untouched == ~expected).all(), f"{layout.name}: a write changed places besides its slots"
 
 
-def _check_dropped_slots(layout: KVLayout) -> None:
+def _check_dropped_slots(
+    layout: KVLayout, before: dict[str, np.ndarray], after: dict[str, np.ndarray]
+) -> None:
     """Negative slots are padding: nothing is written for them."""
-    k, v = _tokens(layout, 2, seed=4)
-    before = layout.init()
-    after = layout.write(before, jnp.asarray([-1, -1], jnp.int32), k, v)
     for name, array in before.items():
-        assert (np.asarray(after[name]) == np.asarray(array)).all(), (
-            f"{layout.name}: a negative slot was written"
-        )
+        assert (after[name] == array).all(), f"{layout.name}: a negative slot was written"
 
 
-def _check_page_shapes(layout: KVLayout) -> None:
+def _check_page_shapes(layout: KVLayout, read: tuple[np.ndarray, ...]) -> None:
     """Pages can be asked for in an array of any shape."""
-    pages = jnp.zeros((2, 3), jnp.int32)
-    shape = (2, 3, layout.page_size, layout.num_kv_heads, layout.head_dim)
-    for array in layout.read(layout.init(), pages):
+    shape = (*PAGES_ASKED_FOR, layout.page_size, layout.num_kv_heads, layout.head_dim)
+    for array in read:
         assert array.shape == shape, f"{layout.name}: read gives {array.shape}, expected {shape}"

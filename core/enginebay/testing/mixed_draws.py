@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from enginebay.processor import IS_USED, Processors, RowFacts, Sizes, empty_rows, process, row_values
 from enginebay.sampler import Sampler, SamplingState
-from enginebay.testing.sampler_runs import WIDTH, History, check_fits
+from enginebay.testing.sampler_runs import COMPILED_WELL, WIDTH, History, check_fits
 from enginebay.testing.sampling_oracle import Params
 
 NUM_DRAWS = 200_000
@@ -48,7 +47,10 @@ def check_mixed_draws(
     frequencies that chance makes of the shares less often than once in three million times.
     """
     rows = _Rows(processors, list(mixes.values()))
-    draw = jax.jit(lambda logits, own, state: sampler(process(processors, logits, own, state)[0], state))
+    draw = jax.jit(
+        lambda logits, own, state: sampler(process(processors, logits, own, state)[0], state),
+        compiler_options=COMPILED_WELL,
+    )
     vocab = rows.logits.shape[1]
     counts = np.zeros((len(mixes), vocab), np.int64)
     for start in range(0, num_draws, ROWS_OF_EACH):
@@ -66,7 +68,7 @@ class _Rows:
     """ROWS_OF_EACH rows of each mix, one mix after the other: what the step has of them, but for their keys."""
 
     def __init__(self, processors: Processors, mixes: list[Mix]) -> None:
-        self.logits = _of_each([mix.logits for mix in mixes], jnp.float32)
+        self.logits = _of_each([mix.logits for mix in mixes], np.float32)
         self.own = _fields(processors, mixes, Sizes(self.logits.shape[1], WIDTH))
         tokens = np.zeros((len(mixes), WIDTH), np.int32)
         for row, mix in enumerate(mixes):
@@ -74,16 +76,16 @@ class _Rows:
         columns = {
             field.name: _of_each(
                 [getattr(mix.params, field.name) for mix in mixes],
-                jnp.int32 if field.name == "top_k" else jnp.float32,
+                np.int32 if field.name == "top_k" else np.float32,
             )
             for field in dataclasses.fields(Params)
         }
         self._num_rows = len(mixes) * ROWS_OF_EACH
         self._state = SamplingState(
-            keys=jnp.zeros((self._num_rows, 2), jnp.uint32),
-            positions=_of_each([mix.history.position for mix in mixes], jnp.int32),
-            token_ids=_of_each(tokens, jnp.int32),
-            prompt_lengths=_of_each([len(mix.history.prompt) for mix in mixes], jnp.int32),
+            keys=jax.device_put(np.zeros((self._num_rows, 2), np.uint32)),
+            positions=_of_each([mix.history.position for mix in mixes], np.int32),
+            token_ids=_of_each(tokens, np.int32),
+            prompt_lengths=_of_each([len(mix.history.prompt) for mix in mixes], np.int32),
             **columns,
         )
 
@@ -91,7 +93,7 @@ class _Rows:
         """The rows' state for the draws from number `start` on: each has a key of its own."""
         numbers = np.tile(start + np.arange(ROWS_OF_EACH), self._num_rows // ROWS_OF_EACH)
         keys = np.stack([np.full(self._num_rows, 23), numbers], axis=1)
-        return dataclasses.replace(self._state, keys=jnp.asarray(keys, jnp.uint32))
+        return dataclasses.replace(self._state, keys=jax.device_put(keys.astype(np.uint32)))
 
 
 def _fields(processors: Processors, mixes: list[Mix], sizes: Sizes) -> dict[str, dict[str, jax.Array]]:
@@ -113,4 +115,4 @@ def _fields(processors: Processors, mixes: list[Mix], sizes: Sizes) -> dict[str,
 
 def _of_each(values: Any, dtype: Any) -> jax.Array:
     """[mixes, ...] as [mixes * ROWS_OF_EACH, ...]."""
-    return jnp.asarray(np.repeat(np.asarray(values), ROWS_OF_EACH, axis=0), dtype)
+    return jax.device_put(np.repeat(np.asarray(values, dtype), ROWS_OF_EACH, axis=0))

@@ -177,19 +177,19 @@ def _state(cases: Sequence[_Case]) -> SamplingState:
     tokens = np.random.default_rng(0).integers(0, VOCAB, (num, WIDTH))
     for row, case in enumerate(cases):
         tokens[row, : _text(case).size] = _text(case)
-    none = jnp.zeros(num, jnp.float32)
+    none = np.zeros(num, np.float32)
     return SamplingState(
-        keys=jnp.asarray([(17, row) for row in range(num)], jnp.uint32),
-        positions=jnp.asarray([c.num_prompt + c.num_output for c in cases], jnp.int32),
-        temperature=jnp.asarray([c.temperature for c in cases], jnp.float32),
-        top_k=jnp.zeros(num, jnp.int32),
+        keys=np.asarray([(17, row) for row in range(num)], np.uint32),
+        positions=np.asarray([c.num_prompt + c.num_output for c in cases], np.int32),
+        temperature=np.asarray([c.temperature for c in cases], np.float32),
+        top_k=np.zeros(num, np.int32),
         top_p=none + 1.0,
         min_p=none,
         presence_penalty=none,
         frequency_penalty=none,
         repetition_penalty=none + 1.0,
-        token_ids=jnp.asarray(tokens, jnp.int32),
-        prompt_lengths=jnp.asarray([c.num_prompt for c in cases], jnp.int32),
+        token_ids=np.asarray(tokens, np.int32),
+        prompt_lengths=np.asarray([c.num_prompt for c in cases], np.int32),
     )
 
 
@@ -200,7 +200,7 @@ def _taken(rows: Rows, order: np.ndarray) -> Rows:
 
 def _check_same(cases: Sequence[_Case], got: np.ndarray, wanted: np.ndarray, what: str) -> None:
     """Rows are equal but for the order of sums."""
-    for case, one, other in zip(cases, got, wanted, strict=True):
+    for case, one, other in zip(cases, np.asarray(got), np.asarray(wanted), strict=True):
         equal = np.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         assert equal, f"{what}: {_told(case)}: {_difference(one, other)}"
 
@@ -309,9 +309,9 @@ def _argmax_is_kept(subject: _Subject) -> None:
 def _tokens_are_read_as_declared(subject: _Subject) -> None:
     logits, fields, state = subject.rows
     reads = subject.processor.reads_tokens
-    known = jnp.arange(WIDTH) < state.positions[:, None]
+    known = np.arange(WIDTH) < np.asarray(state.positions)[:, None]
     others = (state.token_ids + 11) % VOCAB
-    token_ids = jnp.where(known & reads, state.token_ids, others)
+    token_ids = np.where(known & reads, state.token_ids, others)
     got = subject.scores((logits, fields, dataclasses.replace(state, token_ids=token_ids)))
     what = "other tokens past its position" if reads else "other tokens, though reads_tokens is not declared"
     _check_same(subject.cases, got, subject.together, what)
@@ -324,7 +324,7 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
         own_after = type(processor).after is not LogitsProcessor.after
         assert not own_after, "it has after(), which nobody calls while `evolves` is not declared"
         return
-    rows, active = subject.rows, jnp.arange(len(subject.cases)) != 2
+    rows, active = subject.rows, np.arange(len(subject.cases)) != 2
     step = jax.jit(subject.step)
     singly, told = rows, []
     for _ in range(NUM_STEPS):
@@ -345,7 +345,7 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
     mixed, alone = _taken(rows, order), [_taken(rows, np.asarray([row])) for row in (0, 1)]
     for _ in range(NUM_STEPS):
         mixed, _ = step(mixed, active[order])
-        alone = [step(one, jnp.ones(1, bool))[0] for one in alone]
+        alone = [step(one, np.ones(1, bool))[0] for one in alone]
     for name, value in singly[1][NAME].items():
         wanted = np.asarray(value)
         _check_same(subject.cases, looped[1][NAME][name], wanted, f"field {name}, in a loop on the device")

@@ -15,13 +15,14 @@ from enginebay.runner.step import Layouts
 from enginebay.testing.sampling_oracle import Params, penalised
 from enginebay.types import SamplingParams
 
-SMALLEST = 32
+SMALLEST = 256
+"""Tokens that a sequence is padded to, and to powers of two past it: few programs for sequences of all lengths."""
 
 
 class ReferenceModel:
     """Logits of whole sequences, by the plan's own model and ops but none of its engine or cache.
 
-    `sampler` is the plan's own, which the logits do not depend on.
+    `sampler` is the plan's own, which the logits do not depend on; `sample` is the same compiled.
     """
 
     def __init__(self, plan: Plan, weights: dict[str, jax.Array] | None = None) -> None:
@@ -33,17 +34,16 @@ class ReferenceModel:
             )
         self.weights = weights
         self.sampler = make_sampler(plan.registry, plan.config, plan.kernels.plain["sample"])
-        self._compiled: dict[int, jax.stages.Wrapped] = {}
+        self.sample = jax.jit(self.sampler)
+        self._compiled = jax.jit(self._forward, static_argnums=3)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """f32 [tokens, vocab] of a sequence from its start."""
         count = len(token_ids)
         size = max(SMALLEST, 1 << (count - 1).bit_length())
-        if size not in self._compiled:
-            self._compiled[size] = jax.jit(self._forward, static_argnums=3)
         padded = np.zeros(size, np.int32)
         padded[:count] = token_ids
-        result = self._compiled[size](self.weights, padded, np.asarray([count], np.int32), size)
+        result = self._compiled(self.weights, padded, np.asarray([count], np.int32), size)
         return np.asarray(result)[:count]
 
     def _forward(

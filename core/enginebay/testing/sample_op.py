@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from enginebay.ops import sampling
@@ -151,11 +150,11 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
     vocab = case.z.shape[1]
     return np.asarray(
         op(
-            jnp.asarray(case.z),
-            jnp.asarray(seeds),
-            top_k=jnp.asarray([p.top_k or vocab for p in case.params], jnp.int32),
-            top_p=jnp.asarray([p.top_p for p in case.params], jnp.float32),
-            min_p=jnp.asarray([p.min_p for p in case.params], jnp.float32),
+            case.z,
+            seeds,
+            top_k=np.asarray([p.top_k or vocab for p in case.params], np.int32),
+            top_p=np.asarray([p.top_p for p in case.params], np.float32),
+            min_p=np.asarray([p.min_p for p in case.params], np.float32),
         )
     )
 

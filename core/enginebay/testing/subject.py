@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from enginebay.build.compose import make_plan
+from enginebay.config import make_config
 from enginebay.llm import LLM
 from enginebay.registry import load_registry
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay.types import SamplingParams
+
+SIZES: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,  # whole pages of any usual size
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 4,
+    "processors": (),  # they have a suite of their own, and would be in every program that warmup() compiles
+}
+"""What checks run with unless they are about other sizes: engines of equal sizes share what they have compiled."""
 
 
 @dataclasses.dataclass
@@ -28,18 +42,33 @@ class Subject:
     model: str | None = None
     choices: dict[str, Any] = dataclasses.field(default_factory=dict)
     _folder: tempfile.TemporaryDirectory[str] | None = None
+    _kept: LLM | None = None
     _reference: ReferenceModel | None = None
 
     def make(self, **more: Any) -> LLM:
-        """A fresh LLM with this engine."""
-        fixed: dict[str, Any] = {
-            "dtype": "float32",
-            "max_model_len": 256,
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 64,
-            "processors": (),  # they have a suite of their own, and would be in every program that warmup() compiles
-        }
-        return LLM(self._model(), engine=self.name, **(fixed | self.choices | more))
+        """A fresh LLM with this engine, for checks of what comes at the beginning and of other sizes."""
+        return LLM(**self._choices(more))
+
+    @contextlib.contextmanager
+    def shared(self, fresh: LLM | None = None) -> Iterator[LLM]:
+        """An LLM of SIZES that is idle, has an empty cache and is kept for other checks, with all that it has compiled.
+
+        `fresh` takes the place of the one that was kept. An LLM whose check has failed is not kept: nobody knows its state.
+        """
+        llm = fresh or self._kept or self.make()
+        if self._kept is not None and self._kept is not llm:
+            self._kept.close()
+        self._kept = None
+        try:
+            yield llm
+            llm.run_on_engine(functools.partial(_begin_again, llm))
+        except BaseException:
+            llm.close()
+            raise
+        self._kept = llm
+
+    def _choices(self, more: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self._model(), "engine": self.name} | SIZES | self.choices | more
 
     def _model(self) -> str:
         if self.model is not None:
@@ -57,9 +86,17 @@ class Subject:
     def reference(self) -> ReferenceModel:
         """The model without the engine; made once."""
         if self._reference is None:
-            with self.make() as llm:
-                self._reference = ReferenceModel(llm.plan)
+            self._reference = ReferenceModel(make_plan(make_config(self._choices({}))))
         return self._reference
+
+
+def _begin_again(llm: LLM) -> None:
+    """Nothing runs, and nothing is in the cache. An engine that leaks is told by the check that made it leak."""
+    llm.engine.ledger.check()
+    assert llm.engine.rows.num_reqs == 0, f"{llm.engine.rows.num_reqs} rows are left"
+    llm.engine.drop_arrays()
+    llm.engine.make_arrays()
+    llm.engine.compilations.forbidden = False
 
 
 def prompts_of(vocab_size: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

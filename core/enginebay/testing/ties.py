@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from enginebay.sampler import SamplingState, request_key
@@ -19,9 +19,10 @@ MOST_NEAR_TIES = 0.1
 """The share of rows that may differ at a near-tie."""
 
 NUM_PERTURBATIONS = 64
+"""And what rows are padded to a multiple of: the sampler is compiled for each number."""
 
 WIDTH = 256
-"""Sequences are padded to a multiple of it: the sampler is compiled for each."""
+"""Sequences are padded to a multiple of it, for the same reason."""
 
 
 def assert_same_tokens(
@@ -91,21 +92,30 @@ def _sampled(
 ) -> np.ndarray:
     """Token ids of logits f32 [S, vocab], for a completion of a request: row i after after[i] output tokens."""
     num_rows, vocab = logits.shape
+    size = -(-num_rows // NUM_PERTURBATIONS) * NUM_PERTURBATIONS
+    padded = np.zeros((size, vocab), np.float32)
+    padded[:num_rows] = logits
+    positions = np.full(size, len(prompt), np.int32)
+    positions[:num_rows] += after.astype(np.int32)
     tokens = np.zeros(-(-(len(prompt) + len(output)) // WIDTH) * WIDTH, np.int32)
     tokens[: len(prompt) + len(output)] = [*prompt, *output]
     key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
-    words = jax.random.key_data(jax.random.fold_in(key, index))
-    state = SamplingState(
-        keys=jnp.tile(words, (num_rows, 1)),
-        positions=jnp.asarray(len(prompt) + after, jnp.int32),
-        temperature=jnp.full(num_rows, params.temperature, jnp.float32),
-        top_k=jnp.full(num_rows, params.top_k if 0 < params.top_k < vocab else 0, jnp.int32),
-        top_p=jnp.full(num_rows, params.top_p, jnp.float32),
-        min_p=jnp.full(num_rows, params.min_p, jnp.float32),
-        presence_penalty=jnp.full(num_rows, params.presence_penalty, jnp.float32),
-        frequency_penalty=jnp.full(num_rows, params.frequency_penalty, jnp.float32),
-        repetition_penalty=jnp.full(num_rows, params.repetition_penalty, jnp.float32),
-        token_ids=jnp.tile(tokens, (num_rows, 1)),
-        prompt_lengths=jnp.full(num_rows, len(prompt), jnp.int32),
-    )
-    return np.asarray(jax.jit(reference.sampler)(jnp.asarray(logits, jnp.float32), state))
+    words = np.asarray(jax.random.key_data(jax.random.fold_in(key, index)))
+
+    def column(value: float, dtype: type[np.generic]) -> np.ndarray:
+        return np.full(size, value, dtype)
+
+    columns: dict[str, Any] = {  # NumPy: an array that JAX made would be a program of its own
+        "keys": np.tile(words, (size, 1)),
+        "positions": positions,
+        "temperature": column(params.temperature, np.float32),
+        "top_k": column(params.top_k if 0 < params.top_k < vocab else 0, np.int32),
+        "top_p": column(params.top_p, np.float32),
+        "min_p": column(params.min_p, np.float32),
+        "presence_penalty": column(params.presence_penalty, np.float32),
+        "frequency_penalty": column(params.frequency_penalty, np.float32),
+        "repetition_penalty": column(params.repetition_penalty, np.float32),
+        "token_ids": np.tile(tokens, (size, 1)),
+        "prompt_lengths": column(len(prompt), np.int32),
+    }
+    return np.asarray(reference.sample(padded, SamplingState(**columns)))[:num_rows]
