@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine import StepPlan
+from enginebay.config import make_config
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
-from enginebay.registry import load_registry
 from enginebay.testing.driver import Driver, request_of
 from enginebay.testing.subject import Subject, generate, greedy, penalised, seeded
 from enginebay.testing.ties import MOST_NEAR_TIES, assert_same_tokens
-from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay.types import RequestOutput
+from tests.brief import TINY
+from tests.pool import EnginePool
+from tests.unit import loops
+from tests.unit.loops import Counts, Prefilled, seeing
 
-pytestmark = pytest.mark.xdist_group("oengine")
+pytestmark = pytest.mark.xdist_group("tiny")
 
-SMALL: dict[str, Any] = {"page_size": 8, "num_pages": 1 + 192 // 8}
-"""Options of most tests, with the choices of make_llm: few programs to compile, and too few pages for four long requests."""
+SMALL = loops.PAGED
+"""Options of most tests: too few pages for four long requests."""
 
 KINDS: dict[str, SamplingParams] = {"greedy": greedy(20), "seeded": seeded(20), "penalised": penalised(20)}
 
@@ -41,27 +43,26 @@ def prompts_with_common_beginnings(vocab_size: int, count: int, seed: int) -> li
     return prompts
 
 
-def make_llm(folder: str, engine: str, options: dict[str, Any], **choices: Any) -> LLM:
-    fixed: dict[str, Any] = {
-        "dtype": "float32",
-        "max_model_len": 256,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 32,
-        "decode_steps": 4,
-        "processors": (),
-    }
-    return LLM(folder, engine={"name": engine, "options": options}, **(fixed | choices))
+def make_llm(engine: str, options: dict[str, Any], **choices: Any) -> LLM:
+    """The engine in the tests' sizes with its programs compiled, or in other sizes that compile what they need."""
+    if not choices:
+        return loops.make_llm(engine, **options)
+    config = loops.tiny(engine, **options).model_dump()
+    return LLM(config=make_config(config, {"forbid_compiling": False} | choices))
 
 
 class Oracle:
     """The contiguous engine's tokens for a list of prompts, one after the other, by kind of sampling."""
 
-    def __init__(self, folder: str) -> None:
-        self.subject = Subject("vinference", model=folder)
-        with make_llm(folder, "vinference", {"grow": False}, max_num_seqs=1) as llm:
+    def __init__(self) -> None:
+        self.subject = Subject("vinference", model=TINY)
+        with make_llm("vinference", {}) as llm:
             vocab_size = llm.plan.model.info.vocab_size
             self.prompts = prompts_with_common_beginnings(vocab_size, 14, seed=1)
-            self.tokens = {kind: generate(llm, self.prompts, params) for kind, params in KINDS.items()}
+            self.tokens = {
+                kind: [generate(llm, [prompt], params)[0] for prompt in self.prompts]
+                for kind, params in KINDS.items()
+            }
 
     def check(self, llm: LLM, *kinds: str) -> None:
         for kind in kinds or KINDS:
@@ -79,28 +80,25 @@ class Oracle:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), load_registry()))
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: str) -> Oracle:
-    return Oracle(folder)
+def oracle(engine_pool: EnginePool) -> Oracle:
+    with engine_pool.leases():
+        return Oracle()
 
 
 @pytest.fixture
-def make(folder: str) -> Iterator[Callable[..., LLM]]:
-    """Makes LLMs with the paged engine, its options by keyword; in the end nothing may be held."""
+def make(engine_pool: EnginePool) -> Iterator[Callable[..., LLM]]:
+    """Makes LLMs with the paged engine and these options of it; in the end nothing may be held."""
     made: list[LLM] = []
 
     def start(options: dict[str, Any], **choices: Any) -> LLM:
-        made.append(make_llm(folder, "oengine", options, **choices))
+        made.append(make_llm("oengine", options, **choices))
         return made[-1]
 
-    yield start
-    for llm in made:
-        assert_nothing_is_held(llm)
-        llm.close()
+    with engine_pool.leases():
+        yield start
+        for llm in made:
+            assert_nothing_is_held(llm)
+            llm.close()
 
 
 def assert_nothing_is_held(llm: LLM) -> None:
@@ -108,20 +106,6 @@ def assert_nothing_is_held(llm: LLM) -> None:
     llm.run_on_engine(ledger.check)
     assert ledger.store.pool.num_used == 0, "pages were leaked"
     assert llm.engine.rows.num_reqs == 0, "a row was leaked"
-
-
-def count_prefilled(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of each prefill step from now on."""
-    counts: list[int] = []
-    step = llm.engine.step
-
-    def counted(plan: StepPlan) -> Any:
-        if not plan.is_decode:
-            counts.append(sum(row.num_tokens for row in plan.rows))
-        return step(plan)
-
-    monkeypatch.setattr(llm.engine, "step", counted)
-    return counts
 
 
 @pytest.mark.slow
@@ -151,7 +135,7 @@ def test_any_sizes_give_the_tokens_of_the_contiguous_engine(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
-    make: Callable[..., LLM], folder: str, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, seed: int
+    make: Callable[..., LLM], oracle: Oracle, seed: int
 ) -> None:
     """Ragged prompts of several completions, all kinds of sampling in one batch, twice: the second time beginnings are known."""
     rng = np.random.default_rng(seed)
@@ -169,10 +153,10 @@ def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
         SamplingParams(max_tokens=30, temperature=1.0, seed=3, n=3),
     ]
     params = [kinds[int(rng.integers(len(kinds)))] for _ in prompts]
-    with make_llm(folder, "vinference", {"grow": False}) as plain:
+    with make_llm("vinference", {}) as plain:
         expected = [[one.token_ids for one in o.outputs] for o in plain.generate(prompts, params)]
     llm = make({"page_size": page_size, "num_pages": 1 + max(2, 256 // page_size)}, **choices)
-    preempted = count_preempted(llm, monkeypatch)
+    counts = count(llm)
     for _ in range(2):
         outputs = [[one.token_ids for one in o.outputs] for o in llm.generate(prompts, params)]
         for kind in kinds:
@@ -187,56 +171,54 @@ def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
             pair for old, new in zip(expected, outputs, strict=True) for pair in zip(old, new, strict=True)
         ]
         assert sum(a != b for a, b in pairs) <= MOST_NEAR_TIES * len(pairs)
-    assert preempted or page_size == 256, "two rows of one page each never need another one"
+    assert counts.num_preempted or page_size == 256, "two rows of one page each never need another one"
 
 
-def test_a_known_prompt_costs_its_last_token(
-    make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_known_prompt_costs_its_last_token(make: Callable[..., LLM], oracle: Oracle) -> None:
     llm = make(SMALL)
     prompts = [[(7 * i + j) % 90 for j in range(40)] for i in range(3)]
     first = generate(llm, prompts, greedy(9))
-    counts = count_prefilled(llm, monkeypatch)
-    again = llm.generate(prompts, greedy(9))
+    prefilled = Prefilled()
+    with seeing(llm.engine, launch=prefilled):
+        again = llm.generate(prompts, greedy(9))
     assert cached(again) == [39] * 3
-    assert sum(counts) == 3
+    assert sum(prefilled.counts) == 3
     oracle.compare(prompts, first, [o.outputs[0].token_ids for o in again], greedy(9))
-    counts.clear()
+    prefilled.counts.clear()
     longer = [[*p, *o, 5, 6] for p, o in zip(prompts, first, strict=True)]
-    found = generate(llm, longer, seeded(9))
-    assert sum(counts) == 3 * 3, "40 tokens of a prompt and 8 of its output are 6 pages"
-    oracle.compare(
-        longer, generate(make(SMALL | {"prefix_caching": False}), longer, seeded(9)), found, seeded(9)
-    )
+    with seeing(llm.engine, launch=prefilled):
+        found = generate(llm, longer, seeded(9))
+    assert sum(prefilled.counts) == 3 * 3, "40 tokens of a prompt and 8 of its output are 6 pages"
+    llm.run_on_engine(llm.engine.drop_arrays)
+    llm.run_on_engine(llm.engine.make_arrays)
+    anew = llm.generate(longer, seeded(9))
+    assert cached(anew) == [0] * 3
+    oracle.compare(longer, [o.outputs[0].token_ids for o in anew], found, seeded(9))
 
 
 def cached(outputs: list[RequestOutput]) -> list[int]:
     return [o.metrics.num_cached_tokens for o in outputs if o.metrics is not None]
 
 
-def test_requests_that_begin_alike_share_pages_while_they_run(
-    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_begin_alike_share_pages_while_they_run(make: Callable[..., LLM]) -> None:
     llm = make(SMALL)
     begin = [i % 50 for i in range(64)]
     alone = generate(llm, [begin], greedy(10))[0]
-    preempted = count_preempted(llm, monkeypatch)
+    counts = count(llm)
     prompts = [begin, *([*begin, *(50 + i + j for j in range(5))] for i in range(3))]
     outputs = llm.generate(prompts, greedy(10))
     assert cached(outputs) == [63, 64, 64, 64]
-    assert not preempted, "four requests of ten pages have eight in common"
+    assert not counts.num_preempted, "four requests of ten pages have eight in common"
     assert outputs[0].outputs[0].token_ids == alone
 
 
 @pytest.mark.slow
-def test_without_prefix_caching_everything_is_computed(
-    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = make(SMALL | {"prefix_caching": False})
-    counts = count_prefilled(llm, monkeypatch)
-    for _ in range(2):
-        assert cached(llm.generate([[1] * 40], greedy(2))) == [0]
-    assert sum(counts) == 80
+def test_without_prefix_caching_everything_is_computed(make: Callable[..., LLM]) -> None:
+    llm, prefilled = make(SMALL | {"prefix_caching": False}), Prefilled()
+    with seeing(llm.engine, launch=prefilled):
+        for _ in range(2):
+            assert cached(llm.generate([[1] * 40], greedy(2))) == [0]
+    assert sum(prefilled.counts) == 80
 
 
 @pytest.mark.slow
@@ -250,36 +232,29 @@ def test_dropped_arrays_take_the_prefixes_with_them(make: Callable[..., LLM]) ->
     assert after[0].outputs[0].token_ids == before[0]
 
 
-def count_preempted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    preempted: list[str] = []
-    requeue = llm._loop._book.requeue
-
-    def counted(tracked: Any) -> None:
-        preempted.append(tracked.request.request_id)
-        requeue(tracked)
-
-    monkeypatch.setattr(llm._loop._book, "requeue", counted)
-    return preempted
+def count(llm: LLM) -> Counts:
+    """Preemptions from now on."""
+    counts = Counts()
+    llm.loop.watch.add(counts)
+    return counts
 
 
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_requests_preempted_in_the_middle_give_the_same_tokens(
-    make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch, caching: bool
+    make: Callable[..., LLM], oracle: Oracle, caching: bool
 ) -> None:
     llm = make(SMALL | {"prefix_caching": caching})
-    preempted = count_preempted(llm, monkeypatch)
+    counts = count(llm)
     oracle.check(llm)
-    assert preempted
+    assert counts.num_preempted
 
 
 @pytest.mark.slow
-def test_reserving_all_preempts_nobody(
-    make: Callable[..., LLM], oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reserving_all_preempts_nobody(make: Callable[..., LLM], oracle: Oracle) -> None:
     llm = make(SMALL | {"reserve_all": True})
-    preempted = count_preempted(llm, monkeypatch)
+    counts = count(llm)
     oracle.check(llm, "greedy")
-    assert not preempted
+    assert not counts.num_preempted
 
 
 @pytest.mark.slow
@@ -319,11 +294,13 @@ def test_pages_are_shared_and_copied_on_two_devices(make: Callable[..., LLM], or
 
 
 def test_nothing_compiles_after_warmup_whatever_is_found_or_copied(make: Callable[..., LLM]) -> None:
-    llm = make(SMALL, forbid_compiling=True)
-    llm.warmup()
+    llm = make(SMALL)  # whose engine has compiled nothing but by warmup()
+    assert llm.run_on_engine(lambda: llm.engine.compilations.forbidden)
+    num_programs = llm.engine.compilations.count
     prompts = [[1] * 32, [1] * 32 + [2], [3] * 16, [1] * 40]
     for _ in range(2):
         assert {len(tokens) for tokens in generate(llm, prompts, greedy(20))} == {20}
+    assert llm.engine.compilations.count == num_programs
 
 
 def test_a_request_that_can_never_fit_is_refused_and_others_go_on(make: Callable[..., LLM]) -> None:
@@ -358,7 +335,7 @@ def test_the_cache_is_sized_by_pages_bytes_or_what_requests_need(make: Callable[
         ({}, 1 + 4 * 256 // 8),
         ({"memory_utilization": 0.5}, 1 + 4 * 256 // 8),
     ):
-        engine = make({"page_size": 8} | options).engine
+        engine = make({"page_size": 8} | options, forbid_compiling=False).engine
         assert (engine.num_pages, engine.memory.cache_bytes) == (num_pages, num_pages * each)
         arrays = jax.tree.leaves(engine.runner.state.cache)
         assert sum(a.nbytes for a in arrays) == engine.memory.cache_bytes

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.engine import Pending, StepPlan
+from enginebay.cache import Lease
+from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
-from enginebay.registry import load_registry
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.ties import MOST_NEAR_TIES, possible_tokens
-from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay.types import RequestOutput
-from tests.unit.paged import DEADLOCK_S, NUM_PAGES, PAGE_SIZE
-
-pytestmark = pytest.mark.xdist_group("oengine")
+from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED, Counts, make_llm, seeing
+from tests.unit.serving import DEADLOCK_S
 
 ROOM = (NUM_PAGES - 1) * PAGE_SIZE
 """Tokens that a request can have when it is alone."""
@@ -42,19 +40,6 @@ class Case:
     prompt: list[int]
     params: SamplingParams
     expected: list[list[int]]
-
-
-def make_llm(folder: str, name: str, options: dict[str, Any], *, forbid_compiling: bool = False) -> LLM:
-    return LLM(
-        folder,
-        engine={"name": name, "options": options},
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        decode_steps=4,
-        forbid_compiling=forbid_compiling,
-    )
 
 
 def make_params(chance: random.Random, room: int) -> SamplingParams:
@@ -74,7 +59,7 @@ def make_params(chance: random.Random, room: int) -> SamplingParams:
     )
 
 
-def make_cases(folder: str, count: int, seed: int) -> list[Case]:
+def make_cases(count: int, seed: int) -> list[Case]:
     """Random ones, of which half begin like another, and their tokens."""
     chance, rng = random.Random(seed), np.random.default_rng(seed)
     begins = rng.integers(0, VOCAB_SIZE, (4, 128)).tolist()
@@ -84,19 +69,12 @@ def make_cases(folder: str, count: int, seed: int) -> list[Case]:
         tail = rng.integers(0, VOCAB_SIZE, chance.choice([1, 3, 17, 40])).tolist()
         prompt = begins[chance.randrange(4)][:alike] + tail
         todo.append((prompt, make_params(chance, ROOM - len(prompt))))
-    with make_llm(folder, "vinference", {"grow": False}) as llm:
+    with make_llm("vinference") as llm:
         outputs = llm.generate([prompt for prompt, _ in todo], [params for _, params in todo])
     return [
         Case(prompt, params, [one.token_ids for one in output.outputs])
         for (prompt, params), output in zip(todo, outputs, strict=True)
     ]
-
-
-class Broken(Pending):
-    """A step that was launched, and fails when it is read."""
-
-    def read(self) -> np.ndarray:
-        raise RuntimeError("a step is to fail")
 
 
 class Fails:
@@ -105,18 +83,24 @@ class Fails:
     def __init__(self, llm: LLM, numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)
         self.num_steps = 0
-        self._llm, self._step = llm, llm.engine.step
+        self._llm = llm
+        self._doomed: list[StepPlan] = []
 
-    def __call__(self, plan: StepPlan) -> Any:
+    def launch(self, plan: StepPlan) -> None:
+        """To be called with each step before it is launched."""
         self.num_steps += 1
         if self.num_steps % 50 == 0:
             self._llm.engine.ledger.check()
-        if self.num_steps not in self.numbers:
-            return self._step(plan)
-        if self.numbers.index(self.num_steps) % 2:
-            self._step(plan)
-            return Broken()
-        raise RuntimeError("a step is to fail")
+        if self.num_steps in self.numbers:
+            if self.numbers.index(self.num_steps) % 2:
+                self._doomed.append(plan)
+                return
+            raise RuntimeError("a step is to fail")
+
+    def read(self, plan: StepPlan) -> None:
+        """To be called with each step before its tokens are read."""
+        if any(plan is doomed for doomed in self._doomed):
+            raise RuntimeError("a step is to fail")
 
 
 class Clients:
@@ -220,27 +204,31 @@ class Clients:
         """Completions are aborted one by one at random moments, and the others go on."""
         self._count("abort_some")
         case = chance.choice(self.cases)
-        (readers,) = self.llm._submit(self.llm._preparer.prepare_one(case.prompt, case.params))
-        doomed = [reader for reader in readers if chance.random() < 0.6]
-        for reader in doomed:
-            if chance.random() < 0.5:
-                reader.feed(reader.ticket.get(DEADLOCK_S))
-            self.llm._loop.abort(reader.ticket.request.request_id)
-        for reader in readers:
-            while not reader.done:
-                reader.feed(reader.ticket.get(DEADLOCK_S))
-            whole = reader.finish_reason != "abort"
-            assert whole or reader in doomed
-            self._saw(case, reader.ticket.request.index, reader.token_ids, whole=whole)
+        doomed = {index for index in range(case.params.n) if chance.random() < 0.6}
+        left = list(doomed)
+        found: dict[int, list[int]] = collections.defaultdict(list)
+        reasons: dict[int, str] = {}
+        for chunk in self.llm.stream(case.prompt, case.params):
+            found[chunk.index] += chunk.delta_token_ids
+            if chunk.finish_reason is not None:
+                reasons[chunk.index] = chunk.finish_reason
+            if left and chance.random() < 0.5:
+                self.llm.loop.abort(f"{chunk.request_id}/{left.pop()}")
+        assert len(reasons) == case.params.n
+        assert {index for index, reason in reasons.items() if reason == "abort"} <= doomed
+        for index, reason in reasons.items():
+            self._count("aborted" if reason == "abort" else "ended")
+            self._saw(case, index, found[index], whole=reason != "abort")
 
 
-def check_tokens(seen: Sequence[tuple[Case, int, list[int], bool]], reference: ReferenceModel) -> None:
-    """Whole ones are those of the contiguous engine, others begin like them; near-ties are few."""
+def check_tokens(seen: Sequence[tuple[Case, int, list[int], bool]], reference: ReferenceModel | None) -> None:
+    """Whole ones are those of the contiguous engine, others begin like them; near-ties of a real model are few."""
     different: set[tuple[int, int, tuple[int, ...]]] = set()
     for case, index, found, whole in seen:
         expected = case.expected[index]
         if found == (expected if whole else expected[: len(found)]):
             continue
+        assert reference is not None, f"{found} instead of {expected}: {case.params}"
         pairs = enumerate(itertools.zip_longest(found, expected, fillvalue=-1))
         at = next(i for i, (a, b) in pairs if a != b)
         assert at < min(len(found), len(expected)), f"{len(found)} of {len(expected)} tokens: {case.params}"
@@ -257,61 +245,75 @@ def check_all_is_given_back(llm: LLM) -> None:
     llm.run_on_engine(llm.engine.ledger.check)
     pool = llm.engine.ledger.store.pool
     assert (pool.num_used, pool.num_free + pool.num_cached) == (0, NUM_PAGES - 1)
-    assert (llm.engine.rows.num_reqs, llm._loop.num_waiting, llm._loop.num_running) == (0, 0, 0)
+    assert (llm.engine.rows.num_reqs, llm.loop.num_waiting, llm.loop.num_running) == (0, 0, 0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), load_registry()))
-
-
-@pytest.fixture
-def llm(folder: str, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    options = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES, "prefix_caching": request.param}
-    with make_llm(folder, "oengine", options, forbid_compiling=True) as made:
-        made.warmup()
-        yield made
-
-
-def run_stress(llm: LLM, folder: str, num_cases: int, count: int, fail_at: Sequence[int]) -> None:
-    cases = make_cases(folder, num_cases, seed=count)
+def run_stress(llm: LLM, cases: Sequence[Case], count: int, fail_at: Sequence[int]) -> Clients:
+    """So many calls of random kinds, with the steps of these numbers failing; all but the tokens is checked."""
     num_programs = llm.engine.compilations.count
-    num_preempted, num_forked = (
-        count_calls(llm._loop._book, "requeue"),
-        count_calls(llm.engine.ledger, "fork"),
-    )
-    fails = Fails(llm, fail_at)
-    llm.engine.step = fails
-    clients = Clients(llm, cases, count, seed=count)
-    clients.run()
+    clients, counts, fails = Clients(llm, cases, count, seed=count), Counts(), Fails(llm, fail_at)
+    forks = Forks(llm)
+    llm.loop.watch.add(counts)
+    with seeing(llm.engine, fails.launch, fails.read), forks.counted():
+        clients.run()
     with pytest.raises(RequestError, match="all the cache there is"):
         llm.generate([1] * TOO_LONG, SamplingParams(max_tokens=20))
     check_all_is_given_back(llm)
     assert fails.num_steps > max(fail_at), f"{fails.num_steps} steps: too few to fail at {fail_at}"
     assert 0 < clients.counts["failed"] < count // 10, "only requests of the steps that fail are failed"
     assert llm.engine.compilations.count == num_programs
-    assert min(num_preempted[0], num_forked[0]) > count // 20, "too little happened"
-    check_tokens(clients.seen, ReferenceModel(llm.plan, llm.engine.runner.weights))
+    assert min(counts.num_preempted, forks.count) > count // 20, "too little happened"
+    assert clients.counts["aborted"] > count // 50, "too few were aborted while they ran"
+    return clients
 
 
-def count_calls(owner: Any, name: str) -> list[int]:
-    """How often a method was called, as a list of one number."""
-    count, method = [0], getattr(owner, name)
+class Forks:
+    """Counts how often the ledger has forked a lease."""
 
-    def counted(*arguments: Any) -> Any:
-        count[0] += 1
-        return method(*arguments)
+    def __init__(self, llm: LLM) -> None:
+        self.count = 0
+        self._ledger = llm.engine.ledger
+        self._fork = self._ledger.fork
 
-    setattr(owner, name, counted)
-    return count
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """While the block lasts."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._ledger, "fork", self._forked)
+            yield
+
+    def _forked(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
+        self.count += 1
+        forked: Lease | None = self._fork(lease, row, num_cached, num_tokens)
+        return forked
 
 
-@pytest.mark.parametrize("llm", [True], indirect=True)
-def test_everything_at_once(llm: LLM, folder: str) -> None:
-    run_stress(llm, folder, num_cases=30, count=110, fail_at=(40, 300))
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("caching", [True, False], ids=["indexed", "not indexed"])
+def test_everything_at_once(caching: bool) -> None:
+    cases = make_cases(60, seed=1)
+    with make_llm("oengine", **(PAGED | {"prefix_caching": caching})) as llm:
+        clients = run_stress(llm, cases, count=300, fail_at=(100, 500, 800))
+    check_tokens(clients.seen, None)
+
+
+def run_on_real_engine(num_cases: int, count: int, fail_at: Sequence[int], *, caching: bool = True) -> None:
+    """On the paged engine, whose tokens are compared with the contiguous engine's."""
+    cases = make_cases(num_cases, seed=count)
+    with make_llm("oengine", **(PAGED | {"prefix_caching": caching})) as llm:
+        clients = run_stress(llm, cases, count, fail_at)
+        check_tokens(clients.seen, ReferenceModel(llm.plan, llm.engine.runner.weights))
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.xdist_group("tiny")
+def test_everything_at_once_on_a_real_engine() -> None:
+    run_on_real_engine(num_cases=20, count=90, fail_at=(40, 150))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("llm", [True, False], indirect=True, ids=["indexed", "not indexed"])
-def test_two_thousand_requests(llm: LLM, folder: str) -> None:
-    run_stress(llm, folder, num_cases=150, count=1300, fail_at=(100, 2000, 3000, 4000))
+@pytest.mark.xdist_group("tiny")
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("caching", [True, False], ids=["indexed", "not indexed"])
+def test_two_thousand_requests(caching: bool) -> None:
+    run_on_real_engine(150, 1300, (100, 2000, 3000, 4000), caching=caching)
