@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from enginebay.processor import IS_USED, LogitsProcessor, RowFacts, Sizes, row_values
@@ -70,30 +69,30 @@ def state_of(rows: Sequence[Row]) -> SamplingState:
     tokens = np.random.default_rng(0).integers(0, VOCAB, (num, WIDTH))
     for row, case in enumerate(rows):
         tokens[row, : len(case.text)] = case.text
-    none = jnp.zeros(num, jnp.float32)
+    none = np.zeros(num, np.float32)
     return SamplingState(
-        keys=jnp.asarray([(17, r.seed) for r in rows], jnp.uint32),
-        positions=jnp.asarray([len(r.text) for r in rows], jnp.int32),
-        temperature=jnp.asarray([r.temperature for r in rows], jnp.float32),
-        top_k=jnp.zeros(num, jnp.int32),
+        keys=np.asarray([(17, r.seed) for r in rows], np.uint32),
+        positions=np.asarray([len(r.text) for r in rows], np.int32),
+        temperature=np.asarray([r.temperature for r in rows], np.float32),
+        top_k=np.zeros(num, np.int32),
         top_p=none + 1.0,
         min_p=none,
         presence_penalty=none,
         frequency_penalty=none,
         repetition_penalty=none + 1.0,
-        token_ids=jnp.asarray(tokens, jnp.int32),
-        prompt_lengths=jnp.asarray([len(r.prompt) for r in rows], jnp.int32),
+        token_ids=tokens.astype(np.int32),
+        prompt_lengths=np.asarray([len(r.prompt) for r in rows], np.int32),
     )
 
 
-def own_of(name: str, rows: Sequence[Row]) -> dict[str, jax.Array]:
+def own_of(name: str, rows: Sequence[Row]) -> dict[str, np.ndarray]:
     each = [fields_of(name, r.options or {}, r.prompt) for r in rows]
-    stacked = {field: jnp.asarray(np.stack([values[field] for values in each])) for field in each[0]}
-    return stacked | {IS_USED: jnp.asarray([r.options is not None for r in rows])}
+    stacked = {field: np.stack([values[field] for values in each]) for field in each[0]}
+    return stacked | {IS_USED: np.asarray([r.options is not None for r in rows])}
 
 
 def scores_of(name: str, rows: Sequence[Row]) -> np.ndarray:
-    logits = jnp.asarray(np.stack([r.logits for r in rows]))
+    logits = np.stack([r.logits for r in rows])
     return np.asarray(jax.jit(processor_of(name).__call__)(logits, own_of(name, rows), state_of(rows)))
 
 

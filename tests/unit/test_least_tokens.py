@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from enginebay import LLM, SamplingParams
 from enginebay.text import StopChecker
 from tests.brief import BRIEF
+from tests.fakes import install
 from tests.unit.serving import SIZES, assert_idle, with_
-
-pytestmark = pytest.mark.xdist_group("least")
 
 PROMPT = "Once upon a time"
 ON = SamplingParams(max_tokens=12, temperature=1.5, seed=4, ignore_eos=True, min_tokens=1)
@@ -54,8 +53,11 @@ def test_a_stop_text_counts_when_it_ends_late(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LLM]:
-    with LLM(BRIEF, engine="oengine", processors=("min_tokens",), **ONE_ROW) as llm:
-        yield llm
+    """On the fake engine: text is the host's."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        with LLM(BRIEF, engine="oengine", processors=("min_tokens",), **ONE_ROW) as llm:
+            yield llm
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -71,7 +70,7 @@ def test_xtc() -> None:
     equal[5:9] = 4.0
     rows += [Row({"threshold": 0.02, "probability": 1.0}, logits=x) for x in (equal, only(3, 4, 8), only(3))]
     rows += [Row({"threshold": 0.02, "probability": 1.0}, temperature=0.0)]
-    keys = np.asarray(jax.random.key_data(position_keys(state_of(rows), stream)))
+    keys = np.asarray(jax.jit(lambda s: jax.random.key_data(position_keys(s, stream)))(state_of(rows)))
     words = {row.seed: int(key[0]) for row, key in zip(rows, keys, strict=True)}
     check("xtc", oracle, rows, changed=10)
 
@@ -113,8 +112,8 @@ def test_mirostat() -> None:
 
     own, state = own_of("mirostat", rows), state_of(rows)
     tokens = [int(np.flatnonzero(mirostat_kept(r, 2.0 * (r.options or {})["tau"]))[-1]) for r in rows]
-    logits = jnp.asarray(np.stack([r.logits for r in rows]))
-    got = jax.jit(processor_of("mirostat").after)(logits, jnp.asarray(tokens, jnp.int32), own, state)["mu"]
+    logits = np.stack([r.logits for r in rows])
+    got = jax.jit(processor_of("mirostat").after)(logits, np.asarray(tokens, np.int32), own, state)["mu"]
     for row, token, mu in zip(rows, tokens, np.asarray(got), strict=True):
         options = {"eta": 0.1, **(row.options or {})}
         begin = 2.0 * options["tau"]
@@ -132,7 +131,7 @@ def test_mirostat_reaches_its_target() -> None:
         for i in range(8)
     ]
     logits, state, processor = (
-        jnp.asarray(np.stack([r.logits for r in rows])),
+        np.stack([r.logits for r in rows]),
         state_of(rows),
         processor_of(name),
     )
@@ -143,6 +142,8 @@ def test_mirostat_reaches_its_target() -> None:
         chosen = jnp.take_along_axis(jax.nn.log_softmax(cut), tokens[:, None], axis=-1)[:, 0]
         return {**own, **processor.after(logits, tokens, own, state)}, -chosen / np.log(2.0)
 
-    keys = jax.random.split(jax.random.key(3), num)
-    surprise = np.asarray(jax.jit(functools.partial(jax.lax.scan, step))(own_of(name, rows), keys)[1])
+    def draws(own: Any) -> jax.Array:
+        return jax.lax.scan(step, own, jax.random.split(jax.random.key(3), num))[1]
+
+    surprise = np.asarray(jax.jit(draws)(own_of(name, rows)))
     assert abs(surprise[num // 4 :].mean() - tau) < 0.1, surprise.mean()

@@ -14,6 +14,7 @@ import pytest
 
 from enginebay.ops.sampling import gumbel_noise
 from enginebay.sampler import SamplingState
+from enginebay.testing import sampler_runs
 from enginebay.testing.samplers import sampler_checks
 from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
@@ -83,23 +84,25 @@ def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.
     ],
 )
 def test_suite_finds_a_wrong_sampler(
-    wrong: Callable[[jax.Array, SamplingState], jax.Array], name: str
+    wrong: Callable[[jax.Array, SamplingState], jax.Array], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sampler_runs, "COMPILED_WELL", {})  # each program runs a few times
     check = dict(sampler_checks(wrong))[name]
     with pytest.raises(AssertionError, match=r"row|temperature|token"):
         check()
 
 
 def test_noise_is_gumbel_distributed_to_the_far_tail() -> None:
-    seeds = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (6, 2), dtype=np.uint32))
-    noise = np.sort(np.asarray(gumbel_noise(seeds, jnp.arange(100_000)[None])).ravel().astype(np.float64))
+    seeds = np.random.default_rng(0).integers(0, 2**32, (6, 2), dtype=np.uint32)
+    noise = jax.jit(gumbel_noise)(seeds, np.arange(100_000)[None])
+    noise = np.sort(np.asarray(noise).ravel().astype(np.float64))
     assert np.isfinite(noise).all()
     steps = np.arange(1, noise.size + 1) / noise.size
     assert np.abs(np.exp(-np.exp(-noise)) - steps).max() < 1.7 / np.sqrt(noise.size)
     assert 10.0 < noise[-1] < 22.9
 
 
-@pytest.mark.parametrize("num_candidates", [1, 8, 64])
+@pytest.mark.parametrize("num_candidates", [1, 64])
 def test_token_is_the_same_however_the_kept_tokens_are_found(
     num_candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,20 +110,20 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
     chance = np.random.default_rng(num_candidates)
     rows = 512
     state = SamplingState(
-        keys=jnp.asarray(chance.integers(0, 2**32, (rows, 2), dtype=np.uint32)),
-        positions=jnp.asarray(chance.integers(0, 1000, rows), jnp.int32),
-        temperature=jnp.asarray(chance.choice([0.3, 1.0, 3.0], rows), jnp.float32),
-        top_k=jnp.asarray(chance.choice([0, 2, 30, 200], rows), jnp.int32),
-        top_p=jnp.asarray(chance.choice([1.0, 0.9, 0.4], rows), jnp.float32),
-        min_p=jnp.asarray(chance.choice([0.0, 0.02, 0.3], rows), jnp.float32),
-        presence_penalty=jnp.zeros(rows),
-        frequency_penalty=jnp.zeros(rows),
-        repetition_penalty=jnp.ones(rows),
-        token_ids=jnp.zeros((rows, 1), jnp.int32),
-        prompt_lengths=jnp.ones(rows, jnp.int32),
+        keys=chance.integers(0, 2**32, (rows, 2), dtype=np.uint32),
+        positions=chance.integers(0, 1000, rows).astype(np.int32),
+        temperature=chance.choice([0.3, 1.0, 3.0], rows).astype(np.float32),
+        top_k=chance.choice([0, 2, 30, 200], rows).astype(np.int32),
+        top_p=chance.choice([1.0, 0.9, 0.4], rows).astype(np.float32),
+        min_p=chance.choice([0.0, 0.02, 0.3], rows).astype(np.float32),
+        presence_penalty=np.zeros(rows, np.float32),
+        frequency_penalty=np.zeros(rows, np.float32),
+        repetition_penalty=np.ones(rows, np.float32),
+        token_ids=np.zeros((rows, 1), np.int32),
+        prompt_lengths=np.ones(rows, np.int32),
     )
     # Rounded, as logits of a bf16 model are: many equal ones.
-    logits = jnp.asarray(np.round(chance.normal(size=(rows, 320)) * 16) / 8, jnp.float32)
+    logits = (np.round(chance.normal(size=(rows, 320)) * 16) / 8).astype(np.float32)
     wanted = np.asarray(jax.jit(sample)(logits, state))
     monkeypatch.setattr(draw, "NUM_CANDIDATES", num_candidates)
     got = np.asarray(jax.jit(functools.partial(sample))(logits, state))
@@ -129,24 +132,27 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
 
 
 def greedy_state(rows: int) -> SamplingState:
-    zeros = jnp.zeros(rows)
+    zeros, none = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
     return SamplingState(
-        keys=jnp.zeros((rows, 2), jnp.uint32),
-        positions=jnp.zeros(rows, jnp.int32),
+        keys=np.zeros((rows, 2), np.uint32),
+        positions=none,
         temperature=zeros,
-        top_k=jnp.zeros(rows, jnp.int32),
-        top_p=jnp.ones(rows),
+        top_k=none,
+        top_p=zeros + 1,
         min_p=zeros,
         presence_penalty=zeros,
         frequency_penalty=zeros,
-        repetition_penalty=jnp.ones(rows),
-        token_ids=jnp.zeros((rows, 8), jnp.int32),
-        prompt_lengths=jnp.zeros(rows, jnp.int32),
+        repetition_penalty=zeros + 1,
+        token_ids=np.zeros((rows, 8), np.int32),
+        prompt_lengths=none,
     )
 
 
 def test_greedy_rows_pay_for_two_reductions_only() -> None:
-    always = {eqn.primitive.name for eqn in jax.make_jaxpr(sample)(jnp.zeros((2, 64)), greedy_state(2)).eqns}
+    always = {
+        eqn.primitive.name
+        for eqn in jax.make_jaxpr(sample)(np.zeros((2, 64), np.float32), greedy_state(2)).eqns
+    }
     assert {"cond", "reduce_max", "reduce_min"} <= always
     assert not always & {"top_k", "sort", "exp", "log", "cumsum", "argmax", "threefry2x32"}
     assert not any("scatter" in name for name in always)
@@ -158,7 +164,7 @@ def test_rows_without_penalties_pay_for_no_scatter_over_the_vocabulary() -> None
     The other branch passes the logits on as they lie.
     """
     lowered = jax.jit(lambda logits, state: penalize(logits * 2.0, state) * 3.0).lower(
-        jnp.zeros((2, 64)), greedy_state(2)
+        np.zeros((2, 64), np.float32), greedy_state(2)
     )
     text = lowered.compile().as_text()
     assert text is not None
@@ -170,16 +176,17 @@ def test_rows_without_penalties_pay_for_no_scatter_over_the_vocabulary() -> None
 
 
 def test_rows_without_penalties_keep_their_logits_to_the_bit() -> None:
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 64)), jnp.float32).at[0, 5].set(-jnp.inf)
-    state = greedy_state(3)
+    logits = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    logits[0, 5] = -np.inf
+    among = np.asarray([0.0, 1.5, 0.0], np.float32)
     state = dataclasses.replace(
-        state,
-        repetition_penalty=state.repetition_penalty.at[1].set(1.5),
-        presence_penalty=state.presence_penalty.at[1].set(1.5),
-        positions=jnp.full(3, 8),
-        token_ids=jnp.tile(jnp.arange(8), (3, 1)),
+        greedy_state(3),
+        repetition_penalty=np.maximum(among, 1),
+        presence_penalty=among,
+        positions=np.full(3, 8, np.int32),
+        token_ids=np.tile(np.arange(8, dtype=np.int32), (3, 1)),
     )
     moved = np.asarray(jax.jit(penalize)(logits, state))
-    assert np.array_equal(moved[[0, 2]], logits[np.asarray([0, 2])])
+    assert np.array_equal(moved[[0, 2]], logits[[0, 2]])
     assert (moved[1, :8] < logits[1, :8]).all()
     assert np.array_equal(moved[1, 8:], logits[1, 8:])

@@ -14,12 +14,15 @@ import numpy as np
 
 from enginebay.processor import IS_USED, Processors, RowFacts, Sizes, empty_rows, process, row_values
 from enginebay.sampler import Sampler, SamplingState
-from enginebay.testing.sampler_runs import COMPILED_WELL, WIDTH, History, check_fits
+from enginebay.testing.sampler_runs import WIDTH, History, check_fits
 from enginebay.testing.sampling_oracle import Params
 
 NUM_DRAWS = 200_000
 ROWS_OF_EACH = 2000
 """Rows of each request in a call."""
+
+COMPILED = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
+"""Quickly, as most of a short run is compiling, but not worst: a dozen calls or a hundred go through the one program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,7 @@ def check_mixed_draws(
     rows = _Rows(processors, list(mixes.values()))
     draw = jax.jit(
         lambda logits, own, state: sampler(process(processors, logits, own, state)[0], state),
-        compiler_options=COMPILED_WELL,
+        compiler_options=COMPILED,
     )
     vocab = rows.logits.shape[1]
     counts = np.zeros((len(mixes), vocab), np.int64)
