@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
 from typing import Any
 
 import jax
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.config import make_config
 from enginebay_oengine import sizing
 from enginebay_oengine.engine import PagedEngine
 from enginebay_oengine.pool import PagePool
-from tests.brief import BRIEF
+from tests.pool import EnginePool
+from tests.unit import loops
+from tests.unit.loops import NUM_PAGES, PAGED
 
-pytestmark = pytest.mark.xdist_group("oengine")
+pytestmark = pytest.mark.xdist_group("tiny")
 
-NUM_PAGES, FIRST_PAGES = 33, 9
+FIRST_PAGES = 9
 SHORT, LONG = SamplingParams(max_tokens=6, ignore_eos=True), SamplingParams(max_tokens=40, ignore_eos=True)
-PROMPT = list(range(300, 321))
+PROMPT = list(range(30, 51))
+LONGER = [*PROMPT, *range(60, 80)]
+BATCH = [PROMPT[i:] for i in range(4)]
 
 
-def make_llm(**options: Any) -> LLM:
-    engine = {"name": "oengine", "options": {"page_size": 8, "num_pages": NUM_PAGES} | options}
-    return LLM(
-        BRIEF,
-        engine=engine,
-        dtype="float32",
-        max_model_len=64,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        processors=(),
-    )
+def make_llm() -> LLM:
+    """A fresh engine, whose cache starts small where small_start is used. It compiles what it needs."""
+    return LLM(config=make_config(loops.tiny("oengine", **PAGED).model_dump(), {"forbid_compiling": False}))
 
 
 def pages_of(llm: LLM) -> set[int]:
@@ -45,53 +42,53 @@ def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[t
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
-@pytest.fixture
-def small_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches of BRIEF start with FIRST_PAGES."""
-    with make_llm() as llm:
-        assert isinstance(llm.engine, PagedEngine)
-        each = sizing.page_bytes(llm.engine.parts, llm.engine.geometry)
-    monkeypatch.setattr(sizing, "FIRST_BYTES", each * FIRST_PAGES)
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The tokens of a cache that is whole from the start, and the bytes of a page."""
+
+    short: Any
+    longer: Any
+    batch: Any
+    page_bytes: int
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[dict[str, list[tuple[int, ...]]]]:
-    """Of a cache that is whole from the start."""
-    with make_llm(grow=False) as llm:
+def expected(engine_pool: EnginePool) -> Expected:
+    with engine_pool.leases(), loops.make_llm("oengine", **PAGED) as llm:
         assert pages_of(llm) == {NUM_PAGES}
-        yield {
-            "short": tokens(llm, [PROMPT], SHORT),
-            "batch": tokens(llm, [PROMPT[i:] for i in range(4)], LONG),
-            "longer": tokens(llm, [[*PROMPT, *range(400, 420)]], LONG),
-        }
+        found = [tokens(llm, *asked) for asked in (([PROMPT], SHORT), ([LONGER], LONG), (BATCH, LONG))]
+        assert isinstance(llm.engine, PagedEngine)
+        return Expected(*found, sizing.page_bytes(llm.engine.parts, llm.engine.geometry))
+
+
+@pytest.fixture
+def small_start(monkeypatch: pytest.MonkeyPatch, expected: Expected) -> None:
+    """Caches start with FIRST_PAGES."""
+    monkeypatch.setattr(sizing, "FIRST_BYTES", expected.page_bytes * FIRST_PAGES)
 
 
 @pytest.mark.usefixtures("small_start")
-def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(
-    expected: dict[str, list[tuple[int, ...]]],
-) -> None:
+def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(expected: Expected) -> None:
     with make_llm() as llm:
-        assert tokens(llm, [PROMPT], SHORT) == expected["short"]
+        assert tokens(llm, [PROMPT], SHORT) == expected.short
         assert pages_of(llm) == {FIRST_PAGES}
         # One after the other: each finds the first one's pages, which stay where they were.
-        assert tokens(llm, [[*PROMPT, *range(400, 420)]], LONG) == expected["longer"]
-        assert tokens(llm, [PROMPT[i:] for i in range(4)], LONG) == expected["batch"]
+        assert tokens(llm, [LONGER], LONG) == expected.longer
+        assert tokens(llm, BATCH, LONG) == expected.batch
         assert pages_of(llm) == {NUM_PAGES}
         found = llm.generate([PROMPT], SHORT)[0]
         assert found.metrics.num_cached_tokens == 16
-        assert found.outputs[0].token_ids == expected["short"][0]
+        assert found.outputs[0].token_ids == expected.short[0]
 
 
 @pytest.mark.usefixtures("small_start")
-def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_be(
-    expected: dict[str, list[tuple[int, ...]]],
-) -> None:
+def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_be(expected: Expected) -> None:
     """Prefixes that are kept take the first pages, so that a request that fits in them gets others."""
     with make_llm() as llm:
         for number in range(4):
-            tokens(llm, [list(range(500 + 30 * number, 517 + 30 * number))], SHORT)
+            tokens(llm, [[number + 4 * i for i in range(17)]], SHORT)
         assert pages_of(llm) == {NUM_PAGES}
-        assert tokens(llm, [PROMPT], SHORT) == expected["short"]
+        assert tokens(llm, [PROMPT], SHORT) == expected.short
 
 
 @pytest.mark.usefixtures("small_start")
