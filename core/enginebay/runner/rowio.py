@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from enginebay.runner.runner import Runner
 def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarray) -> RowState:
     """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
     state = runner.state
-    columns = {f: np.asarray(getattr(state.rows, f)[row]) for f in COLUMNS}
+    columns = {f: np.array(np.asarray(getattr(state.rows, f))[row]) for f in COLUMNS}
     own = {f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()}
     num_cached = max(int(columns["length"]) - 1, 0)
     keys: dict[str, np.ndarray] = {}
@@ -80,12 +81,15 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
         )
     runner.writer.write_all(row, _own_of(saved))
     state = runner.state
-    columns = {f: jnp.asarray(saved.sampling[f])[None] for f in COLUMNS}
-    one = DeviceRows(**columns, token_ids=jnp.asarray(saved.token_ids, jnp.int32)[None])
-    rows = state.rows.put(jnp.asarray([row]), one)
+    columns: dict[str, Any] = {f: np.asarray(saved.sampling[f])[None] for f in COLUMNS}
+    columns["token_ids"] = np.asarray(saved.token_ids, np.int32)[None]
+    rows = _put(state.rows, np.array([row], np.int32), DeviceRows(**columns))
     runner.state = dataclasses.replace(
         state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated)
     )
+
+
+_put = jax.jit(DeviceRows.put)  # one program, instead of some for each column
 
 
 def _own_of(saved: RowState) -> list[RowValues]:
