@@ -13,7 +13,6 @@ from enginebay_oengine import (
     fill_slice,
     move_row,
     pack_prompts,
-    row_arrays,
     swap_rows,
     swap_rows_pytree,
 )
@@ -43,11 +42,13 @@ def test_prompts_are_packed_into_more_or_fewer_rows_and_tokens(
 
 
 def test_packing_compiles_once_for_each_size() -> None:  # holds B11
-    before = row_arrays._pack._cache_size()
-    for pad_id in (5, 6):
-        for lengths in (LENGTHS, LENGTHS[::-1]):
-            pack_prompts(TOKENS, lengths, 6, 7, pad_id)
-    assert row_arrays._pack._cache_size() == before + 1
+    pack_prompts(TOKENS, LENGTHS, 6, 7, 4)
+    with jax.no_tracing():
+        for pad_id in (5, 6):
+            for lengths in (LENGTHS, LENGTHS[::-1]):
+                pack_prompts(TOKENS, lengths, 6, 7, pad_id)
+        with pytest.raises(RuntimeError, match="no_tracing"):
+            pack_prompts(TOKENS, LENGTHS, 6, 8, 4)
 
 
 def aligned_ones(shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -83,11 +84,17 @@ def test_sampling_arrays_are_padded_with_neutral_values(make, padded: int) -> No
 
 def test_sampling_arrays_run_under_jit_with_a_traced_number_of_rows() -> None:  # holds B12
     column = jnp.arange(4.0)
-    built = jax.jit(lambda n: build_sampling_arrays(column, column, column, column, n, 6))
+    traced = []
+
+    @jax.jit
+    def built(num_reqs: jax.Array) -> tuple[jax.Array, ...]:
+        traced.append(num_reqs)
+        return build_sampling_arrays(column, column, column, column, num_reqs, 6)
+
     for num_reqs in (0, 3, 4):
         temperature = built(num_reqs)[0]
         assert temperature.tolist() == [*range(num_reqs)] + [-1] * (6 - num_reqs)
-    assert built._cache_size() == 1
+    assert len(traced) == 1
 
 
 @KINDS
@@ -119,10 +126,12 @@ def test_slices_are_filled_up_to_the_size_asked_for(make, num_reqs: int, padded:
 
 
 def test_filling_compiles_once_for_each_size() -> None:  # holds B14
-    before = row_arrays._fill_jit._cache_size()
-    for num_reqs in range(6):
-        fill_slice(np.arange(5, dtype=np.float32), 0.0, min(num_reqs, 5), 11)
-    assert row_arrays._fill_jit._cache_size() == before + 1
+    fill_slice(np.arange(5, dtype=np.float32), 0.0, 1, 11)
+    with jax.no_tracing():
+        for num_reqs in range(6):
+            fill_slice(np.arange(5, dtype=np.float32), 0.0, min(num_reqs, 5), 11)
+        with pytest.raises(RuntimeError, match="no_tracing"):
+            fill_slice(np.arange(5, dtype=np.float32), 0.0, 1, 12)
 
 
 @pytest.mark.parametrize(("num_reqs", "padded"), [(4, 8), (3, 2), (-1, 4)])
