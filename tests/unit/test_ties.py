@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ VOCAB = 32
 class Fixed:
     """A model with the same logits after every prefix."""
 
-    sampler = staticmethod(functools.partial(standard.sample, draw=draw))
+    sample = staticmethod(jax.jit(functools.partial(standard.sample, draw=draw)))
 
     def __init__(self, row: np.ndarray) -> None:
         self.row = row.astype(np.float32)
