@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,16 +30,23 @@ MAKERS: dict[str, Callable[[], Scheduler]] = {
     "prefix_aware-impatient": lambda: PrefixAware(PrefixAwareOptions(max_wait_s=0.02)),
     "static_batch-of-3": lambda: StaticBatch(StaticBatchOptions(batch_size=3)),
 }
-CHECKS = [
-    pytest.param(check, id=f"{name}-{what}")
-    for name, make in MAKERS.items()
-    for what, check in scheduler_checks(make)
-    if (name, what) != ("priority-keep", "nobody_starves_in_a_flood[urgent]")  # it takes its time
-]
-"""With other options; with the default ones tests/conformance runs them."""
+SETTINGS = ("rows", "pool", "pages")
 
 
-@pytest.mark.parametrize("check", CHECKS)
+def checks() -> Iterator[Any]:
+    """Every check with other options; with the default ones tests/conformance runs them.
+
+    The state machine runs in one setting for each, and in the other two where there is more time.
+    """
+    for number, (name, make) in enumerate(MAKERS.items()):
+        for what, check in scheduler_checks(make):
+            if (name, what) == ("priority-keep", "nobody_starves_in_a_flood[urgent]"):
+                continue  # it takes its time
+            is_quick = "invariants_hold" not in what or SETTINGS[number % 3] in what
+            yield pytest.param(check, id=f"{name}-{what}", marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("check", checks())
 def test_scheduler_keeps_the_contract(check: Callable[[], None]) -> None:
     check()
 
