@@ -34,7 +34,7 @@ def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine
     expected, graphdef = tokens(engine), engine.graphdef
     compiled, kept = engine.compilations.count, engine.continuous_forward.num_programs
     engine.compilations.forbidden = True
-    with engine.override(attention=plain_attention, check=False) as same:
+    with engine.override(attention={"decode": plain_attention}, check=False) as same:
         assert same is engine
         assert tokens(engine) == expected
         assert engine.model.plan.kernels.names["attention.decode"] == "plain_attention"
