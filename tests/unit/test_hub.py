@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -16,25 +17,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from enginebay.errors import CheckpointError
+from enginebay_models.llama import family
 from enginebay_models.source import CheckpointSource
 from tests.parity import tiny
 
 REPO = "tiny/llama"
 COMMIT = hashlib.sha1(b"tiny", usedforsecurity=False).hexdigest()
-
-LOAD = """
-import sys
-from enginebay.errors import CheckpointError
-from enginebay_models.source import CheckpointSource
-from enginebay_models.llama import family
-try:
-    source = CheckpointSource(sys.argv[1])
-except CheckpointError as error:
-    sys.exit(str(error))
-model = family.build(source.config, dtype="float32")
-weights = source.load_weights(model, dtype="float32", place=lambda path, spec: None, verify=True)
-print(sorted(p.name for p in source.folder.iterdir()), len(weights), source.load_tokenizer().encode("w3 w5"))
-"""
 
 
 class Hub(http.server.ThreadingHTTPServer):
@@ -119,64 +107,93 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     thread.join()
 
 
-def load(name: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Load a model in a process of its own: huggingface_hub reads its variables once."""
-    environment = {
-        **os.environ,
+@contextlib.contextmanager
+def fresh_hub(home: Path, endpoint: str, *, offline: bool = False) -> Iterator[None]:
+    """As in a process that begins with these variables: huggingface_hub reads them once, when it is imported."""
+    variables = {
         "HF_HOME": str(home),
+        "HF_ENDPOINT": endpoint,
         "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-        **variables,
+        "HF_HUB_OFFLINE": str(int(offline)),
     }
-    environment.pop("HF_TOKEN", None)
-    return subprocess.run(
-        [sys.executable, "-c", LOAD, name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HF_TOKEN", raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        for name in modules_of_the_hub():
+            patch.delitem(sys.modules, name)
+        try:
+            yield
+        finally:
+            for name in modules_of_the_hub():
+                del sys.modules[name]
+
+
+def modules_of_the_hub() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]
+
+
+Loaded = tuple[list[str], int, list[int]]
+
+
+def load(home: Path, endpoint: str, *, offline: bool = False) -> Loaded:
+    """Names of the files, number of the weights, and a text's tokens."""
+    with fresh_hub(home, endpoint, offline=offline):
+        source = CheckpointSource(REPO)
+        model = family.build(source.config, dtype="float32")
+        weights = source.load_weights(model, dtype="float32", place=lambda *_: None, verify=True)
+        files = sorted(path.name for path in source.folder.iterdir())
+        return files, len(weights), source.load_tokenizer().encode("w3 w5")
 
 
 def test_hub_model_is_fetched_once_and_works_offline(hub: Hub, tmp_path: Path) -> None:
-    first = load(REPO, tmp_path / "home", HF_ENDPOINT=hub.url)
-    assert first.returncode == 0, first.stderr
+    first = load(tmp_path / "home", hub.url)
     files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    assert first.stdout.startswith(str(files))
-    assert first.stdout.endswith("[3, 5]\n")
+    assert first[0] == files
+    assert first[1] > 0
+    assert first[2] == [3, 5]
     fetched = {
         line.rsplit("/", 1)[1] for line in hub.requests if line.startswith("GET") and "/resolve/" in line
     }
     assert fetched == set(files), "neither pickles nor code are fetched"
 
     hub.requests.clear()
-    again = load(REPO, tmp_path / "home", HF_ENDPOINT=hub.url)
-    assert again.stdout == first.stdout
+    assert load(tmp_path / "home", hub.url) == first
+    assert hub.requests, "it asks whether there is something newer"
     assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.requests), "fetched twice"
 
     hub.requests.clear()
-    offline = load(REPO, tmp_path / "home", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
-    assert offline.stdout == first.stdout
+    assert load(tmp_path / "home", hub.url, offline=True) == first
     assert not hub.requests
 
 
 def test_repository_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
-    done = load("tiny/lama", tmp_path / "home", HF_ENDPOINT=hub.url)
-    assert done.returncode == 1
+    with fresh_hub(tmp_path / "home", hub.url), pytest.raises(CheckpointError) as refusal:
+        CheckpointSource("tiny/lama")
+    assert "model 'tiny/lama': there is no such folder, and the hub says: " in str(refusal.value)
+    allowed = "Allowed: 'demo', a model's folder, or the id of a repository on the hub"
+    assert allowed in str(refusal.value)
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_hub_that_cannot_be_reached_is_an_error_with_advice(offline: bool, tmp_path: Path) -> None:
+    nowhere = "http://127.0.0.1:9"
+    with fresh_hub(tmp_path / "home", nowhere, offline=offline), pytest.raises(CheckpointError) as refusal:
+        CheckpointSource(REPO)
+    assert f"model '{REPO}': there is no such folder, and the hub could not be reached" in str(refusal.value)
+    assert "HF_ENDPOINT" in str(refusal.value)
+
+
+def test_a_process_of_its_own_says_it_in_one_line(tmp_path: Path) -> None:
+    variables = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "enginebay", "explain", "--model", REPO]
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    done = subprocess.run(
+        command, env=environment | variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"model '{REPO}': there is no such folder, and the hub could not be reached" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "model 'tiny/lama': there is no such folder, and the hub says: " in done.stderr
-    assert "Allowed: 'demo', a model's folder, or the id of a repository on the hub" in done.stderr
-
-
-def test_hub_that_cannot_be_reached_is_an_error_with_advice(hub: Hub, tmp_path: Path) -> None:
-    offline = load(REPO, tmp_path / "home", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
-    closed = load(REPO, tmp_path / "home", HF_ENDPOINT="http://127.0.0.1:9")
-    for done in (offline, closed):
-        assert done.returncode == 1
-        assert "Traceback" not in done.stderr
-        assert f"model '{REPO}': there is no such folder, and the hub could not be reached" in done.stderr
-        assert "HF_ENDPOINT" in done.stderr
 
 
 def test_name_that_is_no_hub_id(tmp_path: Path) -> None:

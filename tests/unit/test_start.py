@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -16,15 +17,15 @@ from enginebay.build import jaxconfig, start
 
 BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins"))
 SHAPE = "smollm2-135m/decode/b2/c64"
-NO_DEVICE = not (start._may_have_cuda() or start._may_have_tpu())
+HERE = start.look_around()
+NO_DEVICE = not (HERE.cuda or HERE.tpu)
+INSTALLED = start.Found(frozenset({"xla_cuda12"}), libtpu=True)
+"""Both extras, and no device."""
 
 
 @pytest.fixture
-def nobody_chose(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if JAX_PLATFORMS were not set, and the plugins of both extras were installed."""
-    monkeypatch.setattr(start, "_installed_plugins", lambda: {"xla_cuda12"})
-    monkeypatch.setattr(start, "_may_have_cuda", lambda: False)
-    monkeypatch.setattr(start, "_may_have_tpu", lambda: False)
+def nobody_chose() -> Iterator[None]:
+    """As if JAX_PLATFORMS were not set."""
     before = jax.config.jax_platforms
     jax.config.update("jax_platforms", None)
     yield
@@ -33,32 +34,38 @@ def nobody_chose(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nobody_chose")
 def test_jax_keeps_to_the_cpu_where_no_device_can_be() -> None:
-    assert start.settle_platforms()
+    assert start.settle_platforms(INSTALLED)
     assert jax.config.jax_platforms == "cpu"
 
 
 @pytest.mark.usefixtures("nobody_chose")
 @pytest.mark.parametrize(
-    ("what", "answer"),
+    "found",
     [
-        ("_may_have_cuda", True),
-        ("_may_have_tpu", True),
-        ("_installed_plugins", {"xla_cuda12", "somebody_elses"}),
+        dataclasses.replace(INSTALLED, cuda=True),
+        dataclasses.replace(INSTALLED, tpu=True),
+        dataclasses.replace(INSTALLED, plugins=frozenset({"xla_cuda12", "somebody_elses"})),
+        start.Found(),
     ],
+    ids=["cuda", "tpu", "plugin", "nothing"],
 )
-def test_jax_looks_for_devices_that_may_be_there(
-    monkeypatch: pytest.MonkeyPatch, what: str, answer: object
-) -> None:
-    monkeypatch.setattr(start, what, lambda: answer)
-    assert not start.settle_platforms()
+def test_jax_looks_for_devices_that_may_be_there(found: start.Found) -> None:
+    assert not start.settle_platforms(found)
     assert not jax.config.jax_platforms
 
 
 @pytest.mark.usefixtures("nobody_chose")
 def test_platforms_that_somebody_chose_stay() -> None:
     jax.config.update("jax_platforms", "cuda,cpu")
-    assert not start.settle_platforms()
+    assert not start.settle_platforms(INSTALLED)
     assert jax.config.jax_platforms == "cuda,cpu"
+
+
+def test_what_is_installed_here_is_found() -> None:
+    """In this process, whose platform is a CPU or what the caller has chosen."""
+    assert HERE.libtpu == (importlib.util.find_spec("libtpu") is not None)
+    assert HERE.starts_devices == (HERE.libtpu or bool(HERE.plugins))
+    assert not HERE.cuda or HERE.plugins, "CUDA is looked for where a plugin could use it"
 
 
 def test_platforms_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +75,14 @@ def test_platforms_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_only_the_known_lines_are_held_back(capfd: pytest.CaptureFixture[str]) -> None:
-    with start._without_noise():
+    with start.without_noise():
         os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers\nsomething else\n")
     assert capfd.readouterr().err == "something else\n"
 
 
 def test_what_was_said_before_an_error_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
-        with start._without_noise():
+        with start.without_noise():
             os.write(2, b"a reason\n")
             raise RuntimeError
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -24,26 +25,48 @@ NOISE = ("WARNING: All log messages before absl::InitializeLog() is called", "cu
 """Parts of the lines that libraries for CUDA print when they are loaded where there is no driver."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What JAX is installed for here, and which devices there may be."""
+
+    plugins: frozenset[str] = frozenset()
+    """Last names of the modules that plug devices into JAX."""
+    libtpu: bool = False
+    cuda: bool = False
+    tpu: bool = False
+
+    @property
+    def starts_devices(self) -> bool:
+        """Whether JAX would start something besides the CPU."""
+        return self.libtpu or bool(self.plugins)
+
+
+def look_around() -> Found:
+    """What this machine has."""
+    plugins = _installed_plugins()
+    libtpu = importlib.util.find_spec("libtpu") is not None
+    return Found(frozenset(plugins), libtpu, bool(plugins) and _may_have_cuda(), _may_have_tpu())
+
+
 def start_jax() -> None:
     """Import JAX, without what libraries print of absent devices. On a machine that has a device JAX is imported and left alone."""
-    if not _installed_plugins() and importlib.util.find_spec("libtpu") is None:
+    found = look_around()
+    if not found.starts_devices:
         return
-    with _without_noise():
-        if settle_platforms():
+    with without_noise():
+        if settle_platforms(found):
             import jax
 
             jax.devices()  # now, while nobody hears what is loaded with it
 
 
-def settle_platforms() -> bool:
+def settle_platforms(found: Found | None = None) -> bool:
     """Let JAX use the CPU alone where it has plugins for devices that are certainly not there; whether this was done.
 
     What the user chose stays, and so does everything where a plugin is installed that we do not know.
     """
-    plugins = _installed_plugins()
-    if not plugins <= set(CUDA_PLUGINS) or _may_have_tpu() or (plugins and _may_have_cuda()):
-        return False
-    if not plugins and importlib.util.find_spec("libtpu") is None:
+    found = look_around() if found is None else found
+    if not found.plugins <= set(CUDA_PLUGINS) or found.tpu or found.cuda or not found.starts_devices:
         return False
     from enginebay.build.jaxconfig import keep_to_cpu
 
@@ -75,7 +98,7 @@ def _may_have_cuda() -> bool:
 
 
 @contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
+def without_noise() -> Iterator[None]:
     """Hold back what is written to stderr by C libraries too, and tell it afterwards without the lines of NOISE."""
     sys.stderr.flush()
     real = os.dup(2)
