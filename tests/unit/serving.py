@@ -14,9 +14,6 @@ SIZES: dict[str, Any] = {
     "max_num_batched_tokens": 32,
     "decode_steps": 4,
 }
-PAGED: dict[str, Any] = {"name": "oengine", "page_size": 16}
-"""The paged engine in these sizes."""
-
 DEADLOCK_S = 300
 """Long enough for any machine: a test that waits so long hangs."""
 

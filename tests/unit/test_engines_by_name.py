@@ -15,7 +15,7 @@ from enginebay.registry import load_registry
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
-pytestmark = pytest.mark.xdist_group("llm")
+pytestmark = [pytest.mark.xdist_group("llm"), pytest.mark.usefixtures("pooled")]
 Run = Callable[..., tuple[int, str, str]]
 
 ENGINES = ("vinference", "oengine", "esurge")

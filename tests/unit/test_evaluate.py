@@ -23,18 +23,21 @@ from tests.unit.serving import SIZES, assert_idle
 
 pytestmark = pytest.mark.xdist_group("llm")
 HERE = "tests.unit.unregistered"
-TEXT = "Once upon a time there was a little fox who lived in the wood. " * 4
+TEXT = "Once upon a time there was a little fox who lived in the wood. " * 5
 
 
 @pytest.fixture(scope="module")
-def paged() -> Iterator[LLM]:
-    with LLM(BRIEF, engine={"name": "oengine", "page_size": 16}, **SIZES) as llm:
+def paged(pooled_module: None) -> Iterator[LLM]:
+    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def tokens(paged: LLM) -> list[int]:
-    return paged.tokenizer.encode(TEXT)[:40]
+    """More than a page."""
+    found = paged.tokenizer.encode(TEXT)[:70]
+    assert len(found) == 70 > paged.engine.geometry.page_size
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,7 @@ def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
         split(paged, TEXT, Sizes(passage_len=158, new_tokens=4))
 
 
+@pytest.mark.usefixtures("pooled")
 def test_the_reference_held_against_itself_differs_in_nothing() -> None:
     def make() -> LLM:
         return LLM(BRIEF, **SIZES, kernels={"attention": "xla", "linear": "xla"})
@@ -148,6 +152,7 @@ def test_the_reference_held_against_itself_differs_in_nothing() -> None:
     assert found.passages[0].first_divergence is None
 
 
+@pytest.mark.usefixtures("pooled")
 def test_a_wrong_kernel_is_seen_by_the_command(
     run: Callable[..., tuple[int, str, str]],
     config: str,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import math
 import sys
 import types
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.bench.evaluate import log_softmax
+from enginebay.bench.scoring import Scored
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.testing.reference import ReferenceModel
 
@@ -67,32 +70,50 @@ def test_likelihoods_are_the_models(adapter: Any, llm: LLM) -> None:
     assert (found[3][1], found[4][1]) == (True, False)
 
 
-def test_a_long_text_is_scored_in_windows_each_token_once(adapter: Any, llm: LLM) -> None:
-    lm = adapter.EnginebayLM(llm)
+class EvenScorer:
+    """Finds all tokens of a vocabulary equally likely, and keeps what it was asked."""
+
+    max_model_len = 160
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.asked: list[list[int]] = []
+
+    def score(self, token_ids: list[int]) -> Scored:
+        self.asked.append(token_ids)
+        return Scored(tuple(token_ids), (0,), np.zeros((len(token_ids), self.vocab_size), np.float32))
+
+
+def test_a_long_text_is_scored_in_windows_each_token_once(
+    adapter: Any, fake_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = EvenScorer(fake_llm.plan.model.info.vocab_size)
+    monkeypatch.setattr(adapter, "scoring", lambda _: contextlib.nullcontext(scorer))
     text = "The fox ran over the hill and saw a hen. " * 20
-    token_ids = llm.tokenizer.encode(text, add_special_tokens=False)
+    token_ids = fake_llm.tokenizer.encode(text, add_special_tokens=False)
+    (found,) = adapter.EnginebayLM(fake_llm).loglikelihood_rolling([Instance((text,))])
+    assert found == pytest.approx(-len(token_ids) * math.log(scorer.vocab_size), rel=1e-6)
+    assert [len(asked) for asked in scorer.asked] == [159] * len(scorer.asked)
+    assert len(scorer.asked) > 1
+    *whole, last = scorer.asked
+    taken = [token for asked in whole for token in asked[1:]]  # but the token that each begins after
+    assert [*taken, *last[len(taken) - len(token_ids) :]] == token_ids
 
-    class Counter:
-        max_model_len = 160
 
-    windows = lm._windows(token_ids, Counter())
-    assert [t for _, scored in windows for t in scored] == token_ids
-    assert all(len(c) + len(s) <= 159 and c for c, s in windows)
-    assert len(windows) > 1
-    assert len(windows[-1][0]) + len(windows[-1][1]) == 159
+def test_a_short_text_is_a_continuation_of_nothing(adapter: Any, llm: LLM) -> None:
+    lm = adapter.EnginebayLM(llm)
     short = "The fox ran"
     whole = lm.loglikelihood_rolling([Instance((short,))])[0]
     assert whole == pytest.approx(lm.loglikelihood([Instance(("", short))])[0][0], abs=1e-6)
 
 
-def test_generation_ends_at_the_texts_that_are_given(adapter: Any, llm: LLM) -> None:
-    lm = adapter.EnginebayLM(llm)
-    text = llm.generate("Once upon a", SamplingParams(max_tokens=12))[0].outputs[0].text
+def test_generation_ends_at_the_texts_that_are_given(adapter: Any, fake_llm: LLM) -> None:
+    lm = adapter.EnginebayLM(fake_llm)
+    text = fake_llm.generate("Once upon a", SamplingParams(max_tokens=12))[0].outputs[0].text
     stop = text[4:6]
+    greedy = {"until": [stop], "max_gen_toks": 12, "do_sample": False, "temperature": 1.0}
     requests = [
-        Instance(
-            ("Once upon a", {"until": [stop], "max_gen_toks": 12, "do_sample": False, "temperature": 1.0})
-        ),
+        Instance(("Once upon a", greedy)),
         Instance(("Once upon a " * 200, {"until": stop, "max_gen_toks": 3})),
     ]
     first, second = lm.generate_until(requests)

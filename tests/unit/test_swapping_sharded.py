@@ -18,10 +18,9 @@ PROMPT = "The fox " * 20
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[int]:
+def expected(shared_llm: LLM) -> list[int]:
     """On one device."""
-    with LLM(BRIEF, **SIZES) as llm:
-        return tokens(llm)
+    return tokens(shared_llm)
 
 
 @pytest.fixture(scope="module", params=["vinference", pytest.param("oengine", marks=pytest.mark.slow)])
