@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("layout")  # sources are read once
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("core", "backends", "samplers", "schedulers", "tools", "docs", "tests")
 KERNEL_PACKAGES = ("backends/enginebay_pallas/", "backends/enginebay_triton/")
@@ -68,7 +69,8 @@ def python_sources() -> dict[str, tuple[int, ast.Module]]:
     return found
 
 
-def definitions() -> Iterator[Definition]:
+@cache
+def definitions() -> tuple[Definition, ...]:
     """Every class and function with its path and qualified name."""
 
     def walk(node: ast.AST, prefix: str, separator: str) -> Iterator[Definition]:
@@ -80,8 +82,7 @@ def definitions() -> Iterator[Definition]:
             else:
                 yield from walk(child, prefix, separator)
 
-    for path, (_, tree) in python_sources().items():
-        yield from walk(tree, path, "::")
+    return tuple(d for path, (_, tree) in python_sources().items() for d in walk(tree, path, "::"))
 
 
 def hold(measured: dict[str, int], limit: int, exceptions: dict[str, str], what: str) -> None:
