@@ -46,7 +46,7 @@ def checks() -> Iterator[Any]:
             yield pytest.param(check, id=f"{name}-{what}", marks=() if is_quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("check", checks())
+@pytest.mark.parametrize("check", list(checks()))
 def test_scheduler_keeps_the_contract(check: Callable[[], None]) -> None:
     check()
 

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("llm")
+from tests.brief import TINY
+from tests.unit.serving import SIZES
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A configuration file of the smallest model."""
+    path = tmp_path / "tiny.toml"
+    choices = {"model": TINY, "processors": [], "compile_cache": "off"} | SIZES
+    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in choices.items()))
+    return str(path)
 
 
 def test_a_command_leaves_a_trace_and_a_description_of_every_program(
@@ -16,7 +26,7 @@ def test_a_command_leaves_a_trace_and_a_description_of_every_program(
 ) -> None:
     trace, dump = tmp_path / "trace", tmp_path / "dump"
     flags = ["--config", config, "--profile", str(trace), "--dump-step", str(dump)]
-    code, _, err = run("generate", "The fox", "--max-tokens", "4", *flags)
+    code, _, err = run("generate", "w5 w7", "--max-tokens", "4", *flags)
     assert (code, err) == (0, "")
     assert list(trace.rglob("*.xplane.pb"))
     records = {path.stem: json.loads(path.read_text()) for path in dump.glob("*.json")}
@@ -34,6 +44,6 @@ def test_a_folder_that_cannot_be_written_is_refused(
     flag: str, run: Callable[..., tuple[int, str, str]], config: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    code, out, err = run("generate", "The fox", "--config", config, flag, str(tmp_path / "file"))
+    code, out, err = run("generate", "w5 w7", "--config", config, flag, str(tmp_path / "file"))
     assert (code, out) == (2, "")
     assert "cannot be written" in err
