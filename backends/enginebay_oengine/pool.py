@@ -98,7 +98,10 @@ class PagePool:
 
 
 def check_books(holders: Sequence[int], free_list: Sequence[int], cached: AbstractSet[int]) -> None:
-    """InternalError unless every page but the dummy is exactly one of used, cached and free. `holders`: how many of each page."""
+    """InternalError unless every page but the dummy is exactly one of used, cached and free.
+
+    `holders` says how many hold each page.
+    """
     free = set(free_list)
     if len(free) != len(free_list):
         raise InternalError("a page is twice in the free list")

@@ -1,4 +1,4 @@
-"""What tests of the serving loop share: loops on fake and real engines, requests and their events, steps that are seen or fail."""
+"""What tests of the serving loop share: loops on fake and real engines, requests, steps that are seen."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ignore(plan: StepPlan) -> None:
 
 
 def tiny(name: str, **options: Any) -> EngineConfig:
-    """The engine on the smallest model, in the sizes of the fake one; nothing is compiled after a warm-up."""
+    """The engine on the smallest model, in the fake one's sizes; it compiles in its warm-up alone."""
     fixed: dict[str, Any] = {"model": TINY, "processors": (), "forbid_compiling": True}
     return EngineConfig(**fixed, **SIZES, engine={"name": name, **options})  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ def _fake(name: str, options: tuple[tuple[str, Any], ...]) -> Composed:
 
 @contextlib.contextmanager
 def composed(pool: EnginePool, kind: str, name: str, **options: Any) -> Iterator[Composed]:
-    """The fake engine or the "real" one: kept for other tests, and without any prefix of an earlier one."""
+    """The fake engine or the "real" one: kept for other tests, without prefixes of earlier ones."""
     if kind == "fake":
         yield fresh(_fake(name, tuple(sorted(options.items()))))
     else:
@@ -150,14 +150,14 @@ class Loops:
         self._num_free_tokens = parts.engine.ledger.num_free_tokens
 
     def __call__(self, scheduler: Scheduler | None = None, **changes: Any) -> EngineLoop:
-        """Starts one, with changes of the configuration; the one before must have been closed, or have nothing to do."""
+        """Starts one, with changes of the configuration; the one before is closed or has nothing to do."""
         parts = self.parts
         config = parts.plan.config.model_copy(update=changes)
         self._made.append(EngineLoop(parts.engine, scheduler or parts.scheduler, config))
         return self._made[-1]
 
     def check(self) -> None:
-        """All rows, slots or pages are free, and the books are right. On the engine's thread, or when that has ended."""
+        """All is free, and the books are right. On the engine's thread, or when that has ended."""
         engine = self.parts.engine
         engine.ledger.check()
         assert (engine.rows.num_reqs, engine.ledger.num_free_tokens) == (0, self._num_free_tokens)
@@ -178,7 +178,7 @@ def running(parts: Composed) -> Iterator[Loops]:
 
 
 def alone(parts: Composed, requests: Sequence[Request]) -> list[list[int]]:
-    """The tokens of requests that have the engine for themselves and know of no others, while no loop uses it."""
+    """The tokens of requests that are alone and know of no others, while no loop uses the engine."""
     loop = EngineLoop(parts.engine, parts.scheduler, parts.plan.config)
     try:
         return [tokens(loop.submit([dataclasses.replace(one, parent_id="")])[0]) for one in requests]
@@ -193,7 +193,7 @@ def go_on(loop: EngineLoop, *, paused: bool = False) -> None:
 
 @contextlib.contextmanager
 def held(loop: EngineLoop) -> Iterator[None]:
-    """What is submitted within the block begins together, at its end; nothing is launched before."""
+    """What is submitted within the block begins at its end; nothing is launched before."""
     go_on(loop, paused=True)
     try:
         yield
@@ -212,7 +212,7 @@ def generate_at_once(llm: LLM, prompts: list[Any], params: Any, **more: Any) -> 
 
 
 class Pauses:
-    """Pauses a loop when it launches its step number `after`: what runs then is still running when others come."""
+    """Pauses a loop when it launches its step number `after`, so that what runs is still running."""
 
     def __init__(self, loop: EngineLoop, after: int) -> None:
         self._loop, self._left, self._reached = loop, after, threading.Event()
@@ -243,7 +243,7 @@ class PausesAfter(Endings):
 
 @contextlib.contextmanager
 def seeing(engine: Engine, launch: See = ignore, read: See = ignore) -> Iterator[None]:
-    """`launch` sees every step before it is launched, `read` before its tokens are read; what they raise, the step raises."""
+    """`launch` sees every step before it is launched, `read` before it is read; they may raise."""
     with pytest.MonkeyPatch.context() as patch:
         if isinstance(engine, FakeEngine):
             patch.setattr(engine, "before_step", launch)
@@ -335,7 +335,7 @@ class Counts(Endings):
 
 
 class Preempting(Scheduler):
-    """Another scheduler that takes the row of each request away once, when it has `after` tokens more than its prompt."""
+    """Another scheduler that preempts each request once, when it has `after` new tokens of its 12."""
 
     def __init__(self, inner: Scheduler, after: int) -> None:
         self.inner, self.after = inner, after

@@ -1,4 +1,4 @@
-"""The serving loop on fake engines with slots and with pages: threads, aborts, failures, preemption; the books right after each."""
+"""The serving loop on fake engines with slots and pages: threads, aborts, failures, preemption."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def prompts_with_common_beginnings(vocab_size: int, count: int, seed: int) -> li
 
 
 def make_llm(engine: str, options: dict[str, Any], **choices: Any) -> LLM:
-    """The engine in the tests' sizes with its programs compiled, or in other sizes that compile what they need."""
+    """The engine in the tests' sizes, warm, or in other sizes that compile what they need."""
     if not choices:
         return loops.make_llm(engine, **options)
     config = loops.tiny(engine, **options).model_dump()

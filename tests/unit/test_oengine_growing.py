@@ -27,7 +27,7 @@ BATCH = [PROMPT[i:] for i in range(4)]
 
 
 def make_llm() -> LLM:
-    """A fresh engine, whose cache starts small where small_start is used. It compiles what it needs."""
+    """A fresh engine that compiles what it needs; with small_start its cache starts small."""
     return LLM(config=make_config(loops.tiny("oengine", **PAGED).model_dump(), {"forbid_compiling": False}))
 
 

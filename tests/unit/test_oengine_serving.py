@@ -1,4 +1,4 @@
-"""The serving loop on too few pages, on the fake engine: aborts, failures and stubborn schedulers leak and stall nothing."""
+"""The serving loop on too few pages: aborts, failures and stubborn schedulers leak and stall nothing."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_steps_are_read_as_fast_as_they_are_launched(start: Loops) -> None:
 
 
 def test_without_overlap_each_step_is_read_before_the_next_is_launched(start: Loops) -> None:
-    """Also where one decision launches several: prompts with several completions, and decoding rows beside them."""
+    """Also where one decision launches several: prompts of several completions beside decoding rows."""
     requests = [alike(f"r{i}", 60 + i, 3 + i % 5) for i in range(8)]
     requests += [one for p in range(3) for one in family(str(p), 20 + p, 6, 3, temperature=0.0)]
     loop, unread = start(overlap_execution=False), Unread()
@@ -208,7 +208,7 @@ def test_without_overlap_each_step_is_read_before_the_next_is_launched(start: Lo
 
 
 def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> int:
-    """Requests of random lengths, of which a third is aborted at a random moment; all end as they should. How many early."""
+    """Of requests of random lengths a third is aborted at random moments. How many ended early."""
     chance = random.Random(seed)
     requests = [alike(f"{seed}/{i}", chance.randint(1, 90), chance.randint(1, 60)) for i in range(count)]
     doomed = {one.request_id for one in requests if chance.random() < 0.33}
@@ -229,7 +229,7 @@ def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> int:
 
 
 def ends_early(ticket: Ticket) -> bool:
-    """Whether a request was aborted before its own end; its last event may have been taken already."""
+    """Whether a request was aborted before its own end. Its last event may have been taken."""
     try:
         while (event := ticket.get_nowait()).finish_reason is None:
             pass

@@ -222,7 +222,7 @@ class Clients:
 
 
 def check_tokens(seen: Sequence[tuple[Case, int, list[int], bool]], reference: ReferenceModel | None) -> None:
-    """Whole ones are those of the contiguous engine, others begin like them; near-ties of a real model are few."""
+    """Whole ones are those of the contiguous engine, others begin like them; near-ties are few."""
     different: set[tuple[int, int, tuple[int, ...]]] = set()
     for case, index, found, whole in seen:
         expected = case.expected[index]
@@ -249,7 +249,7 @@ def check_all_is_given_back(llm: LLM) -> None:
 
 
 def run_stress(llm: LLM, cases: Sequence[Case], count: int, fail_at: Sequence[int]) -> Clients:
-    """So many calls of random kinds, with the steps of these numbers failing; all but the tokens is checked."""
+    """So many calls of random kinds; steps of these numbers fail. Checks all but the tokens."""
     num_programs = llm.engine.compilations.count
     clients, counts, fails = Clients(llm, cases, count, seed=count), Counts(), Fails(llm, fail_at)
     forks = Forks(llm)

@@ -105,7 +105,7 @@ class LLM:
 
     @property
     def loop(self) -> EngineLoop:
-        """What drives the engine: it takes requests of one's own, aborts by id, and tells observers (`loop.watch.add`)."""
+        """What drives the engine: takes requests, aborts by id, tells observers (`loop.watch.add`)."""
         return self._loop
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
