@@ -31,8 +31,7 @@ def pages() -> Iterator[Changing]:
 
 @contextlib.contextmanager
 def slots() -> Iterator[Changing]:
-    """A model of 96 words in slots that do not grow. Whoever asks for prompts to be told needs no other program of prefill."""
+    """A model of 96 words in slots that do not grow; programs for greedy rows that ask for prompts to be told are all that it needs."""
     with changing(TINY, engine={"name": "vinference", "grow": False}, **SMALL) as made:
-        made.llm.generate([[5, 6, 7]], with_(HOT, prompt_logprobs=0))
         yield made
         assert_idle(made.llm)

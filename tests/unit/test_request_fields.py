@@ -183,15 +183,9 @@ def test_preempted_requests_are_told_of_the_whole_prompt(
 
 
 def test_the_whole_vocabulary_is_told_beside_others(
-    made: Changing, references: dict[str, ReferenceModel]
+    llm: LLM, reference: ReferenceModel
 ) -> None:  # holds G102
-    llm, reference = made.llm, references[made.llm.config.engine.name]
     params = [with_(HOT, seed=1, max_tokens=5, logprobs=-1), with_(HOT, seed=2, logprobs=2), ON]
-    # In slots all are told of their prompts too, by programs that are compiled already.
-    params = [
-        with_(one, prompt_logprobs=0 if made.llm.config.engine.name == "vinference" else None)
-        for one in params
-    ]
     outputs = llm.generate([SHORT, LONG, SHORT], params)
     vocab_size = llm.plan.model.info.vocab_size
     for prompt, output, num_best in zip((SHORT, LONG, SHORT), outputs, (vocab_size, 2, None), strict=True):

@@ -179,15 +179,14 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(pages: Changin
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
+    """Steps that decode tell wide ones too then, steps that verify do not: rows that ask for them are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
-    with LLM(
-        TINY, engine="oengine", sampler="greedy", wide_logprobs=True, forbid_compiling=True, **sizes
-    ) as llm:
-        llm.warmup()
-        wide = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.0, logprobs=-1)
-        prompt = [5, 6, 7, 5, 6, 7, 5, 6]
-        for params in (wide, greedy(7)):
-            assert llm.generate([prompt], params)[0].outputs[0].finish_reason == "length"
+    with LLM(TINY, engine="oengine", sampler="greedy", wide_logprobs=True, **sizes) as llm:
+        runner = llm.engine.runner
+        keys = [key for key in llm.engine.geometry.all_steps() if key.kind in ("decode", "verify")]
+        llm.run_on_engine(lambda: runner.compile_all(keys))
+        compiled = sorted((key.kind, key.wide) for key in runner.programs)
+    assert compiled == [("decode", False), ("decode", True), ("verify", False)]
 
 
 def test_text_that_repeats_is_drafted_by_looking_it_up(pages: Changing) -> None:

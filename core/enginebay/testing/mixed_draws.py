@@ -21,6 +21,9 @@ NUM_DRAWS = 200_000
 ROWS_OF_EACH = 2000
 """Rows of each request in a call."""
 
+ROWS_AT_ONCE = 500
+"""Of those that use a processor: what a processor costs is what they cost."""
+
 COMPILED = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 """Quickly, as most of a short run is compiling, but not worst: a dozen calls or a hundred go through the one program."""
 
@@ -51,7 +54,9 @@ def check_mixed_draws(
     """
     rows = _Rows(processors, list(mixes.values()))
     draw = jax.jit(
-        lambda logits, own, state: sampler(process(processors, logits, own, state)[0], state),
+        lambda logits, own, state: sampler(
+            process(processors, logits, own, state, rows_at_once=ROWS_AT_ONCE)[0], state
+        ),
         compiler_options=COMPILED,
     )
     vocab = rows.logits.shape[1]
