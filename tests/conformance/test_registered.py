@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from enginebay.registry import load_registry
-from enginebay.testing.suites import EVERYTHING, label, part_checks, select
+from enginebay.errors import PluginError
+from enginebay.registry import Entry, Registry, load_registry
+from enginebay.testing.suites import EVERYTHING, best_platform, label, part_checks, select
+from tests.conformance.covering import cases_that_are_left_out
 
 SHARES_STATE = ("engine", "model", "sampler")
 """Kinds whose checks share weights and compiled programs: all of a part in one process."""
+
+ATTENTION = "kernel:attention"
+"""Kernels whose checks are cut to those that cover all pairs of properties; they share the programs that lay out caches."""
 
 SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves")
 """Of an engine's checks, by a part of their names, those that make engines of their own and compile a lot: they are slow."""
@@ -22,18 +28,32 @@ OPTIONS_IN_SHORT = ("declaration", "ledger")
 """The same of an engine that is engine:oengine with other options: what depends on the size of its pages."""
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
+SHARDED_IN_SHORT = {"llama": "24", "mistral": "2", "qwen2": "2", "qwen3": "4"}
+"""Over how many devices the model families run; the other number is slow. They share the code that splits weights."""
 
 
-def marks_of(part: str, kind: str, name: str) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.xdist_group(part)] if kind in SHARES_STATE else []
-    if kind == "engine":
-        if part == OTHER_OPTIONS:
-            slow = not any(word in name for word in OPTIONS_IN_SHORT)
-        else:
-            costly = SEVERAL_ENGINES if part == ORACLE else SEVERAL_ENGINES + SLOW_BUT_OF_THE_ORACLE
-            slow = any(word in name for word in costly)
-        marks += [pytest.mark.slow] if slow else []
-    return marks
+def group_of(part: str, kind: str) -> str | None:
+    """Whose checks run in one process, as they share compiled programs."""
+    if part.startswith(ATTENTION):
+        return ATTENTION
+    return part if kind in SHARES_STATE else None
+
+
+def slow_checks(registry: Registry, entry: Entry, names: Iterable[str]) -> set[str]:
+    """Those of a part's checks that `make test` leaves to `make test-all`."""
+    part = label(entry)
+    if part == OTHER_OPTIONS:
+        return {name for name in names if not any(word in name for word in OPTIONS_IN_SHORT)}
+    if entry.kind == "engine":
+        costly = SEVERAL_ENGINES if part == ORACLE else SEVERAL_ENGINES + SLOW_BUT_OF_THE_ORACLE
+        return {name for name in names if any(word in name for word in costly)}
+    if entry.kind == "model":
+        numbers = SHARDED_IN_SHORT.get(entry.name, "24")
+        return {name for name in names if name.endswith("_devices_equal_one") and name[0] not in numbers}
+    if part.startswith(ATTENTION) and entry.state == "ready":
+        with contextlib.suppress(PluginError):  # one that cannot be had here: its only check says so
+            return cases_that_are_left_out(registry, entry, best_platform(registry).env())
+    return set()
 
 
 def is_left_out(part: str, name: str) -> bool:
@@ -45,10 +65,15 @@ def registered_checks() -> Iterator[pytest.ParameterSet]:
     registry = load_registry()
     for entry in select(registry, EVERYTHING):
         part = label(entry)
-        for name, check in part_checks(registry, entry):
-            if is_left_out(part, name):
-                continue
-            yield pytest.param(check, id=f"{part}-{name}", marks=marks_of(part, entry.kind, name))
+        checks = [
+            (name, check) for name, check in part_checks(registry, entry) if not is_left_out(part, name)
+        ]
+        slow = slow_checks(registry, entry, [name for name, _ in checks])
+        group = group_of(part, entry.kind)
+        for name, check in checks:
+            marks = [] if group is None else [pytest.mark.xdist_group(group)]
+            marks += [pytest.mark.slow] if name in slow else []
+            yield pytest.param(check, id=f"{part}-{name}", marks=marks)
 
 
 @pytest.mark.parametrize("check", list(registered_checks()))
