@@ -21,6 +21,7 @@ FAKED = (
     "README.md-4",
     "docs/configuration.md-3",
     "docs/engines.md-1",
+    "docs/engines.md-2",
     "docs/engines.md-3",
     "docs/esurge.md-1",
     "docs/esurge.md-2",

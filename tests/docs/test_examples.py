@@ -16,16 +16,20 @@ from enginebay.cli.main import main
 from tests.brief import BRIEF
 from tests.docs.blocks import on_brief
 
-pytestmark = [pytest.mark.xdist_group("docs"), pytest.mark.usefixtures("pooled")]
+pytestmark = pytest.mark.xdist_group("docs")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 CONFIGS = sorted(EXAMPLES.glob("*.toml"))
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+FAKED = ("async_generate", "chat", "two_schedulers")
+"""Scripts about requests and their order, on the fake engine."""
+
 PROMPT = "Once upon a time"
 
 
+@pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_configuration_file_chooses_the_parts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same file through `generate --config` and LLM.from_config: its choices are made, and tokens are equal."""
@@ -48,8 +52,9 @@ def test_configuration_file_chooses_the_parts(path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_script_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_runs(path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a warning."""
+    request.getfixturevalue("faked" if path.stem in FAKED else "pooled")
     code = compile(on_brief(path.read_text(encoding="utf-8")), str(path), "exec")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -71,8 +76,10 @@ def test_script_runs_as_it_stands() -> None:
 
 def test_every_script_is_run() -> None:
     assert len(SCRIPTS) == 5
+    assert {path.stem for path in SCRIPTS} > {*FAKED}
 
 
+@pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_valid_and_its_cells_run_in_order(path: Path) -> None:
     """nbformat 4.5 as its schema wants it, without outputs, so that a change is a change of a cell."""

@@ -15,7 +15,7 @@ import pytest
 from enginebay.cli.main import main
 from enginebay.cli.new import KINDS, render, write_plugin
 from enginebay.errors import InputError, UnknownNameError
-from tests.plugins.install import ROOT, command, install_from, listed, python, read, visible
+from tests.plugins.install import ROOT, command, install_from, listed, put, python, read, visible
 
 pytestmark = pytest.mark.xdist_group("new")
 
@@ -43,8 +43,13 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def site(plugins: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, one by pip: their pyproject.toml is of one template."""
     folder = tmp_path_factory.mktemp("site")
-    return install_from(folder, *plugins.values())
+    first, *others = plugins.values()
+    install_from(folder, first)
+    for plugin in others:
+        put(plugin, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
