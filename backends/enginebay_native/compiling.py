@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import logging
@@ -10,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -50,9 +52,11 @@ def library(name: str) -> Path:
     key.update(
         repr((compiler, found.st_size, found.st_mtime_ns, FLAGS, _features(), jax.__version__)).encode()
     )
-    target = _folder() / f"{name}-{key.hexdigest()[:32]}.so"
+    target = _folder(cache_folder() / "native") / f"{name}-{key.hexdigest()[:32]}.so"
     if not target.exists():
-        _compile(compiler, name, target)
+        with _alone_in(target.parent):
+            if not target.exists():  # nobody has made it while we waited
+                _compile(compiler, name, target)
     return target
 
 
@@ -72,10 +76,23 @@ def find_compiler() -> list[str]:
     )
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process or thread compiles at a time, so that those that start together do not all compile the same.
+
+    Where the file system knows no locks they do, and each makes the whole library.
+    """
+    with contextlib.ExitStack() as stack:
+        place = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, place)
+        with contextlib.suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+
+
 @functools.cache
-def _folder() -> Path:
+def _folder(folder: Path) -> Path:
     """The user's own, or when that is not private one that is removed at exit: what lies in it is executed."""
-    folder = cache_folder() / "native"
     problem = make_private(folder)
     if problem is None:
         return folder
@@ -115,7 +132,7 @@ def _compile(compiler: Sequence[str], name: str, target: Path) -> None:
             raise _failed(compiler, str(error)) from None
         if done.returncode:
             raise _failed(compiler, next(iter(done.stderr.splitlines()), f"exit status {done.returncode}"))
-        made.replace(target)  # another process may have done the same: both made the same
+        made.replace(target)
 
 
 def _failed(compiler: Sequence[str], why: str) -> UnsupportedError:

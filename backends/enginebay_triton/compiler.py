@@ -111,7 +111,7 @@ class TritonCompiler:
             return function(*given)
 
         jitted = jax.jit(program, donate_argnums=tuple(donated))
-        with _lowering_for(TARGETS[target].compute_capability):
+        with lowering_for(TARGETS[target].compute_capability):
             if whole:
                 sharding = SingleDeviceSharding(self.devices(target, num_devices)[0])
                 placed = tree_util.tree_map(functools.partial(_placed, sharding), tuple(arguments))
@@ -155,7 +155,7 @@ def _first_installed(modules: Sequence[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def _lowering_for(compute_capability: int) -> Iterator[None]:
+def lowering_for(compute_capability: int) -> Iterator[None]:
     """Kernels are lowered for this architecture within, whatever device is there."""
     call.load()
     _answer_for_absent_devices()

@@ -88,6 +88,12 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
+    @property
+    def process_id(self) -> int | None:
+        """The process that was started last; None before the first and after the end."""
+        process = self._process
+        return None if process is None else process.pid
+
     def run(self, order: Any) -> tuple[np.ndarray, ...]:
         """Results of one launch: (place, grid, arrays, number in place, shapes and dtypes made, constants)."""
         with self._lock:

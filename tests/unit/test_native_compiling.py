@@ -9,7 +9,8 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A user whose caches are in the folder, and who has compiled nothing yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    compiling._folder.cache_clear()
-    yield tmp_path
-    compiling._folder.cache_clear()
+    return tmp_path
 
 
 def need_compiler() -> list[str]:
@@ -54,6 +53,13 @@ def compiler(user: Path) -> Path:
     return script(user / "my-c++", f'echo "$@" >> {user / "calls"}\nexec {real} "$@" -O0')
 
 
+@pytest.fixture
+def pretender(user: Path) -> Path:
+    """What writes down the same, and makes an empty file in place of a library: for tests of where libraries are kept."""
+    made = 'for made in "$@"; do :; done\n: > "$made"'
+    return script(user / "no-c++", f'echo "$@" >> {user / "calls"}\n{made}')
+
+
 def calls(user: Path) -> list[str]:
     path = user / "calls"
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -71,20 +77,38 @@ def test_a_library_is_kept_in_a_private_folder_and_found_again(
     assert compiling.library("linear") == first
     [call] = calls(user)
     assert call.startswith("-DOF_MINE ")
-    monkeypatch.setattr(compiling, "_features", lambda: "another processor")
+
+
+def test_another_processor_gets_a_library_of_its_own(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(pretender))
+    first = compiling.library("linear")
+    monkeypatch.setattr("platform.machine", lambda: "another processor")
     assert compiling.library("linear") != first
     assert len(calls(user)) == 2
+
+
+def test_what_several_need_at_once_is_compiled_once(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(pretender))
+    pretender.write_text(pretender.read_text(encoding="utf-8") + "sleep 0.2\n", encoding="utf-8")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(compiling.library, ["linear"] * 3))
+    assert len(set(found)) == 1
+    assert len(calls(user)) == 1
 
 
 @pytest.mark.parametrize("trouble", ["open", "a file"])
 def test_a_folder_that_is_not_private_is_not_used(
     user: Path,
-    compiler: Path,
+    pretender: Path,
     trouble: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("CXX", str(pretender))
     folder = user / "cache" / "enginebay" / "native"
     folder.parent.mkdir(parents=True)
     if trouble == "open":

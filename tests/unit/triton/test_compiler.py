@@ -58,7 +58,7 @@ def test_kernels_are_written_in_that_ptx_whatever_tritons_own_assembler_knows(ta
     def program(*given: Any) -> Any:  # one of its own, so that nothing traced before is taken
         return in_place(*given)
 
-    with compiler_module._lowering_for(TARGETS[target].compute_capability):
+    with compiler_module.lowering_for(TARGETS[target].compute_capability):
         (kernel,) = compiler_module.kernels_in(
             jax.jit(program).trace(*arguments).lower(lowering_platforms=("cuda",))
         )
