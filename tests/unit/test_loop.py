@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from enginebay.build.compose import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, StoppedError
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import TokenEvent
+from enginebay.loop.messages import Abort, Call, Inbox, Stop, Submit, Ticket, TokenEvent
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.fakes import compose_fake, expected_tokens
 from tests.pool import EnginePool
@@ -214,15 +214,59 @@ def test_a_failed_step_fails_its_requests_and_the_service_goes_on(
     loop.call(start.check)
 
 
+class FailsAt:
+    """Raises when the step that was launched with this number is read."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self._doomed: StepPlan | None = None
+
+    def launch(self, plan: StepPlan) -> None:
+        self._left -= 1
+        if not self._left:
+            self._doomed = plan
+
+    def read(self, plan: StepPlan) -> None:
+        if plan is self._doomed:
+            raise RuntimeError("the device is gone")
+
+
 def test_a_call_behind_a_failed_step_is_answered(loop: EngineLoop) -> None:
-    with seeing(loop.engine, read=FailsOnce()):
-        tickets = loop.submit([request("unlucky", max_tokens=100)])
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(loop.call, lambda: "answered")
-            assert isinstance(events(tickets[0])[-1].error, InternalError)
-            failure = answer.exception(DEADLOCK_S)  # None when the call came first or last
-            assert failure is None or "call again" in str(failure)
+    fails, pauses = FailsAt(3), Pauses(loop, after=3)
+    with seeing(loop.engine, lambda plan: (fails.launch(plan), pauses(plan)), fails.read):
+        (ticket,) = loop.submit([request("unlucky", max_tokens=100)])
+        pauses.wait()  # with the step launched and not read
+        with pytest.raises(StoppedError, match="a step failed before the call could run: call again"):
+            loop.call(lambda: "answered")
+        assert isinstance(events(ticket)[-1].error, InternalError)
         assert loop.call(lambda: "answered") == "answered"
+        go_on(loop)
+        assert tokens(loop.submit([request("after")])[0]) == expected_tokens(request("after"))
+
+
+def test_a_step_that_fails_while_the_loop_is_closed_fails_nobody_else(
+    loop: EngineLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails, pauses = FailsAt(3), Pauses(loop, after=3)
+    with seeing(loop.engine, lambda plan: (fails.launch(plan), pauses(plan)), fails.read):
+        (ticket,) = loop.submit([request("unlucky", max_tokens=100)])
+        pauses.wait()
+        loop.close()
+    assert isinstance(events(ticket)[-1].error, StoppedError)
+    assert [record.message for record in caplog.records] == ["a step failed while the loop was being closed"]
+
+
+def test_who_still_waits_in_the_inbox_of_a_broken_engine_is_told() -> None:
+    inbox, ticket, answer = Inbox(), Ticket(request("late")), Future[Any]()
+    inbox.put(Submit(ticket), Abort("late"), Call(lambda: 1, answer))
+    inbox.close("the engine broke down")
+    with pytest.raises(StoppedError, match="the engine broke down"):
+        inbox.put(Stop())
+    told = InternalError("no room")
+    inbox.refuse_all(told)
+    assert inbox.is_empty
+    assert [event.error for event in events(ticket)] == [told]
+    assert answer.exception(0) is told
 
 
 class Fails(Scheduler):
@@ -238,6 +282,61 @@ class Fails(Scheduler):
         if self.broken:
             raise ZeroDivisionError("a scheduler's bug")
         return self.inner.decide(view, state)
+
+
+class Changed(Scheduler):
+    """Decides like another one, but for a change."""
+
+    def __init__(self, inner: Scheduler, change: Callable[[Decision], Decision]) -> None:
+        self.inner, self.change = inner, change
+
+    def initial_state(self) -> Any:
+        return self.inner.initial_state()
+
+    def decide(self, view: SchedulerView, state: Any) -> tuple[Decision, Any]:
+        decision, state = self.inner.decide(view, state)
+        return self.change(decision), state
+
+
+NOTHING_OF_EACH = "the scheduler prefills 0 tokens of a request with 5 left: at least 1 of each"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: dataclasses.replace(d, prefill=tuple((r, 0) for r, _ in d.prefill)), NOTHING_OF_EACH),
+        (lambda d: dataclasses.replace(d, decode_steps=0), "the scheduler decodes 0 steps: at least 1"),
+    ],
+    ids=["prefill", "decode"],
+)
+def test_a_decision_that_cannot_be_carried_out_fails_its_requests(
+    start: Loops, parts: Composed, change: Callable[[Decision], Decision], message: str
+) -> None:
+    scheduler = Changed(parts.scheduler, change)
+    loop = start(scheduler)
+    error = events(loop.submit([request("unlucky")])[0])[-1].error
+    assert isinstance(error, InternalError)
+    assert message in str(error)
+    scheduler.change = lambda decision: decision
+    assert tokens(loop.submit([request("lucky")])[0]) == expected_tokens(request("lucky"))
+
+
+def test_a_scheduler_that_waits_is_asked_again_and_news_are_heard(start: Loops, parts: Composed) -> None:
+    asked = threading.Semaphore(0)
+
+    def wait(_: Decision) -> Decision:
+        asked.release()
+        return Decision()
+
+    scheduler = Changed(parts.scheduler, wait)
+    loop = start(scheduler)
+    waits, doomed = loop.submit([request("waits"), request("doomed")])
+    for _ in range(3):
+        assert asked.acquire(timeout=DEADLOCK_S)
+    loop.abort("doomed")
+    assert events(doomed)[-1].finish_reason == "abort"
+    scheduler.change = lambda decision: decision
+    assert tokens(waits) == expected_tokens(request("waits"))
 
 
 def test_a_failing_scheduler_fails_who_waits_instead_of_spinning(start: Loops, parts: Composed) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from enginebay.build.compose import Composed
 from enginebay.errors import InternalError, StoppedError
+from enginebay.loop.messages import Ticket
 from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
@@ -71,10 +72,13 @@ def test_after_a_failed_step_others_have_the_tokens_of_fresh_arrays(
 def test_an_engine_that_cannot_begin_anew_tells_everybody(
     start: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loop = start()
+    late: list[Ticket] = []
+
     def out_of_memory() -> None:
+        late.extend(loop.submit([request("late")]))
         raise MemoryError("no room")
 
-    loop = start()
     with seeing(loop.engine, launch=FailsOnce()), monkeypatch.context() as patch:
         patch.setattr(loop.engine, "make_arrays", out_of_memory)
         with held(loop):
@@ -82,9 +86,10 @@ def test_an_engine_that_cannot_begin_anew_tells_everybody(
         for ticket in tickets:
             assert isinstance(events(ticket)[-1].error, InternalError)
         loop.close()
+        assert isinstance(events(late[0])[-1].error, InternalError)
         given = r"the engine broke down .MemoryError: no room.: make a new one"
         with pytest.raises(StoppedError, match=given):
-            loop.submit([request("late")])
+            loop.submit([request("later")])
     loop.engine.make_arrays()
 
 
