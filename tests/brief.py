@@ -73,5 +73,6 @@ def _find_tiny() -> str:
 
 MODELS.mkdir(parents=True, exist_ok=True)
 BRIEF = _find_some("brief", FIRST)
+LEAST = _find_some("least", FIRST[:1])
 LATE = _find_some("late", LAST)
 TINY = _find_tiny()

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from tests.brief import BRIEF, TINY
+from tests.brief import LEAST
 from tests.unit.changing import Changing, changing
 from tests.unit.serving import HOT, SIZES, assert_idle, with_
 
@@ -20,10 +20,10 @@ SMALL: dict[str, Any] = SIZES | {
 
 @contextlib.contextmanager
 def pages() -> Iterator[Changing]:
-    """The first layers of the demo model on pages. The first request asks for all that programs are compiled for, so that none is
+    """One layer of the demo model on pages. The first request asks for all that programs are compiled for, so that none is
     compiled for greedy rows alone and then again.
     """
-    with changing(BRIEF, engine={"name": "oengine", "page_size": 8}, **SMALL) as made:
+    with changing(LEAST, engine={"name": "oengine", "page_size": 8}, **SMALL) as made:
         made.llm.generate([[5, 6, 7]], with_(HOT, frequency_penalty=1.0))
         yield made
         assert_idle(made.llm)
@@ -31,7 +31,7 @@ def pages() -> Iterator[Changing]:
 
 @contextlib.contextmanager
 def slots() -> Iterator[Changing]:
-    """A model of 96 words in slots that do not grow; programs for greedy rows that ask for prompts to be told are all that it needs."""
-    with changing(TINY, engine={"name": "vinference", "grow": False}, **SMALL) as made:
+    """The same in slots that do not grow; programs for greedy rows that ask for prompts to be told are all that it needs."""
+    with changing(LEAST, engine={"name": "vinference", "grow": False}, **SMALL) as made:
         yield made
         assert_idle(made.llm)

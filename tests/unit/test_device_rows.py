@@ -22,7 +22,7 @@ from enginebay.testing.subject import penalised
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.ledger import SlotLedger
-from tests.brief import TINY
+from tests.brief import LEAST
 from tests.pool import few_sizes
 from tests.unit.serving import SIZES
 
@@ -154,7 +154,7 @@ class Warm:
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
-    with few_sizes(), LLM(TINY, **WHOLE_PROMPTS) as llm:
+    with few_sizes(), LLM(LEAST, **WHOLE_PROMPTS) as llm:
 
         def without_warmup() -> pytest.ExceptionInfo[CompilationError]:
             llm.engine.compilations.forbidden = True

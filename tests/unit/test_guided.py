@@ -24,7 +24,7 @@ from enginebay.llm.guide import Guides
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.loop.loop import EngineLoop
 from enginebay.types import CompletionOutput, RequestOutput
-from tests.brief import BRIEF
+from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, Interrupting, changing
 from tests.unit.schemas import bounded_schema
@@ -51,11 +51,11 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Changing]:
-    """Two layers of the demo model, whose outputs are as good as random; no other processor, which would be compiled too."""
+    """One layer of the demo model, whose outputs are as good as random; no other processor, which would be compiled too."""
     sizes = SIZES | {
         "max_num_batched_tokens": 128
     }  # no prompt is cut, so that none needs a program of its own
-    with few_sizes(), changing(BRIEF, processors=("guided",), **sizes) as made:
+    with few_sizes(), changing(LEAST, processors=("guided",), **sizes) as made:
         yield made
 
 

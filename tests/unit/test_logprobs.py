@@ -27,7 +27,7 @@ from enginebay.runner.runner import LaunchedStep
 from enginebay.testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay.testing.reference import ReferenceModel
 from enginebay.types import MAX_LOGPROBS, CompletionOutput, make_sampling_params
-from tests.brief import TINY
+from tests.brief import LEAST, TINY
 from tests.fakes import install
 from tests.unit.changing import Changing
 from tests.unit.serving import GREEDY, HOT, assert_idle, with_
@@ -227,7 +227,7 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(llm: LLM, monkeypatch: py
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_a_model_over_several_devices_tells_the_same() -> None:
     prompts = [[5, 6, 7, 8], [9, 10, 11]]
-    with LLM(TINY, mesh={"tensor": 2}, sampler="greedy", **SMALL) as sharded:
+    with LLM(LEAST, mesh={"tensor": 2}, sampler="greedy", **SMALL) as sharded:
         reference = ReferenceModel(sharded.plan)
         for output in sharded.generate(prompts, with_(GREEDY, max_tokens=6, logprobs=5)):
             check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 5)

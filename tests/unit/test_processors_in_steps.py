@@ -15,7 +15,7 @@ from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameE
 from enginebay.processor import RowFacts, Sizes
 from enginebay.testing.driver import Driver, request_of
 from enginebay.types import make_sampling_params
-from tests.brief import BRIEF, TINY
+from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit import processors_for_tests
 from tests.unit.changing import Changing, changing
@@ -33,18 +33,21 @@ def params(**processors: dict[str, Any]) -> SamplingParams:
 
 
 @contextlib.contextmanager
-def made(model: str, engine: str) -> Iterator[Changing]:
-    """An engine of few sizes with strangers' processors among its own."""
+def made(engine: Any, sampler: str) -> Iterator[Changing]:
+    """An engine of few sizes with strangers' processors among its own. No prompt is cut, and none is found in the cache, so that
+    there is one program of prefill.
+    """
     with few_sizes(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("enginebay.build.compose.load_registry", processors_for_tests.registry)
-        with changing(model, engine=engine, processors=CHOSEN, **SIZES) as made:
+        sizes = SIZES | {"max_num_batched_tokens": 128}
+        with changing(LEAST, engine=engine, sampler=sampler, processors=CHOSEN, **sizes) as made:
             yield made
 
 
 @pytest.fixture(scope="module")
 def slots() -> Iterator[Changing]:
     """Compiles for what is asked of it, and no more."""
-    with made(TINY, "vinference") as one:
+    with made("vinference", "greedy") as one:
         yield one
 
 
@@ -61,7 +64,7 @@ def pages() -> Iterator[Changing]:
         repetition_penalty=2.0,
         processors={"only": {"token_id": 6}, "counting": {"first": 6}},
     )
-    with made(BRIEF, "oengine") as one:
+    with made({"name": "oengine", "prefix_caching": False}, "standard") as one:
         one.llm.generate(PROMPT, every)
         yield one
 
@@ -212,7 +215,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_queued(
 
 def test_after_warmup_processors_compile_nothing() -> None:
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1, "max_num_batched_tokens": 16}
-    with few_sizes(), LLM(TINY, processors=("logit_bias",), sampler="greedy", **sizes) as llm:
+    with few_sizes(), LLM(LEAST, processors=("logit_bias",), sampler="greedy", **sizes) as llm:
         count = llm.warmup()
         llm.engine.compilations.forbidden = True
         assert scopes(llm) == {"full"}

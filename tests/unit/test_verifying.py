@@ -17,7 +17,7 @@ from enginebay.testing.engine_logprobs import check_logprobs
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.subject import greedy, penalised, prompts_of, seeded
 from enginebay.testing.ties import assert_same_tokens
-from tests.brief import TINY
+from tests.brief import LEAST, TINY
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, changing
 from tests.unit.drafting import (
@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
     "decode_steps": 3,
     "dtype": "float32",
     "max_model_len": 64,
-    "max_num_seqs": 2,
+    "max_num_seqs": 4,
     "max_num_batched_tokens": 16,
     "processors": (),
 }
@@ -54,10 +54,10 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def pages() -> Iterator[Changing]:
-    """Each draft is a row of its own. All of its programs are compiled, and none is while it serves. Two rows of their full length
+    """Each draft is a row of its own. All of its programs are compiled, and none is while it serves. Four rows of their full length
     have too few pages.
     """
-    engine = {"name": "oengine", "page_size": 8, "num_pages": 16}
+    engine = {"name": "oengine", "page_size": 8, "num_pages": 31}
     with few_sizes(), changing(TINY, engine=engine, forbid_compiling=True, **SIZES) as made:
         made.llm.warmup()
         yield made
@@ -181,7 +181,7 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(pages: Changin
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
     """Steps that decode tell wide ones too then, steps that verify do not: rows that ask for them are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
-    with LLM(TINY, engine="oengine", sampler="greedy", wide_logprobs=True, **sizes) as llm:
+    with LLM(LEAST, engine="oengine", sampler="greedy", wide_logprobs=True, **sizes) as llm:
         runner = llm.engine.runner
         keys = [key for key in llm.engine.geometry.all_steps() if key.kind in ("decode", "verify")]
         llm.run_on_engine(lambda: runner.compile_all(keys))
@@ -242,7 +242,7 @@ def test_what_rejected_drafts_left_behind_is_never_found_again(
 def test_preempted_rows_that_are_drafted_get_the_tokens_of_ordinary_decoding(
     pages: Changing, reference: ReferenceModel
 ) -> None:  # holds SG5
-    prompts, params = prompts_of(90, (16, 13, 9), seed=6), greedy(48)
+    prompts, params = prompts_of(90, (16, 15, 16, 14), seed=6), greedy(48)
     plain = [plain_and_known(pages, [prompt], params)[0][0] for prompt in prompts]
     counts = Counts()
     pages.llm.loop.watch.add(counts)
