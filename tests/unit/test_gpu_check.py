@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +128,57 @@ def test_without_a_bundle_it_says_how_to_make_one(script: Any, tmp_path: Path) -
         script("installing").install(tmp_path, tmp_path / "into", "0.3.1")
 
 
-def test_a_stage_that_does_not_end_is_told_of_and_fails(repo_root: Path, tmp_path: Path) -> None:
-    code, text, report = run(repo_root, tmp_path, "--stages", "stream", "--timeout", "0.01")
-    assert code == 1
-    assert report["failed"] == ["stream: not done after 0.01 s"]
-    assert "FAILED  stream" in text
+STAGES = """#!/bin/sh
+echo '{"figure": "a figure of '$2'", "value": 1.0, "unit": "x"}'
+case "$2" in engine) exec sleep 600;; esac
+"""
+ENGINES = ("--stages", "stream,engines", "--models", "qwen3-0.6b", "--engines", "oengine")
 
 
-def test_stages_past_the_budget_are_left_out_and_it_fails(repo_root: Path, tmp_path: Path) -> None:
-    code, text, report = run(repo_root, tmp_path, "--stages", "stream,kernel", "--budget", "0.001")
+@pytest.fixture
+def stages(tmp_path: Path) -> Path:
+    """In the place of Python, which runs the stages: each tells a figure at once, and an engine's never ends."""
+    path = tmp_path / "stages"
+    path.write_text(STAGES)
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def measured(
+    script: Any, stages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[int, list[str]]]]:
+    """Runs the script over those stages: its exit code, and what its report calls failed."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "executable", str(stages))
+
+    def call(*arguments: str) -> tuple[int, list[str]]:
+        report = tmp_path / "report.json"
+        code = script("run").main(["--installed", "--tiny", "--json", str(report), *arguments])
+        return code, json.loads(report.read_text())["failed"]
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stage_that_does_not_end_is_told_of_and_fails(
+    measured: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, failed = measured(*ENGINES, "--timeout", "2")
+    assert (code, failed) == (1, ["engines qwen3-0.6b oengine: not done after 2 s"])
+    told = capsys.readouterr().out
+    assert "FAILED  engines qwen3-0.6b oengine" in told
+    assert "a figure of stream" in told
+    assert "a figure of engine" in told, "what it said before it was stopped"
+
+
+def test_stages_past_the_budget_are_left_out_and_it_fails(
+    measured: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, failed = measured("--stages", "stream,kernel", "--budget", "0")
     assert code == 1
-    assert report["failed"] == [
-        "stream: left out, as no time is left",
-        "kernel: left out, as no time is left",
-    ]
-    assert "| device |" in text
+    assert failed == ["stream: left out, as no time is left", "kernel: left out, as no time is left"]
+    assert "| device |" in capsys.readouterr().out
 
 
 STOPPED = """
@@ -170,18 +208,27 @@ def test_a_signal_stops_a_stage_that_says_nothing_and_keeps_what_it_said(repo_ro
     assert "{'stage': 'stage', 'figure': 'a', 'value': 1}" in told
 
 
-def test_what_was_measured_is_told_when_a_signal_comes(repo_root: Path) -> None:
-    script = repo_root / "tools" / "gpu_check" / "run.py"
-    command = [sys.executable, str(script), "--installed", "--tiny", "--stages", "stream,engines"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=repo_root
-    ) as process:
+WHOLE = """
+import sys
+folder, sys.executable, *arguments = sys.argv[1:]
+sys.path.insert(0, folder)
+import run
+
+sys.exit(run.main(arguments))
+"""
+
+
+def test_what_was_measured_is_told_when_a_signal_comes(repo_root: Path, stages: Path) -> None:
+    folder = str(repo_root / "tools" / "gpu_check")
+    command = [sys.executable, "-c", WHOLE, folder, str(stages), "--installed", "--tiny", *ENGINES]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
         assert process.stderr is not None
-        next(line for line in process.stderr if "measure.py engine" in line)
+        next(line for line in process.stderr if "a figure of engine" in line)
         process.terminate()
         told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "read-only stream" in told
+    assert "a figure of stream" in told
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_written_anew(script: Any, tmp_path: Path) -> None:
