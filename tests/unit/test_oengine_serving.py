@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginebay.build.compose import Composed
@@ -25,6 +26,7 @@ from tests.unit.loops import (
     Loops,
     Once,
     Pauses,
+    Prefilled,
     Unread,
     alike,
     all_tokens,
@@ -82,13 +84,28 @@ class NeverPreempts(Scheduler):
         return Decision(decode=tuple(row.request_id for row in able if row.max_new_left)), state
 
 
+@pytest.mark.parametrize(("count", "max_tokens"), [(2, 120), (6, 60)])
 @pytest.mark.parametrize("insists", [False, True])
 def test_a_scheduler_that_never_preempts_cannot_stall_the_loop(
-    start: Loops, parts: Composed, insists: bool
+    start: Loops, parts: Composed, insists: bool, count: int, max_tokens: int
 ) -> None:
-    requests = [alike(f"r{i}", 30 + i, 60) for i in range(6)]
+    requests = [alike(f"r{i}", 30 + i, max_tokens) for i in range(count)]
     loop = start(NeverPreempts(parts.scheduler, insists=insists))
     assert all_tokens(loop.submit(requests)) == expected(requests)
+
+
+def test_what_was_generated_is_found_like_a_prompt(start: Loops) -> None:
+    loop, prefilled = start(), Prefilled()
+    first = alike("first", 40, 9)
+    (found,) = all_tokens(loop.submit([first]))
+    prompt = np.concatenate([first.prompt_token_ids, np.asarray([*found, 5, 6], np.int32)])
+    longer = dataclasses.replace(first, request_id="longer", prompt_token_ids=prompt)
+    with seeing(loop.engine, launch=prefilled):
+        ticket = loop.submit([longer])[0]
+        told = events(ticket)
+    assert told[-1].metrics is not None
+    assert (told[-1].metrics.num_cached_tokens, sum(prefilled.counts)) == (48, 3)
+    assert [token for event in told for token in event.token_ids] == expected_tokens(longer)
 
 
 def test_aborting_frees_pages_before_the_next_step(start: Loops) -> None:
