@@ -163,9 +163,9 @@ def test_leaving_a_stream_ends_what_is_under_way(on_host: vInference, functions:
     calls: list[str] = []
     left = threading.Event()
 
-    def hold_the_second(kind: str) -> None:
+    def hold_later(kind: str) -> None:
         calls.append(kind)
-        if kind == "decode":
+        if calls.count("decode") == 2:  # by the first one there is some text
             left.wait(DEADLOCK_S)
 
     async def leave() -> None:
@@ -175,11 +175,11 @@ def test_leaving_a_stream_ends_what_is_under_way(on_host: vInference, functions:
         await events.aclose()
         left.set()
 
-    functions.before = hold_the_second
+    functions.before = hold_later
     asyncio.run(leave())
     assert_no_thread_is_left()
     assert calls.count("prefill") == 1, "no other prompt begins"
-    assert calls.count("decode") <= 1
+    assert calls.count("decode") <= 2
 
 
 def test_no_prompts_are_no_results(on_host: vInference) -> None:

@@ -235,6 +235,8 @@ def test_generated_tokens_counts_what_was_emitted(inference: vInference) -> None
     rows = new_tokens(state)
     assert len({len(row) for row in rows}) > 1, "the rows end at different steps"
     assert state.generated_tokens == sum(map(len, rows))
+    real = np.asarray(state.model_kwargs["attention_mask"]) > 0
+    assert set(np.asarray(state.sequences)[~real].tolist()) == {inference.generation_config.pad_token_id}
 
 
 def test_a_state_is_valid_until_the_next_step_and_holds_the_cache_without_a_copy(
