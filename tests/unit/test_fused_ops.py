@@ -163,18 +163,18 @@ def attend(
     layout = HndLayout(2, 16, 2, 16, "float32")
     ops = OpsBinder(chosen, info, placement)(bucket, {"full": layout})
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, heads, 16)), jnp.float32) for heads in (4, 2, 2))
-    history = jnp.asarray(rng.normal(size=(2, 32, 2, 16)), jnp.float32)
-    cache = layout.write(layout.init(), jnp.arange(32), history[0], history[1])
+    q, k, v = (rng.normal(size=(2, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
+    history = rng.normal(size=(2, 32, 2, 16)).astype(np.float32)
 
     @jax.jit
-    def step(cache: Any) -> Any:
+    def step(q: Any, k: Any, v: Any, history: Any) -> Any:
+        cache = layout.write(layout.init(), jnp.arange(32), history[0], history[1])
         lens = jnp.array([3, 9])
         batch = derive_batch(jnp.ones(2, jnp.int32), lens, jnp.arange(2)[:, None], 16, bucket)
         new = (None, None) if shared else (k, v)
         return ops.attention(q, *new, cache, batch, spec=attn, rope=spec)
 
-    out, after = step(cache)
+    out, after = step(q, k, v, history)
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))
 
 

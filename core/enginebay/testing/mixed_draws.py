@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 500
 """Of those that use a processor: what a processor costs is what they cost."""
 
 COMPILED = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
-"""Quickly, as most of a short run is compiling, but not worst: a dozen calls or a hundred go through the one program."""
+"""Quickly, as most of a short run is compiling, but not worst: many calls go through one program."""
 
 
 @dataclasses.dataclass(frozen=True)

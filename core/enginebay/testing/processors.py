@@ -178,19 +178,20 @@ def _state(cases: Sequence[_Case]) -> SamplingState:
     for row, case in enumerate(cases):
         tokens[row, : _text(case).size] = _text(case)
     none = np.zeros(num, np.float32)
-    return SamplingState(
-        keys=np.asarray([(17, row) for row in range(num)], np.uint32),
-        positions=np.asarray([c.num_prompt + c.num_output for c in cases], np.int32),
-        temperature=np.asarray([c.temperature for c in cases], np.float32),
-        top_k=np.zeros(num, np.int32),
-        top_p=none + 1.0,
-        min_p=none,
-        presence_penalty=none,
-        frequency_penalty=none,
-        repetition_penalty=none + 1.0,
-        token_ids=np.asarray(tokens, np.int32),
-        prompt_lengths=np.asarray([c.num_prompt for c in cases], np.int32),
-    )
+    fields: dict[str, Any] = {  # NumPy's, as jit takes them without a program
+        "keys": np.asarray([(17, row) for row in range(num)], np.uint32),
+        "positions": np.asarray([c.num_prompt + c.num_output for c in cases], np.int32),
+        "temperature": np.asarray([c.temperature for c in cases], np.float32),
+        "top_k": np.zeros(num, np.int32),
+        "top_p": none + 1.0,
+        "min_p": none,
+        "presence_penalty": none,
+        "frequency_penalty": none,
+        "repetition_penalty": none + 1.0,
+        "token_ids": np.asarray(tokens, np.int32),
+        "prompt_lengths": np.asarray([c.num_prompt for c in cases], np.int32),
+    }
+    return SamplingState(**fields)
 
 
 def _taken(rows: Rows, order: np.ndarray) -> Rows:
@@ -311,7 +312,7 @@ def _tokens_are_read_as_declared(subject: _Subject) -> None:
     reads = subject.processor.reads_tokens
     known = np.arange(WIDTH) < np.asarray(state.positions)[:, None]
     others = (state.token_ids + 11) % VOCAB
-    token_ids = np.where(known & reads, state.token_ids, others)
+    token_ids: Any = np.where(known & reads, state.token_ids, others)
     got = subject.scores((logits, fields, dataclasses.replace(state, token_ids=token_ids)))
     what = "other tokens past its position" if reads else "other tokens, though reads_tokens is not declared"
     _check_same(subject.cases, got, subject.together, what)

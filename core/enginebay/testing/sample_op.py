@@ -148,15 +148,13 @@ def _rows_are_independent(op: SampleOp) -> None:
 
 def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
     vocab = case.z.shape[1]
-    return np.asarray(
-        op(
-            case.z,
-            seeds,
-            top_k=np.asarray([p.top_k or vocab for p in case.params], np.int32),
-            top_p=np.asarray([p.top_p for p in case.params], np.float32),
-            min_p=np.asarray([p.min_p for p in case.params], np.float32),
-        )
-    )
+    columns = {
+        "top_k": np.asarray([p.top_k or vocab for p in case.params], np.int32),
+        "top_p": np.asarray([p.top_p for p in case.params], np.float32),
+        "min_p": np.asarray([p.min_p for p in case.params], np.float32),
+    }
+    z, numbers, columns = jax.device_put((case.z, seeds, columns))
+    return np.asarray(op(z, numbers, **columns))
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -84,7 +84,8 @@ class Runner:
                 texts = _texts(size, logits.size, rising)
                 parts.append(self._tokens(rows, columns, same, rising, texts))
             else:
-                texts = tuple(np.repeat(x, size, 0) for x in _texts(1, logits.size, position, [history]))
+                tokens, prompt_lengths = _texts(1, logits.size, position, [history])
+                texts = np.repeat(tokens, size, 0), np.repeat(prompt_lengths, size)
                 parts.append(self._tokens(rows, columns, rising, np.repeat(position, size), texts))
         return np.concatenate(parts)[:num]
 
@@ -94,17 +95,17 @@ class Runner:
         columns: dict[str, np.ndarray],
         seeds: np.ndarray,
         positions: np.ndarray,
-        texts: tuple[np.ndarray, ...],
+        texts: tuple[np.ndarray, np.ndarray],
     ) -> np.ndarray:
-        state = SamplingState(
-            keys=np.stack([np.full(len(seeds), 17), seeds], axis=1).astype(np.uint32),
-            positions=positions.astype(np.int32),
-            token_ids=texts[0],
-            prompt_lengths=texts[1],
-            **columns,
-        )
+        # NumPy's arrays, as jit takes them without a program.
+        fields: dict[str, Any] = columns | {
+            "keys": np.stack([np.full(len(seeds), 17), seeds], axis=1).astype(np.uint32),
+            "positions": positions.astype(np.int32),
+            "token_ids": texts[0],
+            "prompt_lengths": texts[1],
+        }
         call = self._call_many if len(logits) == ROWS_PER_CALL else self._call
-        return np.asarray(call(logits.astype(np.float32), state))
+        return np.asarray(call(logits.astype(np.float32), SamplingState(**fields)))
 
 
 def _columns(params: Sequence[Params]) -> dict[str, np.ndarray]:

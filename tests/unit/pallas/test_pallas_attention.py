@@ -109,7 +109,8 @@ def test_a_step_has_no_more_units_than_rows_can_have(seqs: int) -> None:
     lens[:3] = 17, 16, 1
     bucket = Bucket(34, seqs, 4, 34, 64, "prefill")
     table = np.zeros((seqs, 4), np.int32)
-    units = chunk_units(derive_batch(lens, lens, table, 16, bucket), 16)
+    find_units = jax.jit(lambda lens, table: chunk_units(derive_batch(lens, lens, table, 16, bucket), 16))
+    units = jax.tree.map(np.asarray, find_units(lens, table))
     assert units.tokens.shape[0] == min(seqs, 34) + 2
     assert int(units.num_real) == 4
     assert units.rows.tolist()[:4] == [0, 0, 1, 2]

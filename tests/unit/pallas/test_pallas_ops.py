@@ -61,10 +61,10 @@ def written(slots: list[int], layout: TpuRpaLayout, seed: int = 0) -> None:
     """The kernel's cache is that of the layout's own write, to the bit, from a cache in which nothing is 0."""
     rng = np.random.default_rng(seed)
     shape = (len(slots), layout.num_kv_heads, layout.head_dim)
-    k, v = (jnp.asarray(rng.normal(size=shape), layout.dtype) for _ in range(2))
-    before = {n: jnp.asarray(rng.normal(size=s.shape), s.dtype) for n, s in layout.shapes().items()}
-    where = jnp.asarray(slots, jnp.int32)
-    wanted = layout.write(before, where, k, v)["kv"]
+    k, v = (rng.normal(size=shape).astype(jnp.dtype(layout.dtype)) for _ in range(2))
+    before = {n: rng.normal(size=s.shape).astype(s.dtype) for n, s in layout.shapes().items()}
+    where = np.asarray(slots, np.int32)
+    wanted = jax.jit(layout.write)(before, where, k, v)["kv"]
     got = jax.jit(functools.partial(kv_write.interpreted(), layout=layout))(before, where, k, v)["kv"]
     assert got.dtype == wanted.dtype
     assert np.array_equal(np.asarray(got, np.float32), np.asarray(wanted, np.float32)), f"slots {slots}"
