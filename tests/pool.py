@@ -31,7 +31,7 @@ def largest_sizes(**given: Any) -> BucketSizes:
 
 @contextlib.contextmanager
 def few_sizes() -> Iterator[None]:
-    """While the block lasts, the engines that are made pad every step to one size: four programs at most, not a dozen."""
+    """While the block lasts, engines are made that pad every step to one size: four programs at most."""
     with pytest.MonkeyPatch.context() as patch:
         for place in SIZERS:
             patch.setattr(place, largest_sizes)

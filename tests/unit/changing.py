@@ -1,4 +1,4 @@
-"""An LLM whose scheduler and proposer tests change while nothing runs, and schedulers that take rows away."""
+"""An LLM whose scheduler and proposer tests change while nothing runs, and one that takes rows away."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ChangingProposer(Proposer):
 
 
 class Interrupting(Scheduler):
-    """Takes the row of each request away once, when it is as `when` says; else it decides as another does."""
+    """Takes the row of each request away once, when it is as `when` says; else decides as another."""
 
     def __init__(self, inner: Scheduler, when: Callable[[RunningView], bool]) -> None:
         self.inner, self.when = inner, when

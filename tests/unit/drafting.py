@@ -1,4 +1,4 @@
-"""What tests of speculative decoding share: proposers that know how rows go on, and counts of what became of their drafts."""
+"""What tests of speculative decoding share: proposers that know how rows go on, and what held of drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ DRAFTS = 4
 
 
 class Oracle(Proposer):
-    """Knows how rows go on, and says something else for every `wrong_every`-th token. Other rows get tokens of 1."""
+    """Knows how rows go on, and says something else for every `wrong_every`-th token.
+
+    Other rows get tokens of 1.
+    """
 
     def __init__(self, known: Sequence[list[int]] = (), wrong_every: int = 0) -> None:
         self.known = known

@@ -20,8 +20,10 @@ SMALL: dict[str, Any] = SIZES | {
 
 @contextlib.contextmanager
 def pages() -> Iterator[Changing]:
-    """One layer of the demo model on pages. The first request asks for all that programs are compiled for, so that none is
-    compiled for greedy rows alone and then again.
+    """One layer of the demo model on pages.
+
+    The first request asks for all that programs are compiled for, so that none is compiled for greedy
+    rows alone and then again.
     """
     with changing(LEAST, engine={"name": "oengine", "page_size": 8}, **SMALL) as made:
         made.llm.generate([[5, 6, 7]], with_(HOT, frequency_penalty=1.0))
@@ -31,7 +33,7 @@ def pages() -> Iterator[Changing]:
 
 @contextlib.contextmanager
 def slots() -> Iterator[Changing]:
-    """The same in slots that do not grow; programs for greedy rows that ask for prompts to be told are all that it needs."""
+    """The same in slots that do not grow, for greedy rows that are told of their prompts."""
     with changing(LEAST, engine={"name": "vinference", "grow": False}, **SMALL) as made:
         yield made
         assert_idle(made.llm)

@@ -145,7 +145,7 @@ def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_ca
 
 @dataclasses.dataclass
 class Warm:
-    """An engine after warmup(), how many programs that compiled, and the error of what was asked before it."""
+    """An engine after warmup(), how many programs that compiled, and the error of a step before it."""
 
     llm: LLM
     num_programs: int

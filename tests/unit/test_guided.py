@@ -51,7 +51,10 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Changing]:
-    """One layer of the demo model, whose outputs are as good as random; no other processor, which would be compiled too."""
+    """One layer of the demo model, whose outputs are as good as random.
+
+    No other processor, which would be compiled too.
+    """
     sizes = SIZES | {
         "max_num_batched_tokens": 128
     }  # no prompt is cut, so that none needs a program of its own

@@ -34,8 +34,9 @@ def params(**processors: dict[str, Any]) -> SamplingParams:
 
 @contextlib.contextmanager
 def made(engine: Any, sampler: str) -> Iterator[Changing]:
-    """An engine of few sizes with strangers' processors among its own. No prompt is cut, and none is found in the cache, so that
-    there is one program of prefill.
+    """An engine of few sizes with strangers' processors among its own.
+
+    No prompt is cut, and none is found in the cache, so that there is one program of prefill.
     """
     with few_sizes(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("enginebay.build.compose.load_registry", processors_for_tests.registry)
@@ -104,7 +105,7 @@ def test_rows_have_processors_of_their_own_and_steps_the_least_scope(
 
 
 def check_mixed(llm: LLM, plain: list[int]) -> None:
-    """Rows that use nothing and one, the other or both of the strangers' processors, together and alone."""
+    """Rows that use none, one or both of the strangers' processors, together and alone."""
     only, counting = {"token_id": 7}, {"first": 11}
     mixed = [
         PLAIN,

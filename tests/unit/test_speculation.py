@@ -1,6 +1,7 @@
-"""Speculative decoding is exact: whatever is drafted, rows get the tokens and ends of ordinary decoding.
+"""Speculation is exact: whatever is drafted, rows get the tokens and ends of ordinary decoding.
 
-On the fake engine, which verifies drafts: what the loop makes of them. Steps that verify are in test_verifying.py.
+What the loop makes of drafts is tested on the fake engine, which verifies them. Real steps that verify
+are in test_verifying.py.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def test_a_row_may_end_at_the_last_place_of_the_cache(made: Changing) -> None:
 
 
 def test_what_rejected_drafts_left_behind_is_never_found_again(made: Changing) -> None:
-    """The text that was generated is a prompt now: pages that were published hold it, and not the drafts."""
+    """The text that was generated is a prompt now: pages that were published hold it, and no draft."""
     prompt = prompts_of(90, (10,), seed=12)[0]
     plain, [text] = plain_and_known(made, [prompt], greedy(NUM_NEW + 8))
     drafted = tokens_of(run(made, [prompt], greedy(NUM_NEW), Oracle([text], wrong_every=3)))

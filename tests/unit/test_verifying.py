@@ -1,4 +1,4 @@
-"""Steps that verify drafts, on real engines: tokens, log-probabilities and frequencies are those of ordinary decoding.
+"""Steps that verify drafts, on real engines: tokens and log-probabilities are those of ordinary decoding.
 
 What the loop does with drafts is in test_speculation.py, on the fake engine.
 """
@@ -54,8 +54,9 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def pages() -> Iterator[Changing]:
-    """Each draft is a row of its own. All of its programs are compiled, and none is while it serves. Four rows of their full length
-    have too few pages.
+    """Each draft is a row of its own. All programs are compiled, and none is while it serves.
+
+    Four rows of their full length have too few pages.
     """
     engine = {"name": "oengine", "page_size": 8, "num_pages": 31}
     with few_sizes(), changing(TINY, engine=engine, forbid_compiling=True, **SIZES) as made:
@@ -85,7 +86,7 @@ def check_drafted(
     wrong_every: int,
     lengths: tuple[int, ...],
 ) -> None:
-    """Prompts of these lengths get the tokens of ordinary decoding, and of their drafts those hold that are right."""
+    """Prompts of these lengths get the tokens of ordinary decoding; those drafts hold that are right."""
     prompts = prompts_of(90, lengths)
     plain, known = plain_and_known(made, prompts, params)
     drafted = run(made, prompts, params, Oracle(known, wrong_every))
@@ -179,7 +180,7 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(pages: Changin
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
-    """Steps that decode tell wide ones too then, steps that verify do not: rows that ask for them are not drafted."""
+    """Steps that verify tell no wide ones: rows that ask for them are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
     with LLM(LEAST, engine="oengine", sampler="greedy", wide_logprobs=True, **sizes) as llm:
         runner = llm.engine.runner
@@ -229,7 +230,7 @@ def test_a_row_may_end_at_the_last_place_of_the_cache(pages: Changing, slots: Ch
 def test_what_rejected_drafts_left_behind_is_never_found_again(
     pages: Changing, reference: ReferenceModel
 ) -> None:
-    """The text that was generated is a prompt now: pages that were published hold it, and not the drafts."""
+    """The text that was generated is a prompt now: pages that were published hold it, and no draft."""
     prompt = prompts_of(90, (10,), seed=12)[0]
     _, known = plain_and_known(pages, [prompt], greedy(NUM_NEW))
     text = prompt + tokens_of(run(pages, [prompt], greedy(NUM_NEW), Oracle(known, wrong_every=3)))[0]
@@ -257,7 +258,7 @@ def test_preempted_rows_that_are_drafted_get_the_tokens_of_ordinary_decoding(
 def test_frequencies_are_those_of_the_model(
     pages: Changing, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pairs of tokens, the second of which is always verified against a draft: chi-square, 8 degrees of freedom."""
+    """Pairs of tokens, the second of which is verified: chi-square, 8 degrees of freedom."""
     monkeypatch.setattr("enginebay.loop.standing.ENOUGH", 0.0)
     prompt = prompts_of(90, (8,), seed=3)[0]
     params = SamplingParams(max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True)

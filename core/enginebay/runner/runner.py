@@ -206,7 +206,7 @@ class Runner:
 
     @property
     def programs(self) -> list[StepKey]:
-        """What is compiled, for caches of any size; with steps of override(), within its block, theirs."""
+        """What is compiled, for caches of any size; within the block of an override(), for its steps."""
         return [key for key, _ in self._programs]
 
     def make_state(self, layouts: Mapping[str, KVLayout]) -> None:
