@@ -23,16 +23,15 @@ EXAMPLES = ROOT / "docs" / "examples"
 CONFIGS = sorted(EXAMPLES.glob("*.toml"))
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-FAKED = ("async_generate", "chat", "two_schedulers")
-"""Scripts about requests and their order, on the fake engine."""
-
 PROMPT = "Once upon a time"
 
 
-@pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_configuration_file_chooses_the_parts(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_file_chooses_the_parts(
+    path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same file through `generate --config` and LLM.from_config: its choices are made, and tokens are equal."""
+    request.getfixturevalue("pooled" if path.stem == "two_devices" else "faked")
     flags = ("--model", BRIEF, "--config", str(path), "--max-tokens", "6", "--json")
     assert main(["generate", PROMPT, *flags]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -51,10 +50,10 @@ def test_configuration_file_chooses_the_parts(path: Path, capsys: pytest.Capture
         assert chosen[f"kernels.attention.{phase}"] == name
 
 
+@pytest.mark.usefixtures("faked")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_script_runs(path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a warning."""
-    request.getfixturevalue("faked" if path.stem in FAKED else "pooled")
+def test_script_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the fake engine, without a warning."""
     code = compile(on_brief(path.read_text(encoding="utf-8")), str(path), "exec")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -76,7 +75,6 @@ def test_script_runs_as_it_stands() -> None:
 
 def test_every_script_is_run() -> None:
     assert len(SCRIPTS) == 5
-    assert {path.stem for path in SCRIPTS} > {*FAKED}
 
 
 @pytest.mark.usefixtures("pooled")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ SMALL: dict[str, Any] = {
     "layout": "hnd",
     "processors": (),
 }
+FILE = EXAMPLES / "stranger" / "stranger.toml"
 THEIRS = dict.fromkeys(("decode", "prefill", "mixed"), "chunked_scan")
 
 
@@ -53,17 +53,20 @@ def answers(llm: LLM) -> tuple[list[list[int]], dict[str, str]]:
 
 
 def test_parts_chosen_by_name_give_the_reference_tokens(site: Path) -> None:
-    """By names in Python, and by those of the example's configuration file in the same small sizes."""
-    file = EXAMPLES / "stranger" / "stranger.toml"
-    named = {"scheduler": "shortest_prompt_first", "kernels": {"attention": THEIRS}}
+    """The scheduler by the example's configuration file, the kernel in every phase."""
     with visible(site):
         reference, _ = answers(LLM(TINY, **SMALL))
-        stranger, chosen = answers(LLM(TINY, **SMALL, **named))
-        assert stranger == reference
-        assert {chosen[f"kernels.attention.{phase}"] for phase in THEIRS} == {"chunked_scan"}
-        from_file, chosen = answers(LLM.from_config(file, model=TINY, **SMALL))
-    assert from_file == reference
-    assert chosen["scheduler"] == tomllib.loads(file.read_text())["scheduler"]["name"]
+        kernels = {"attention": THEIRS}
+        stranger, chosen = answers(LLM.from_config(FILE, model=TINY, kernels=kernels, **SMALL))
+    assert stranger == reference
+    assert chosen["scheduler"] == "shortest_prompt_first"
+    assert {chosen[f"kernels.attention.{phase}"] for phase in THEIRS} == {"chunked_scan"}
+
+
+def test_the_examples_file_chooses_parts_of_two_plugins(site: Path) -> None:
+    with visible(site):
+        choices = read(command("explain", "--json", "--config", str(FILE)))["choices"]
+    chosen = {choice["setting"]: choice["chosen"] for choice in choices}
     assert chosen["scheduler"] == "shortest_prompt_first"
     assert chosen["kernels.attention.decode"] == "chunked_scan"
     assert chosen["kernels.attention.prefill"] == "xla"
