@@ -45,7 +45,7 @@ def check(folder: Path, variant: str, **choices: Any) -> None:
 
 
 def engine_cases() -> Iterator[Any]:
-    """Every variant on every engine; quick are so many that each engine, family and kind of attention is among them.
+    """Every variant on every engine; each engine, family and kind of attention is quick once.
 
     A test below has "mistral-window" on the contiguous engine too, and another one tied embeddings.
     """
@@ -67,7 +67,7 @@ def test_engine_with_split_heads_gives_the_tokens_of_transformers(tmp_path: Path
 
 
 def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
-    """Sampled rows, and greedy ones, which get the tokens of transformers, in one batch; with a window, and in chunks."""
+    """Sampled rows, and greedy ones, which get the tokens of transformers; windows and chunks."""
     if len(jax.devices()) < 2:
         pytest.skip(f"needs 2 devices, there are {len(jax.devices())}")
     folder = str(tiny.write_checkpoint(tmp_path, "mistral-window"))

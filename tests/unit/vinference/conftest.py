@@ -1,4 +1,4 @@
-"""The inferences over the small model that tests share: one that is compiled for two shapes, and one that runs on the host."""
+"""The inferences that tests share: one compiled for two shapes, and one that runs on the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made_on_host() -> tuple[vInference, list[HostFunctions]]:
 
 @pytest.fixture
 def on_host(made_on_host: tuple[vInference, list[HostFunctions]]) -> vInference:
-    """An inference whose tokens are made on the host: for what happens to prompts, states and text around them."""
+    """An inference whose tokens are made on the host: for what happens to prompts and text."""
     return made_on_host[0]
 
 

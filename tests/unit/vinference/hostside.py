@@ -1,4 +1,4 @@
-"""Prefill and decode of a vInference on the host: everything around the two functions is the real thing, nothing is compiled."""
+"""Prefill and decode of a vInference on the host: all around them is real, and nothing is compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
 
 
 class HostFunctions:
-    """The functions of one shape. `before` is called before each of them, with "prefill" or "decode".
+    """The functions of one shape. `before` is called with "prefill" or "decode" before each of them.
 
     A greedy row's next token follows from its tokens; a sampled one's from its key too.
     """
@@ -79,7 +79,10 @@ class HostFunctions:
 
 
 class Compiler:
-    """In the place of XLA: nothing is traced or compiled. `before` is called before each pair, with its number from 1 on."""
+    """In the place of XLA: nothing is traced or compiled.
+
+    `before` is called before each pair, with its number from 1 on.
+    """
 
     def __init__(self) -> None:
         self.num_pairs = 0

@@ -1,4 +1,4 @@
-"""What the tests of the vInference API share: one small model and size, so that they compile the same few programs."""
+"""What the tests of the vInference API share: one small model and size, and so a few programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = (
 def like(
     inference: vInference, config: vInferenceConfig = CONFIG, most: int | None = None, **options: Any
 ) -> vInference:
-    """Another inference over the same model, with what `inference` has compiled: of the first `most` shapes, or of all.
+    """Another inference, with what `inference` has compiled: of the first `most` shapes, or of all.
 
     It uses that for shapes that are equal in everything: chunk, longest answer and pad token too.
     """

@@ -1,4 +1,4 @@
-"""vInference.process_prompts_concurrently: order, limits, failures, streams, and an event loop that stays free."""
+"""vInference.process_prompts_concurrently: order, limits, failures, streams, and a free event loop."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_without_parameters_the_configurations_hold(on_host: vInference) -> None
 
 
 def test_the_event_loop_is_free_while_threads_generate(on_host: vInference, functions: HostFunctions) -> None:
-    """That it is on time is measured by the benchmark; here, that other tasks run while a prompt is under way."""
+    """Other tasks run while a prompt is under way; the benchmark measures whether they are on time."""
     ticked = threading.Event()
 
     async def count() -> int:

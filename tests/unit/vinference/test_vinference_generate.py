@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 import jax
@@ -10,14 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from enginebay import LLM, EngineConfig, SamplingParams
+from enginebay import LLM, SamplingParams
 from enginebay.build.compose import make_plan
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.ties import TOLERANCE
-from enginebay.text import Tokenizer
 from enginebay.types import FrozenSampling
-from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
-from enginebay_vinference.subject import longest_sequence
+from enginebay_vinference import vInference, vInferencePreCompileConfig
 from tests.unit.vinference.small import BATCH, CONFIG, MODEL, TEXTS, drain, encode, last, like, new_tokens
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled_module")]
@@ -56,113 +53,6 @@ def reference(pooled_module: None) -> dict[str, list[list[int]]]:
         (text, str(fields)): o.outputs[0].token_ids for (text, fields), o in zip(wanted, outputs, strict=True)
     }
     return {str(fields): [tokens[text, str(fields)] for text in TEXTS] for fields in kinds}
-
-
-class Bare:
-    """A tokenizer without special tokens of its own."""
-
-    chat_template = None
-    eos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.encode = tokenizer.inner.encode
-        self.decode = tokenizer.inner.decode
-
-
-# holds V30
-
-
-def test_missing_ids_come_from_the_model_then_the_tokenizer(on_host: vInference) -> None:
-    config = on_host.generation_config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_ids) == (3, 0, (0, 2))
-    own = vInference(MODEL, None, CONFIG.replace(pad_token_id=1, eos_token_id=5))
-    assert (own.generation_config.pad_token_id, own.generation_config.eos_token_id) == (1, 5)
-
-
-def test_a_missing_end_of_sequence_id_is_an_assertion_that_helps(on_host: vInference) -> None:
-    from enginebay_vinference.subject import complete_config
-
-    nobody = type("Plan", (), {"checkpoint": type("C", (), {"token_info": subject_token_info()})})()
-    tokenizer = Tokenizer(Bare(on_host.tokenizer))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"vInferenceConfig\(pad_token_id=...\)"):
-        complete_config(vInferenceConfig(), nobody, tokenizer)
-    with pytest.raises(AssertionError, match="eos_token_id"):
-        complete_config(vInferenceConfig(pad_token_id=1), nobody, tokenizer)
-
-
-def subject_token_info() -> Any:
-    from enginebay.model import TokenInfo
-
-    return TokenInfo()
-
-
-@pytest.mark.slow
-def test_equal_seeds_give_equal_samples_and_instances_share_nothing(inference: vInference) -> None:
-    hot = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
-    ids, mask = encode(inference, TEXTS[0])
-    runs = []
-    for seed in (7, 7, 8):
-        made = like(inference, seed=seed)
-        made.precompile(PreCompile(1, 16))
-        runs.append([new_tokens(last(made.generate(ids, mask, sampling_params=hot))) for _ in range(2)])
-        assert set(made.precompiled) != set(inference.precompiled)
-    assert runs[0] == runs[1] != runs[2]
-    assert runs[0][0] != runs[0][1], "each request draws a seed of its own"
-
-
-# holds V31
-
-
-def test_properties(on_host: vInference) -> None:
-    assert on_host.SEQUENCE_DIM_MAPPING == {
-        "input_ids": 1,
-        "attention_mask": 1,
-        "position_ids": 1,
-        "past_key_values": 2,
-        "token_type_ids": 1,
-        "inputs_embeds": 1,
-    }
-    assert on_host.inference_name == f"llama-0.00B-{dt.datetime.now(dt.UTC):%Y%m%d}"
-    assert on_host.metrics is None
-    assert on_host.model.info.family == "llama"
-    assert on_host.tokenizer.decode(on_host.tokenizer.encode("Hello")) == "Hello"
-    assert on_host.model_prefill_length == 160 - 20
-
-
-def test_tokenizer_is_one_or_a_processors(on_host: vInference) -> None:
-    inner = on_host.tokenizer.inner
-    processor = type("Processor", (), {"tokenizer": inner})()
-    for given in (inner, processor):
-        assert vInference(MODEL, given, CONFIG, inference_name="mine").tokenizer.inner is inner
-    with pytest.raises(ValueError, match="a processor of type int"):
-        vInference(MODEL, 3, CONFIG)
-
-
-def test_the_longest_prompt_needs_a_limit_and_room() -> None:
-    for name in ("max_position_embeddings", "max_position_embedding", "max_sequence_length"):
-        assert longest_sequence({name: 77}) == 77
-    with pytest.raises(ValueError, match="max_position_embeddings"):
-        longest_sequence({"hidden_size": 3})
-    crowded = vInference(MODEL, None, vInferenceConfig(max_new_tokens=160))
-    with pytest.raises(ValueError, match="at most 159"):
-        _ = crowded.model_prefill_length
-
-
-@pytest.mark.parametrize("seed", [-1, "a", 1.5, True])
-def test_a_seed_is_a_count(seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed = "):
-        vInference(MODEL, None, CONFIG, seed=seed)
-
-
-def test_settings_of_another_type_are_refused() -> None:
-    with pytest.raises(ValueError, match="generation_config of type dict"):
-        vInference(MODEL, None, {"max_new_tokens": 4})  # type: ignore[arg-type]
-
-
-def test_constructor_length_holds_without_a_configuration() -> None:
-    assert vInference(MODEL, None, max_new_tokens=11).generation_config.max_new_tokens == 11
-    with pytest.raises(ValueError, match="engine"):
-        vInference(EngineConfig(**{**MODEL, "engine": "oengine"}), None)
 
 
 # holds V35
