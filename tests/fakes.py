@@ -78,6 +78,11 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("enginebay_vinference.engine.VInferenceEngine", fake_slots)
 
 
+def is_installed() -> bool:
+    """Whether engines that are made now are fake ones."""
+    return importlib.import_module("enginebay_oengine.engine").PagedEngine is fake_paged
+
+
 def compose_fake(name: str = "oengine", options: dict[str, Any] | None = None, **choices: Any) -> Composed:
     """What the composition root makes of the first layers of the demo model, but for the engine."""
     engine: Any = {"name": name, **(options or {})}

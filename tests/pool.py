@@ -14,6 +14,7 @@ from enginebay.build.compose import Plan, Progress, make_engine
 from enginebay.engine import Engine
 from enginebay.ops.select import is_import_path
 from enginebay.runner.buckets import BucketSizes, default_sizes
+from tests.fakes import is_installed
 
 MAKERS = ("enginebay.build.compose.make_engine", "enginebay_vinference.subject.make_engine")
 """Where engines are made of plans."""
@@ -39,8 +40,13 @@ def few_sizes() -> Iterator[None]:
 
 
 def key_of(plan: Plan) -> tuple[object, ...] | None:
-    """What an engine is made of; None for what only one test has: import paths, open checkpoints, descriptions of programs."""
+    """What an engine is made of.
+
+    None for what only one test has (import paths, open checkpoints, descriptions of programs), and while engines are fake.
+    """
     config = plan.config
+    if is_installed():
+        return None
     if any(is_import_path(reason.chosen) for reason in plan.reasons) or config.dump_step is not None:
         return None
     is_named = config.model == "demo" or Path(config.model) == plan.checkpoint.folder

@@ -1,0 +1,64 @@
+"""The pool of engines that tests lease from: one engine for equal configurations, clean when it comes back, never a fake one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from enginebay import LLM, SamplingParams
+from tests.brief import TINY
+from tests.fake_engine import FakeEngine
+from tests.fakes import install
+from tests.pool import EnginePool
+from tests.unit.serving import SIZES
+
+PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+PROMPT = list(range(20))
+
+
+def serve(**choices: Any) -> tuple[Any, list[int], int]:
+    """The engine, the tokens of a prompt, and how many of the prompt were found in the cache."""
+    engine = {"name": "oengine", "options": {"page_size": 8, "num_pages": 25}}
+    with LLM(TINY, engine=engine, **(SIZES | choices)) as llm:
+        [output] = llm.generate([PROMPT], PARAMS)
+        return llm.engine, output.outputs[0].token_ids, output.metrics.num_cached_tokens
+
+
+def test_an_engine_comes_back_with_its_programs_and_without_its_cache() -> None:
+    pool = EnginePool()
+    with pool.leases():
+        engine, tokens, _ = serve()
+        count = engine.compilations.count
+        assert serve()[0] is not engine, "one that is leased is given to nobody else"
+    with pool.leases():
+        again, same_tokens, num_cached = serve()
+        assert (same_tokens, num_cached) == (tokens, 0)
+        assert again.compilations.count == count
+    assert (pool.num_made, pool.num_leased) == (2, 3)
+
+
+def test_other_choices_are_another_engine() -> None:
+    pool = EnginePool()
+    with pool.leases():
+        first = serve(processors=())[0]
+    with pool.leases():
+        assert serve(processors=(), seed=5)[0] is not first
+    assert pool.num_made == 2
+
+
+def test_an_engine_that_is_not_idle_is_refused() -> None:
+    leases = EnginePool().leases()
+    leases.__enter__()
+    engine = serve()[0]
+    engine.rows.begin_sequence("left behind", [1, 2, 3])
+    with pytest.raises(AssertionError, match="comes back with 1 rows"):
+        leases.__exit__(None, None, None)
+
+
+def test_fake_engines_are_not_kept() -> None:
+    pool = EnginePool()
+    with pool.leases(), pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        assert isinstance(serve()[0], FakeEngine)
+    assert (pool.num_made, pool.num_leased) == (0, 0)
