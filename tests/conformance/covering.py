@@ -1,4 +1,4 @@
-"""Which cases of a kernel stand for all of them: every pair of properties that some case has is in one that is kept."""
+"""Which cases of a kernel stand for all: every pair of properties of any case is in one that is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Traits = Mapping[str, object]
 
 
 def traits_of(case: AttentionCase, layout: str) -> Traits:
-    """What a case is about. Cases about something that only they have differ in their lengths, or in what is else."""
+    """What a case is about. One about a thing of its own differs in its lengths, or in what is else."""
     spec = case.spec
     home = "row" if case.rows_are_pages else "contiguous" if case.contiguous else "paged"
     return {
@@ -33,7 +33,7 @@ def traits_of(case: AttentionCase, layout: str) -> Traits:
 
 
 def covering(cases: Mapping[str, Traits], kept: set[str]) -> set[str]:
-    """`kept`, and few names of cases more, so that all pairs of traits of any of `cases` are in one of theirs.
+    """`kept`, and few names of cases more: all pairs of traits of any of `cases` are in one of them.
 
     The case with most pairs that are missing is added, again and again.
     """
@@ -50,7 +50,7 @@ def covering(cases: Mapping[str, Traits], kept: set[str]) -> set[str]:
 def cases_that_are_left_out(registry: Registry, entry: Entry, env: Env) -> set[str]:
     """Names of checks of an attention kernel whose properties others have pair by pair.
 
-    Those that represent a kernel in `enginebay check` stay, and so do those that it does not serve, which are skipped.
+    Those that represent a kernel in `enginebay check` stay; so do those that it does not serve.
     """
     kernel = registry.load(entry)
     layouts = {layout.__name__: layout for layout in layouts_of(registry, kernel)}

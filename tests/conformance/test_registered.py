@@ -16,10 +16,10 @@ SHARES_STATE = ("engine", "model", "sampler")
 """Kinds whose checks share weights and compiled programs: all of a part in one process."""
 
 ATTENTION = "kernel:attention"
-"""Kernels whose checks are cut to those that cover all pairs of properties; they share the programs that lay out caches."""
+"""Kernels whose checks are cut to those that cover all pairs of properties; they share programs."""
 
 SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves")
-"""Of an engine's checks, by a part of their names, those that make engines of their own and compile a lot: they are slow."""
+"""Of an engine's checks, by parts of their names, those that make engines of their own: slow ones."""
 ORACLE = "engine:vinference"
 SLOW_BUT_OF_THE_ORACLE = ("logprobs", "compiling_can_be")
 """The same of engines that are not the oracle of the others: what the core does for all of them."""
@@ -29,7 +29,7 @@ OPTIONS_IN_SHORT = ("declaration", "ledger")
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
 SHARDED_IN_SHORT = {"llama": "24", "mistral": "2", "qwen2": "2", "qwen3": "4"}
-"""Over how many devices the model families run; the other number is slow. They share the code that splits weights."""
+"""Over how many devices families run; the other number is slow. They split weights by the same code."""
 
 
 def group_of(part: str, kind: str) -> str | None:

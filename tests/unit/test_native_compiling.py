@@ -55,7 +55,7 @@ def compiler(user: Path) -> Path:
 
 @pytest.fixture
 def pretender(user: Path) -> Path:
-    """What writes down the same, and makes an empty file in place of a library: for tests of where libraries are kept."""
+    """Writes down the same, and makes an empty file: for tests of where libraries are kept."""
     made = 'for made in "$@"; do :; done\n: > "$made"'
     return script(user / "no-c++", f'echo "$@" >> {user / "calls"}\n{made}')
 

@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 32,
     "decode_steps": 4,
-    "processors": (),  # they have a suite of their own, and would be in every program that warmup() compiles
+    "processors": (),  # they have a suite of their own, and would be in every compiled step
 }
 """What checks run with unless they are about other sizes: engines of equal sizes share what they have compiled."""
 
@@ -46,14 +46,14 @@ class Subject:
     _reference: ReferenceModel | None = None
 
     def make(self, **more: Any) -> LLM:
-        """A fresh LLM with this engine, for checks of what comes at the beginning and of other sizes."""
+        """A fresh LLM with this engine: for checks of beginnings, and of other sizes."""
         return LLM(**self._choices(more))
 
     @contextlib.contextmanager
     def shared(self, fresh: LLM | None = None) -> Iterator[LLM]:
-        """An LLM of SIZES that is idle, has an empty cache and is kept for other checks, with all that it has compiled.
+        """An LLM of SIZES that is idle and has an empty cache; kept for other checks with what it has compiled.
 
-        `fresh` takes the place of the one that was kept. An LLM whose check has failed is not kept: nobody knows its state.
+        `fresh` takes the place of the one that was kept. One whose check has failed is closed.
         """
         llm = fresh or self._kept or self.make()
         if self._kept is not None and self._kept is not llm:
