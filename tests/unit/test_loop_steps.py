@@ -1,0 +1,81 @@
+"""Which steps the loop launches and reads, and in which order, on the fake engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from enginebay.build.compose import Composed
+from enginebay.engine import StepPlan
+from enginebay.errors import InternalError
+from tests.fakes import expected_tokens
+from tests.pool import EnginePool
+from tests.unit.loops import OPTIONS, Loops, composed, events, request, running, seeing, tokens
+from tests.unit.serving import DEADLOCK_S
+
+
+@pytest.fixture(params=["vinference", "oengine"])
+def parts(request: pytest.FixtureRequest, engine_pool: EnginePool) -> Iterator[Composed]:
+    with composed(engine_pool, "fake", request.param, **OPTIONS[request.param]) as made:
+        yield made
+
+
+@pytest.fixture
+def start(parts: Composed) -> Iterator[Loops]:
+    yield from running(parts)
+
+
+class FailsBefore:
+    """The first decode step that is read after a second prompt was launched fails, with that prompt's step behind it."""
+
+    def __init__(self) -> None:
+        self.num_prompts = 0
+        self.num_failed = 0
+
+    def launch(self, plan: StepPlan) -> None:
+        self.num_prompts += not plan.is_decode
+
+    def read(self, plan: StepPlan) -> None:
+        if plan.is_decode and self.num_prompts == 2 and not self.num_failed:
+            self.num_failed += 1
+            raise RuntimeError("the device is gone")
+
+
+def test_steps_behind_a_failed_one_are_never_read(start: Loops) -> None:
+    loop, fails = start(), FailsBefore()
+    with seeing(loop.engine, fails.launch, fails.read):
+        (unlucky,) = loop.submit([request("unlucky", max_tokens=150)])
+        assert unlucky.get(DEADLOCK_S).token_ids
+        (other,) = loop.submit([request("other", max_tokens=20)])
+        assert isinstance(events(unlucky)[-1].error, InternalError)
+        assert tokens(other) == expected_tokens(request("other", max_tokens=20))
+    assert fails.num_failed == 1
+    loop.call(start.check)
+
+
+def order_of_steps(start: Loops, **changes: Any) -> list[str]:
+    """What is launched and read from the moment on in which a second request joins one that runs."""
+    loop, seen = start(**changes), []
+
+    def note(what: str, plan: StepPlan) -> None:
+        seen.append(f"{what} {'decode' if plan.is_decode else 'prefill'}")
+
+    with seeing(loop.engine, lambda plan: note("launch", plan), lambda plan: note("read", plan)):
+        (first,) = loop.submit([request("first", max_tokens=100)])
+        assert first.get(DEADLOCK_S).token_ids
+        tokens(loop.submit([request("second", max_tokens=20)])[0])
+        tokens(first)
+    second = [i for i, step in enumerate(seen) if step == "launch prefill"][1]
+    return seen[second:]
+
+
+def test_prompts_and_decoding_rows_are_launched_before_either_is_read(start: Loops) -> None:
+    assert order_of_steps(start)[:2] == ["launch prefill", "launch decode"]
+
+
+def test_without_overlap_each_step_is_read_before_the_next(start: Loops) -> None:
+    order = order_of_steps(start, overlap_execution=False)
+    assert order[::2] == [step for step in order if step.startswith("launch")]
+    assert order[1::2] == [step.replace("launch", "read") for step in order[::2]]
