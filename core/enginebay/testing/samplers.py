@@ -31,6 +31,7 @@ CASES = {
     "temperature": Params(temperature=0.7),
     "hot": Params(temperature=2.5),
     "top_k": Params(top_k=5),
+    "top_k_2": Params(top_k=2),
     "top_p": Params(top_p=0.8),
     "min_p": Params(min_p=0.1),
     "top_k_top_p": Params(temperature=1.3, top_k=20, top_p=0.7),
@@ -80,7 +81,6 @@ def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[Params]]:
         *CASES.values(),
         Params(top_p=0.3),
         Params(temperature=0.0, top_k=4),
-        Params(temperature=0.5, min_p=0.3),
     ]
     assert len(params) == FEW_ROWS
     return np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))]), params
