@@ -20,6 +20,7 @@ from enginebay.testing.model_harness import place_over, random_tensor
 from enginebay_models.checkpoint import INDEX_FILE, SINGLE_FILE, find_folder, find_tensors, read_token_info
 from enginebay_models.llama import family
 from enginebay_models.load import has_non_finite, load_weights
+from enginebay_models.safetensors_file import read_file
 from enginebay_models.source import CheckpointSource
 
 CONFIG: dict[str, Any] = {
@@ -369,3 +370,9 @@ def test_peak_memory_is_that_of_the_weights(tmp_path: Path, stored: Any, dtype: 
     num_bytes, peak = json.loads(done.stdout)
     assert num_bytes > 200e6
     assert peak <= 1.25 * num_bytes, f"{peak / 1e6:.0f} MB for {num_bytes / 1e6:.0f} MB of weights"
+
+
+def test_a_file_may_end_with_its_header(folder: Path) -> None:
+    header = b"{}"
+    (folder / SINGLE_FILE).write_bytes(len(header).to_bytes(8, "little") + header)
+    assert not read_file(folder / SINGLE_FILE)

@@ -288,3 +288,15 @@ def test_more_hashes_than_computed_pages_are_found() -> None:
     held.current(lease).digests.append(b"x")
     with pytest.raises(InternalError, match="books are wrong at row 0"):
         held.check(pool)
+
+
+def test_a_promise_is_never_shorter_than_the_prompt_or_what_is_shared() -> None:
+    ledger = make_ledger(caching=False)
+    head = ledger.admit(0, prompt(20), 1)
+    assert head is not None
+    assert head.capacity >= 20
+    ledger.commit(head, prompt(20))
+    other = ledger.fork(head, 1, 18, 1)
+    assert other is not None
+    assert other.capacity >= 18
+    ledger.check()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.errors import ConfigError, PluginError, UnknownNameError
+from enginebay.hooks import Declaration
 from enginebay.registry import PLUGINS_VARIABLE, Entry, Registry, load_registry
 
 Install = Callable[..., None]
@@ -286,3 +287,13 @@ def test_a_target_may_lie_inside_a_class(install: Install) -> None:
     install("stranger", register("register('lifo', 'stranger_parts:Lifo.Inner')"), parts=PARTS)
     registry = load_registry()
     assert registry.load(registry.find("scheduler", "lifo")).__qualname__ == "Lifo.Inner"
+
+
+def test_a_part_says_on_which_platforms_it_cannot_be_used() -> None:
+    def part(*platforms: str) -> Entry:
+        declared = Declaration("scheduler", "s", "a:b", platforms=platforms)
+        return Entry("scheduler", "s", "p", "1", "d", declaration=declared)
+
+    assert part("tpu", "cuda").why_not_on("cuda") is None
+    assert part().why_not_on("cpu") is None
+    assert part("tpu", "cuda").why_not_on("cpu") == "needs platform tpu or cuda, this is cpu"

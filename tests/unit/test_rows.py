@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from enginebay.errors import InputError
 from enginebay.rows import SequenceBuffer, append_step
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from tests.unit.rowtable import (
@@ -372,3 +373,14 @@ def test_most_logprobs_of_anyone_count() -> None:  # holds B10
     assert table.max_num_logprobs == 3
     table.remove_request("c")
     assert table.max_num_logprobs == 2
+
+
+def test_a_table_may_be_of_one_row_token_and_word_but_not_of_none() -> None:
+    smallest = SequenceBuffer(1, 1, 1, 1, [1])
+    smallest.begin_sequence("only", [0])
+    assert smallest.prepare_batch().token_ids.tolist() == [0]
+    for number in range(4):
+        counts = [1] * 4
+        counts[number] = 0
+        with pytest.raises(InputError, match="counts of at least 1"):
+            SequenceBuffer(*counts, [1])

@@ -196,3 +196,11 @@ def test_linear_cost_and_time() -> None:
     assert cost == Cost(flops=1200, bytes_read=400 + 120, bytes_written=240)
     assert cost.time_s(flops_per_s=1200, bytes_per_s=7600) == 1.0
     assert cost.time_s(flops_per_s=1e12, bytes_per_s=380) == 2.0
+
+
+def test_what_was_measured_faster_is_taken_and_said_of_the_one_with_more_priority() -> None:
+    chosen, reason = choose(
+        "kernels.x", "auto", CANDIDATES[:2], why_not, lambda impls: (impls[-1], "measured")
+    )
+    assert (chosen.name, reason.why) == ("slow", "measured")
+    assert reason.refused == (("fast", "measured slower, or not measured in the same buckets"),)

@@ -88,3 +88,9 @@ def test_what_ends_early_does_not_count(output: list[int], sequences: list[list[
     else:
         assert end is None
         assert given_out + checker.flush() == output
+
+
+def test_an_end_that_no_sequence_begins_with_is_not_held_back() -> None:
+    assert length_of_beginning([7, 8], [(1, 2, 3)]) == 0
+    assert length_of_beginning([7, 1], [(1, 2, 3)]) == 1
+    assert length_of_beginning([1, 2], [(1, 2), (1, 2, 3)]) == 2
