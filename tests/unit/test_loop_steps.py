@@ -12,8 +12,18 @@ from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool
-from tests.unit.loops import OPTIONS, Loops, composed, events, request, running, seeing, tokens
-from tests.unit.serving import DEADLOCK_S
+from tests.unit.loops import (
+    OPTIONS,
+    Loops,
+    Pauses,
+    composed,
+    events,
+    go_on,
+    request,
+    running,
+    seeing,
+    tokens,
+)
 
 
 @pytest.fixture(params=["vinference", "oengine"])
@@ -49,10 +59,12 @@ class FailsBefore:
 
 def test_steps_behind_a_failed_one_are_never_read(start: Loops) -> None:
     loop, fails = start(), FailsBefore()
-    with seeing(loop.engine, fails.launch, fails.read):
+    pauses = Pauses(loop, after=3)
+    with seeing(loop.engine, lambda plan: (fails.launch(plan), pauses(plan)), fails.read):
         (unlucky,) = loop.submit([request("unlucky", max_tokens=150)])
-        assert unlucky.get(DEADLOCK_S).token_ids
+        pauses.wait()
         (other,) = loop.submit([request("other", max_tokens=20)])
+        go_on(loop)
         assert isinstance(events(unlucky)[-1].error, InternalError)
         assert tokens(other) == expected_tokens(request("other", max_tokens=20))
     assert fails.behind
@@ -63,17 +75,22 @@ def test_steps_behind_a_failed_one_are_never_read(start: Loops) -> None:
 def order_of_steps(start: Loops, **changes: Any) -> list[str]:
     """What is launched and read from the moment on in which a second request joins one that runs."""
     loop, seen = start(**changes), []
+    pauses = Pauses(loop, after=3)
 
     def note(what: str, plan: StepPlan) -> None:
         seen.append(f"{what} {'decode' if plan.is_decode else 'prefill'}")
 
-    with seeing(loop.engine, lambda plan: note("launch", plan), lambda plan: note("read", plan)):
+    with seeing(
+        loop.engine, lambda plan: (note("launch", plan), pauses(plan)), lambda plan: note("read", plan)
+    ):
         (first,) = loop.submit([request("first", max_tokens=100)])
-        assert first.get(DEADLOCK_S).token_ids
-        tokens(loop.submit([request("second", max_tokens=20)])[0])
+        pauses.wait()
+        (second,) = loop.submit([request("second", max_tokens=20)])
+        go_on(loop)
+        tokens(second)
         tokens(first)
-    second = [i for i, step in enumerate(seen) if step == "launch prefill"][1]
-    return seen[second:]
+    joined = [i for i, step in enumerate(seen) if step == "launch prefill"][1]
+    return seen[joined:]
 
 
 def test_prompts_and_decoding_rows_are_launched_before_either_is_read(start: Loops) -> None:
