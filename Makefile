@@ -22,7 +22,7 @@ KERNELS_VENV := .venv-kernels
 KERNELS_WITH := --with "jax-triton>=0.3.1,<0.5" --with "triton>=3.7,<3.10" --with "numpy<2.5"
 CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metadata as m; print(m.version("jax"))') && \
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
-# What is too long, or needs too much, for every change: `make test-all` runs it.
+# The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
 QUICK := not slow and not matrix
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
@@ -54,11 +54,11 @@ demo: env ## text from the embedded model, and which parts made it
 	@$(BIN)/enginebay explain
 
 .PHONY: test
-test: env-test ## the tests that every change runs, in minutes
+test: env-test ## the tests that every change must pass, in minutes
 	@$(PYTEST) -n $(N) --dist loadgroup -m "$(QUICK)" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: ## everything there is, for hours, recorded in docs/testing.md (PARTS="slow parity" runs some)
+test-all: ## all other tests and checks, hours; outcomes go into docs/testing.md (PARTS="slow parity" runs two parts)
 	@python3 tools/test_all.py $(PARTS)
 
 .PHONY: test-slow
@@ -74,7 +74,7 @@ test-eval: env-eval ## tasks of lm-eval over an LLM
 	@$(AS_SHIPPED) $(EVAL_VENV)/bin/python -m pytest $(EVAL_TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-outside
-test-outside: env-test ## what programs from outside say of ours: promtool of Debian's package prometheus
+test-outside: env-test ## checks of our output by other programs: promtool, of Debian's package prometheus
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
 
 .PHONY: coverage
@@ -83,7 +83,7 @@ coverage: env-dev ## line coverage of the core and the plugins by `make test`
 		--cov-report=json:build/coverage.json --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 .PHONY: mutants
-mutants: env-test ## plant faults into ten modules, and see whether their tests find them
+mutants: env-test ## plant faults into ten modules, and report which their tests find
 	@mkdir -p build
 	@$(BIN)/python tools/mutants.py --jobs $(N) --out build/mutants.json $(MUTANTS_ARGS)
 

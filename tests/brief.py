@@ -1,8 +1,10 @@
-"""The small models of the tests, each written once to the checkout's cache.
+"""The small models of the tests. Each is written once, to the checkout's cache.
 
-BRIEF is the first layers of the demo model, with its tokenizer: text, chats, stop texts. Greedily it repeats one token; LATE, the
-last layers, does not, so that a wrong cache changes its tokens. TINY has random weights and 96 words: it compiles fastest, and
-does not repeat itself either. Tests that name the same model, engine and sizes share compiled programs.
+BRIEF has the first two layers of the demo model and its tokenizer, for tests of text, chats and stop
+texts. Decoded greedily, BRIEF repeats one token. LATE has the last two layers; its greedy tokens vary,
+so a wrong cache changes them. LEAST has the first layer alone. TINY has random weights and a vocabulary
+of 96 tokens; it compiles fastest, and its tokens vary too. Tests that use the same model, engine and
+sizes share compiled programs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ FIRST, LAST = (0, 1), (4, 5)
 
 
 def _make(folder: Path, layers: tuple[int, ...]) -> None:
-    """The demo model without its other layers, in a new folder."""
+    """Write the demo model with only `layers` into a folder."""
     layer = re.compile(r"model\.layers\.(\d+)\.")
     kept = {}
     for name, tensor in load_file(DEMO / "model.safetensors").items():
@@ -44,7 +46,7 @@ def _make(folder: Path, layers: tuple[int, ...]) -> None:
 
 
 def _keep(made: Path, name: str) -> str:
-    """Move a folder to its name in the cache, unless another process was first."""
+    """Move a folder to its name in the cache; delete it if another process has put one there."""
     folder = made.parent / name
     try:
         made.rename(folder)
@@ -54,7 +56,10 @@ def _keep(made: Path, name: str) -> str:
 
 
 def _find_some(kind: str, layers: tuple[int, ...]) -> str:
-    """The folder, made by whichever process comes first; its name follows from the demo model's content."""
+    """The folder of some layers. The first process that needs it writes it.
+
+    The folder's name contains a digest of the demo model's weights.
+    """
     digest = hashlib.sha256((DEMO / "model.safetensors").read_bytes()).hexdigest()[:12]
     name = f"{kind}-{len(layers)}-{digest}"
     if (MODELS / name).exists():
@@ -65,7 +70,10 @@ def _find_some(kind: str, layers: tuple[int, ...]) -> str:
 
 
 def _find_tiny() -> str:
-    """The folder; its name follows from its own content, so that a changed generator makes another one."""
+    """The folder of TINY. Its name contains a digest of its content.
+
+    A changed generator therefore writes another folder.
+    """
     made = write_tiny_checkpoint(Path(tempfile.mkdtemp(prefix="tiny-", dir=MODELS)), load_registry())
     content = b"".join(file.read_bytes() for file in sorted(made.iterdir()))
     return _keep(made, f"tiny-{hashlib.sha256(content).hexdigest()[:12]}")

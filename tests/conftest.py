@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_HOST_DEVICES = 4
-# XLA spends nine tenths of a cold run on making tiny programs fast. What tests check does not depend on that: the same HLO is
-# lowered with fewer passes of LLVM and without the fusions that go through MLIR, in a third of the time. Users run XLA's own
-# settings; so do `make test-slow` and `make parity`, by ENGINEBAY_TESTS_XLA=default, and what .ci/run runs from the wheel.
-# XLA aborts on a flag that it does not know: these are known from jax 0.10.2 to 0.11.2. An unknown extra option is no error.
+# XLA spends nine tenths of a cold run on optimizing tiny programs. The tests do not depend on that: XLA
+# lowers the same HLO with fewer passes of LLVM and without the fusions that go through MLIR, in a third
+# of the time. Users run XLA's own settings. `make test-slow`, `make parity` and `make test-eval` do too,
+# by ENGINEBAY_TESTS_XLA=default, and so do the stages of .ci/run that run from the wheel. XLA aborts on
+# an unknown flag: jax 0.10.2 to 0.11.2 know these. An unknown extra option is no error.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -65,14 +66,17 @@ _prepare_jax()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count the programs that the run compiles; its report closes with their number."""
+    """Register the report that counts the programs of the run."""
     from tests.run_report import RunReport
 
     config.pluginmanager.register(RunReport(config), "enginebay-run-report")
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector leave alone what was imported and collected, and look less often: tracing makes many objects."""
+    """Exempt imported modules and collected tests from garbage collection, and collect less often.
+
+    Tracing makes many objects, so the default thresholds collect too often.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -98,7 +102,7 @@ def repo_root() -> Path:
 
 @pytest.fixture(scope="session")
 def engine_pool() -> EnginePool:
-    """The engines of this process."""
+    """The pool of real engines of this process."""
     from tests.pool import EnginePool
 
     return EnginePool()
@@ -106,21 +110,21 @@ def engine_pool() -> EnginePool:
 
 @pytest.fixture
 def pooled(engine_pool: EnginePool) -> Iterator[None]:
-    """What a test composes comes from the pool of engines, and goes back when the test is over."""
+    """Every engine that a test composes is leased from the pool until the test ends."""
     with engine_pool.leases():
         yield
 
 
 @pytest.fixture(scope="module")
 def pooled_module(engine_pool: EnginePool) -> Iterator[None]:
-    """The same for engines that fixtures keep as long as a module's tests run."""
+    """Every engine that a module's fixtures compose is leased from the pool until the module ends."""
     with engine_pool.leases():
         yield
 
 
 @pytest.fixture(scope="module")
 def few_sizes_module(engine_pool: EnginePool) -> Iterator[None]:
-    """The same, but for engines that have one size of each step, and so four programs at most."""
+    """Like `pooled_module`, for engines with one size of each step: four programs at most."""
     from tests.pool import few_sizes
 
     with few_sizes(), engine_pool.leases():
@@ -129,7 +133,7 @@ def few_sizes_module(engine_pool: EnginePool) -> Iterator[None]:
 
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every engine that a test composes is the fake one (tests/fake_engine.py), whatever its name."""
+    """Every engine that a test composes is the fake engine (tests/fake_engine.py)."""
     from tests.fakes import install
 
     install(monkeypatch)

@@ -1,8 +1,8 @@
-"""A fake engine: real row table and ledger, a cache of token ids in NumPy, and tokens that a test can predict.
+"""A fake engine: a real row table and ledger, a cache in NumPy, and tokens that a test can predict.
 
-The cache holds token ids where a real one holds keys and values. The next token is computed from what the row reads back
-through its page table, so a page that is lost, shared wrongly or written by two rows changes the tokens. The engine runs greedy
-and sampled requests and verifies drafts; it has no logits, no log-probabilities and no logits processors.
+The cache holds token ids where a real cache holds keys and values. The next token is computed from
+the ids that the row reads through its page table: a page that is lost or shared wrongly changes the
+tokens. The engine runs greedy and sampled requests and verifies drafts. It has no logits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from enginebay.rows import SequenceBuffer
 from enginebay.types import Request
 
 NUM_SPECIAL = 4
-"""Token ids below this are never generated: they are the special tokens of the demo model."""
+"""The engine generates no id below this: lower ids are special tokens of the demo model."""
 
 
 def next_token(context: np.ndarray, request: Request, vocab_size: int) -> int:
-    """The token after `context` (int32 [tokens]); a sampled one also depends on the request's key and completion index."""
+    """The token after `context` (int32 [tokens]); if sampled, it also depends on key and index."""
     seed = zlib.crc32(np.asarray(context, np.int32).tobytes())
     if not request.sampling.is_greedy:
         seed = zlib.crc32(f"{request.key} {request.index}".encode(), seed)
@@ -33,7 +33,7 @@ def next_token(context: np.ndarray, request: Request, vocab_size: int) -> int:
 
 @dataclasses.dataclass
 class Launched(Pending):
-    """The tokens of a step, which are there as soon as it is launched."""
+    """A launched step, whose tokens are already computed."""
 
     tokens: np.ndarray
     before_read: Callable[[], None]
@@ -44,12 +44,12 @@ class Launched(Pending):
 
 
 class FakeEngine(Engine):
-    """Runs steps on the host. `before_step` and `before_read` may be set to see each plan first: to count, wait or raise."""
+    """Runs steps on the host. A test may set `before_step` and `before_read` to count, wait or raise."""
 
     def __init__(
         self, rows: SequenceBuffer, ledger: Ledger, num_pages: int, forget: Callable[[], None] = lambda: None
     ) -> None:
-        """`forget` drops the prefixes that the ledger keeps, which are gone with the cache."""
+        """`forget` makes the ledger drop its kept prefixes when the cache is dropped."""
         self.rows, self.ledger, self._forget = rows, ledger, forget
         self.compilations = Compilations()
         self.before_step: Callable[[StepPlan], None] = lambda _: None
@@ -127,7 +127,7 @@ class FakeEngine(Engine):
             tokens[0] = self._sample(row, pages)
 
     def _decode(self, lease: Lease, pages: np.ndarray) -> int:
-        """One more token of a row, -1 when it has finished."""
+        """Returns one more token of a row, or -1 when the row has finished."""
         row, end = lease.row, int(self._length[lease.row])
         if self._finished[row]:
             return -1
@@ -135,7 +135,7 @@ class FakeEngine(Engine):
         return self._sample(row, pages)
 
     def _verify(self, plan: RowPlan, pages: np.ndarray, tokens: np.ndarray) -> None:
-        """The drafts that hold, and one token more."""
+        """Writes the accepted drafts and one more token into `tokens`."""
         for i, draft in enumerate([*plan.draft_token_ids, None]):
             tokens[i] = self._decode(plan.lease, pages)
             if tokens[i] != draft:

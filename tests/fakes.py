@@ -1,4 +1,7 @@
-"""The fake engine in the place of each built-in one: composed for tests of the loop, or behind LLM, eSurge and vInference."""
+"""Puts the fake engine in the place of each built-in engine.
+
+Tests of the loop compose it alone; other tests use it behind LLM, eSurge and vInference.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ NAMING_ENGINES = (
     "enginebay_vinference.programs",
     "enginebay_vinference.subject",
 )
-"""Modules that import an engine's class: one that was imported while the fake is installed would keep it for good."""
+"""Modules that import an engine's class.
+
+`install` imports them first: a module imported later would keep the fake class for the whole run.
+"""
 
 
 def _rows(parts: EngineParts, page_size: int) -> SequenceBuffer:
@@ -50,19 +56,19 @@ def _rows(parts: EngineParts, page_size: int) -> SequenceBuffer:
 
 
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
-    """In the place of `enginebay_oengine.engine.PagedEngine`, with the real page ledger."""
+    """Replaces `enginebay_oengine.engine.PagedEngine`; uses the real page ledger."""
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
     ledger = make_ledger(parts, options, num_pages, rows.page_tables[0])
     return FakeEngine(rows, ledger, num_pages, ledger.forget)
 
 
 def fake_esurge(parts: EngineParts, options: ESurgeOptions) -> FakeEngine:
-    """In the place of `enginebay_esurge.engine.make_engine`."""
+    """Replaces `enginebay_esurge.engine.make_engine`."""
     return fake_paged(parts, options.paged())
 
 
 def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
-    """In the place of `enginebay_vinference.engine.VInferenceEngine`, with the real slot ledger."""
+    """Replaces `enginebay_vinference.engine.VInferenceEngine`; uses the real slot ledger."""
     assert parts.config.max_model_len is not None
     rows = _rows(parts, parts.config.max_model_len)
     ledger = SlotLedger(rows.max_num_reqs, rows.max_model_len, rows.page_tables[0])
@@ -70,7 +76,7 @@ def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """From now on every engine that is made is the fake one, whatever its name."""
+    """Make every engine that is composed from now on a fake engine, whatever its name."""
     for module in NAMING_ENGINES:
         importlib.import_module(module)
     patch.setattr("enginebay_oengine.engine.PagedEngine", fake_paged)
@@ -79,12 +85,12 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 
 def is_installed() -> bool:
-    """Whether engines that are made now are fake ones."""
+    """Whether an engine that is composed now is a fake engine."""
     return importlib.import_module("enginebay_oengine.engine").PagedEngine is fake_paged
 
 
 def compose_fake(name: str = "oengine", options: dict[str, Any] | None = None, **choices: Any) -> Composed:
-    """What the composition root makes of the first layers of the demo model, but for the engine."""
+    """Compose the first layers of the demo model with a fake engine; all other parts are real."""
     engine: Any = {"name": name, **(options or {})}
     config = EngineConfig(**({"model": BRIEF, "processors": (), "engine": engine} | SIZES | choices))
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +101,10 @@ def compose_fake(name: str = "oengine", options: dict[str, Any] | None = None, *
 def make_request(
     name: str, length: int = 5, max_tokens: int = 12, *, temperature: float = 0.0, **fields: Any
 ) -> Request:
-    """A prompt that depends on the name and length; `fields` are those of Request or FrozenSampling."""
+    """A request whose prompt depends on name and length.
+
+    `fields` are fields of Request or of FrozenSampling.
+    """
     seed = sum(map(ord, name))
     prompt = np.random.default_rng(seed).integers(NUM_SPECIAL, VOCAB_SIZE, length).astype(np.int32)
     sampling = FrozenSampling(max_tokens, temperature, 0, 1.0, 0.0, (), (), False, True)
@@ -106,7 +115,7 @@ def make_request(
 
 
 def expected_tokens(request: Request, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """All tokens that a request gets, its stop token included."""
+    """All tokens that the fake engine generates for a request, its stop token included."""
     prompt, sampling = request.prompt_token_ids.tolist(), request.sampling
     new: list[int] = []
     while len(new) < sampling.max_tokens and not {*new[-1:]} & {*sampling.stop_token_ids}:

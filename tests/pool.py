@@ -1,4 +1,7 @@
-"""One pool of real engines per pytest process: engines are leased to tests, and programs are compiled once for all of them."""
+"""One pool of real engines per pytest process.
+
+Tests lease engines from the pool, so that each program is compiled once for all tests.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from enginebay.runner.buckets import BucketSizes, default_sizes
 from tests.fakes import is_installed
 
 MAKERS = ("enginebay.build.compose.make_engine", "enginebay_vinference.subject.make_engine")
-"""Where engines are made of plans."""
+"""Functions that make an engine from a plan."""
 
 SIZERS = ("enginebay_oengine.engine.default_sizes", "enginebay_vinference.engine.default_sizes")
-"""Where engines settle which sizes their steps are compiled in."""
+"""Functions that choose the sizes in which an engine compiles its steps."""
 
 
 def largest_sizes(**given: Any) -> BucketSizes:
-    """Of the usual sizes the largest alone."""
+    """Only the largest of the default sizes of each kind."""
     usual = default_sizes(**given)
     each = (usual.decode_rows, usual.prefill_rows, usual.prefill_tokens, usual.kv_lens)
     return BucketSizes(*(sizes[-1:] for sizes in each))
@@ -32,7 +35,7 @@ def largest_sizes(**given: Any) -> BucketSizes:
 
 @contextlib.contextmanager
 def few_sizes() -> Iterator[None]:
-    """While the block lasts, engines are made that pad every step to one size: four programs at most."""
+    """Within the block, new engines pad every step to one size, and so compile at most four programs."""
     with pytest.MonkeyPatch.context() as patch:
         for place in SIZERS:
             patch.setattr(place, largest_sizes)
@@ -40,9 +43,10 @@ def few_sizes() -> Iterator[None]:
 
 
 def key_of(plan: Plan) -> tuple[object, ...] | None:
-    """What an engine is made of.
+    """The key under which the pool keeps an engine: all that the engine is made of.
 
-    None for what only one test has (import paths, open checkpoints, descriptions of programs), and while engines are fake.
+    None means that the pool does not keep the engine. Fake engines have no key, nor has an engine that
+    only one test can use: with an import path, an open checkpoint, a shadow or a step dump.
     """
     config = plan.config
     if is_installed():
@@ -57,7 +61,7 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
 
 
 class EnginePool:
-    """Engines by what they were made of. One that comes back must be idle, and starts with an empty cache again."""
+    """Idle engines by key. An engine that comes back must be idle; its cache is emptied."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[object, ...], list[Engine]] = {}
@@ -66,9 +70,9 @@ class EnginePool:
 
     @contextlib.contextmanager
     def leases(self) -> Iterator[None]:
-        """While the block lasts, whatever composes an engine gets one of the pool; all of them come back at its end.
+        """Within the block, code that composes an engine receives an engine of the pool.
 
-        What drives them must be closed by then.
+        All engines come back at the block's end. Close every loop or LLM that drives one before that.
         """
         leased: list[tuple[tuple[object, ...], Engine]] = []
 
@@ -96,6 +100,6 @@ class EnginePool:
     def _take_back(self, key: tuple[object, ...], engine: Engine) -> None:
         engine.ledger.check()
         assert engine.rows.num_reqs == 0, f"an engine comes back with {engine.rows.num_reqs} rows"
-        engine.drop_arrays()  # which forgets prefixes too
+        engine.drop_arrays()  # drops kept prefixes too
         engine.compilations.forbidden = False
         self._free[key].append(engine)

@@ -1,7 +1,8 @@
-"""What a run of the tests made: distinct compiled programs, held to a budget, and the files that made most of them.
+"""Reports the distinct programs that a run compiled, and fails a whole run that exceeds the budget.
 
-Each program takes a third of a second or more, so their number decides how long `make test` takes. JAX writes the cache key of
-every program that it compiles, or finds compiled, to its log. Equal keys are equal programs, whichever process made them.
+Each program takes a third of a second or more, so their number decides how long `make test` takes.
+JAX logs the cache key of every program that it compiles or reads from its cache. Equal keys are equal
+programs, also when two processes made them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import Any
 import pytest
 
 MAX_PROGRAMS = 1870
-"""Distinct programs of a whole `make test`. A change that needs more says why in docs/testing.md, and raises this."""
+"""Budget of distinct programs of a whole `make test`. To raise it, give the reason in docs/testing.md."""
 MARGIN = 40
-"""Programs that a run may have beyond that: schedules of threads differ, and with them the sizes of a few steps."""
+"""Programs that a run may make beyond the budget.
+
+Thread timing differs between runs, and so do the sizes of a few steps.
+"""
 WHOLE_SUITE = "not slow and not matrix"
 NUM_FILES = 10
 
@@ -25,7 +29,7 @@ MADE = re.compile(r"(?:CACHE MISS|cache hit) for .* with key '([^']+)'")
 
 
 class ProgramLog(logging.Filter):
-    """Keeps the test file that first made each program. What JAX logs at level DEBUG goes no further."""
+    """Records the test file that first made each program, and drops JAX's DEBUG records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +44,7 @@ class ProgramLog(logging.Filter):
 
 
 class RunReport:
-    """The pytest plugin: workers count, and the process that started them adds up and reports."""
+    """The pytest plugin. Each worker counts its programs; the controller adds them up and reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -54,7 +58,7 @@ class RunReport:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Called where workers are started, when one of them ends."""
+        """xdist calls this in the controller when a worker ends."""
         for key, file in getattr(node, "workeroutput", {}).get("programs", {}).items():
             self.programs.files.setdefault(key, file)
 
@@ -79,12 +83,15 @@ class RunReport:
 
 
 def excess(count: int) -> int:
-    """Programs beyond the budget and its margin."""
+    """How many programs exceed the budget and its margin."""
     return count - MAX_PROGRAMS - MARGIN
 
 
 def report(files: Mapping[str, str], *, is_whole: bool) -> Iterable[str]:
-    """The lines about programs (test file by key): how many, who made most, and whether that is over the budget."""
+    """Lines of the report: the number of programs, the test files that made most, and any excess.
+
+    `files` maps the cache key of a program to the test file that made it.
+    """
     yield ""
     yield f"{len(files)} distinct programs were compiled or read from the cache; most of them for:"
     for file, count in collections.Counter(files.values()).most_common(NUM_FILES):

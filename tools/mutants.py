@@ -1,10 +1,10 @@
-"""Plants small faults in a module, one at a time, and sees whether the module's tests fail for each.
+"""Plants small faults (mutants) in a module, one at a time, and reports which make its tests fail.
 
 python tools/mutants.py [--modules NAME ...] [--root CHECKOUT --table FILE] [--list]
 
-The table (mutants.toml beside this file) names modules and the tests that are to notice. A module's faults are
-drawn from its text alone: checkouts with the same text get the same ones, whatever tests they have. Tests run in
-copies of the checkout, with its own environment.
+The table (mutants.toml beside this file) names the modules, and for each the tests that should fail.
+Mutants are drawn from the module's text alone: two checkouts in which the module is equal get equal
+mutants, whatever their tests. Tests run in copies of the checkout, with the checkout's .venv.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ from mutations import draw
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 60.0
-"""For the tests of one mutant, unless the table has `limit_s` for its module."""
+"""Time limit of the tests of one mutant, unless the table gives its module a `limit_s`."""
 FIRST_LIMIT_S = 900.0
-"""For tests without a mutant, which fill the caches."""
+"""Time limit of the tests without a mutant; this first run fills the caches."""
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".cache", ".hypothesis", ".*_cache", "__pycache__")
 PYTEST = ("pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not matrix")
 OUTCOMES = ("killed", "timeout", "survived", "unfinished")
-"""A test failed; one did not end for a third of the limit; all passed; time was over while tests went on: that
-says nothing."""
+"""Killed: a test failed. Timeout: no test ended in the last third of the limit. Survived: all tests passed.
+Unfinished: the limit ended while tests were still making progress, so the result is open."""
 
 processes: set[subprocess.Popen[bytes]] = set()
 
 
 def environment(tree: Path, packages: Sequence[str]) -> dict[str, str]:
-    """What tests in `tree` see: its packages first, and nothing of the user. In CI, hypothesis is the same each time."""
+    """Environment variables of tests in `tree`: its packages come first, and HOME is an empty folder.
+
+    CI=1 makes hypothesis draw the same examples in each run.
+    """
     dropped = ("XDG_", "PYTEST_", "JAX_COMPILATION_CACHE", "ENGINEBAY_", "PYTHON", "HYPOTHESIS_")
     own = {"HOME": tree.parent / "home", "TMPDIR": tree.parent / "tmp"}
     for folder in own.values():
@@ -55,13 +58,13 @@ def environment(tree: Path, packages: Sequence[str]) -> dict[str, str]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process with its group, or what is left of the group."""
+    """Kill a process and its group. The process itself may have ended already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -> dict[str, Any]:
-    """Run a module's tests in `tree` until one fails: outcome, seconds, and the test that noticed."""
+    """Run a module's tests in `tree` until one fails; return outcome, seconds and the failed test."""
     command = [python, "-m", *PYTEST, "-o", f"faulthandler_timeout={module['limit_s'] / 3}", *module["tests"]]
     command += ["-k", module["select"]] if "select" in module else []
     begun_s = time.monotonic()
@@ -75,7 +78,7 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            stood_s = time.time() - os.fstat(out.fileno()).st_mtime  # a letter is written when a test ends
+            stood_s = time.time() - os.fstat(out.fileno()).st_mtime  # pytest writes a letter when a test ends
             kill(process)
             process.wait()
             processes.discard(process)
@@ -93,10 +96,10 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
 
 
 def try_mutant(base: Path, module: dict[str, Any], mutant: dict[str, Any], python: str) -> dict[str, Any]:
-    """Run the tests in a copy of `base` that has the mutant; nothing of it stays."""
+    """Run the tests in a temporary copy of `base` that has the mutant."""
     with tempfile.TemporaryDirectory(dir=base.parents[1], ignore_cleanup_errors=True) as scratch:
         tree = Path(scratch) / "tree"
-        shutil.copytree(base, tree, symlinks=True)  # with the files' times, by which compiled ones are valid
+        shutil.copytree(base, tree, symlinks=True)  # keeps the times, by which Python accepts __pycache__
         path = tree / module["path"]
         path.write_bytes(mutant["text"])
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
@@ -106,12 +109,12 @@ def try_mutant(base: Path, module: dict[str, Any], mutant: dict[str, Any], pytho
 
 
 def line_of(mutant: dict[str, Any]) -> str:
-    """A mutant on one line."""
+    """Describe a mutant on one line."""
     return f"{mutant['line']:4} {mutant['operator']:10} {mutant['before']}  ->  {mutant['after']}"
 
 
 def first_run(base: Path, module: dict[str, Any], python: str) -> dict[str, Any]:
-    """Show that tests pass without a mutant, and how long they take with everything in the cache."""
+    """Run the tests without a mutant; again if that took 10 s or more, to time them with full caches."""
     cold = run_tests(base, module, python, FIRST_LIMIT_S)
     if cold["outcome"] != "survived" or cold["seconds"] < 10:
         return cold
@@ -121,7 +124,7 @@ def first_run(base: Path, module: dict[str, Any], python: str) -> dict[str, Any]
 def try_module(
     base: Path, module: dict[str, Any], mutants: list[Any], python: str, jobs: int
 ) -> dict[str, Any]:
-    """The report of a module."""
+    """Try all mutants of a module, print each outcome, and return the module's report."""
     without = first_run(base, module, python)
     report = {"path": module["path"], "tests": module["tests"], "without": without, "mutants": []}
     passes = without["outcome"] == "survived"
@@ -152,7 +155,7 @@ def try_module(
 
 
 def print_table(reports: dict[str, dict[str, Any]]) -> None:
-    """The outcomes of each module, and what nobody noticed."""
+    """Print the counts of outcomes per module, then each mutant that survived or is unfinished."""
     print(f"\n{'module':16}{'tests':>10}", *(f"{outcome:>11}" for outcome in OUTCOMES))
     for name, report in reports.items():
         counts = collections.Counter(told["outcome"] for told in report["mutants"])
@@ -168,7 +171,7 @@ def print_table(reports: dict[str, dict[str, Any]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all was tried, whatever survived; 1 when tests fail without a mutant."""
+    """Return 0 when all mutants were tried, also if some survived; 1 when tests fail without a mutant."""
     parser = argparse.ArgumentParser(prog="mutants", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout to test")
     parser.add_argument("--table", type=Path, default=HERE / "mutants.toml", help="modules and their tests")

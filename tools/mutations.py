@@ -1,7 +1,7 @@
-"""Draws small faults of a module's text: the same ones wherever the text is the same.
+"""Draws small faults (mutants) of a module. The same text and seed give the same faults.
 
-A fault is in a function's body. Annotations, docstrings, assertions, errors that are raised and what is logged
-have none.
+Only the bodies of functions get faults. Annotations, docstrings, assertions, raise statements and log
+calls get none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Change = tuple[str, ast.AST, str]
-"""Kind of fault, what is replaced, and by what text."""
+"""Operator (the kind of fault), the node to replace, and the new text."""
 
 SWAPS = {"Lt": "LtE", "LtE": "Lt", "Gt": "GtE", "GtE": "Gt", "Eq": "NotEq", "NotEq": "Eq", "Is": "IsNot"}
 SWAPS |= {"IsNot": "Is", "In": "NotIn", "NotIn": "In", "And": "Or", "Or": "And", "Add": "Sub", "Sub": "Add"}
@@ -24,14 +24,16 @@ SWAPS |= {"BitOr": "BitAnd", "BitXor": "BitAnd", "LShift": "RShift", "RShift": "
 LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.pattern, ast.arguments)
 LEFT_OUT_FIELDS = ("annotation", "returns", "decorator_list", "type_params")
 TELLS = re.compile(r"_?(log|logger|logging|warnings)\.|(explain|unknown_name|print|isinstance)$")
-"""Calls without faults."""
+"""Calls that get no faults, because they only produce text for people, or check types."""
 
 
 def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
-    """At most `count` mutants, in the order drawn. While others are left, no line has two, no operator a quarter.
+    """At most `count` mutants, in the order drawn.
 
-    Each is line, operator, before and after (the lines of what is changed), and text (the whole module's). A fault
-    is drawn by its own text and its function's name: a change elsewhere in the module leaves most as they are.
+    A second mutant on a line, or more than a quarter with one operator, is drawn only when no others are
+    left. Each mutant has line, operator, before and after (the changed lines) and text (the whole module).
+    A fault's place in the order is a hash of its text and its function's name, so that a change elsewhere
+    in the module leaves most of the drawn mutants as they are.
     """
     keyed, seen = [], collections.Counter[str]()
     for node, function, name in _nodes(ast.parse(text)):
@@ -53,12 +55,12 @@ def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def _planted(text: bytes, old: Any, new: str) -> dict[str, Any] | None:
-    """The module with `new` in the place of a node, None where that is no program or the same one."""
+    """The module with node `old` replaced by `new`; None if that is a syntax error or changes nothing."""
     lines = text.splitlines(keepends=True)
     first, last = old.lineno - 1, old.end_lineno
     head, tail = lines[first][: old.col_offset], lines[last - 1][old.end_col_offset :]
     texts, programs = [], []
-    for part in (new, f"({new})"):  # in parentheses where an expression would be another one without
+    for part in (new, f"({new})"):  # parentheses, where operator precedence needs them
         with contextlib.suppress(SyntaxError):
             whole = b"".join([*lines[:first], head, part.encode(), tail, *lines[last:]])
             programs.append(ast.dump(ast.parse(whole)))
@@ -71,7 +73,7 @@ def _planted(text: bytes, old: Any, new: str) -> dict[str, Any] | None:
 
 
 def _nodes(node: ast.AST, function: ast.AST | None = None, name: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """What can have faults: node, function, and the function's qualified name."""
+    """The nodes that can have faults, each with its function and the function's qualified name."""
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if field in LEFT_OUT_FIELDS or not isinstance(child, ast.AST) or isinstance(child, LEFT_OUT):
@@ -79,7 +81,7 @@ def _nodes(node: ast.AST, function: ast.AST | None = None, name: str = "") -> It
             if isinstance(child, ast.Call) and TELLS.match(ast.unparse(child.func)):
                 continue
             if isinstance(child, ast.keyword) and child.arg == "strict":
-                continue  # of zip: an assertion too
+                continue  # zip(strict=True) is an assertion
             if function is not None:
                 yield child, function, name
             is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -88,7 +90,7 @@ def _nodes(node: ast.AST, function: ast.AST | None = None, name: str = "") -> It
 
 
 def _swapped(op: ast.AST) -> Any:
-    """The other operator, None where there is none."""
+    """The operator that replaces `op`, or None."""
     other = SWAPS.get(type(op).__name__)
     return getattr(ast, other)() if other else None
 
@@ -134,7 +136,10 @@ def _of_statements(node: Any, function: ast.AST) -> Iterator[Change]:
 
 
 def _leaves_names(node: ast.Assign, function: ast.AST) -> bool:
-    """Whether names and attributes are there without this too: otherwise any test that comes by would fail."""
+    """Whether its names are also bound elsewhere in the function.
+
+    Without the only assignment of a name, any test that runs the line fails: such a fault shows nothing.
+    """
     if getattr(function, "name", "") == "__init__":
         return False
     every = collections.Counter(_bound(function))

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the parts of `make test-all`, and writes into docs/testing.md when each ran last and what it found.
+"""Runs the parts of `make test-all`, and records date and outcome of each in docs/testing.md.
 
     tools/test_all.py [PART ...]     all parts, or the named ones
     tools/test_all.py --list         the parts and what they need
 
-A part is a goal of the Makefile, or two. A part whose programs are not installed is skipped by name, and keeps its row. The
-exit code is 1 when a part failed. Needs Python and nothing else.
+A part is one or two goals of the Makefile. When a program that a part needs is not installed, the
+script reports the part as skipped, and the part keeps its row. The exit code is 1 when a part failed.
+The script needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ HEADER = (
 )
 NEVER = ("-", "-", "-", "has not run yet")
 SUMMARY = re.compile(r"^=*\s?((?:\d+ \w+(?:, )?)+) in [\d.]+s", re.MULTILINE)
-"""pytest's closing line."""
+"""Matches pytest's closing line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Goals of the Makefile that are run one after the other, and the programs that they need besides Python and make."""
+    """Goals of the Makefile, run in order, and the programs that they need besides Python and make."""
 
     name: str
     goals: tuple[str, ...]
@@ -58,7 +59,7 @@ PARTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a part found, as its row says it; `failed` decides the exit code."""
+    """The outcome of a part: the text for its row, minutes, and whether it failed."""
 
     text: str
     minutes: float
@@ -66,12 +67,12 @@ class Outcome:
 
 
 def missing(part: Part) -> list[str]:
-    """The programs that a part needs and that are not on PATH."""
+    """The programs that a part needs and PATH does not have."""
     return [program for program in part.needs if shutil.which(program) is None]
 
 
 def run(part: Part) -> Outcome:
-    """Runs the goals of a part until one fails, and shows what they print."""
+    """Runs the goals of a part until one fails, and prints their output."""
     began = time.monotonic()
     found: list[str] = []
     for goal in part.goals:
@@ -92,7 +93,7 @@ def run(part: Part) -> Outcome:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a plus sign when files differ from it."""
+    """The commit that is checked out, with a plus sign if files differ from it (the page excepted)."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
@@ -103,27 +104,27 @@ def commit() -> str:
 
 
 def read_rows(text: str) -> dict[str, tuple[str, ...]]:
-    """Commit, date, minutes and outcome by part, as the page has them."""
+    """Commit, date, minutes and outcome of each part, read from the page."""
     table = text[text.index(BEGIN) : text.index(END)].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| ")]
     return {row[0]: tuple(row[2:6]) for row in cells[1:]}
 
 
 def with_rows(text: str, rows: Mapping[str, Sequence[str]]) -> str:
-    """The page with these rows in the place of those it had; a part without one has not run yet."""
+    """The page with its table replaced by `rows`; a part without a row gets "has not run yet"."""
     table = [f"| {part.name} | {part.what} | {' | '.join(rows.get(part.name, NEVER))} |" for part in PARTS]
     before, _, rest = text.partition(BEGIN)
     return "\n".join([before + BEGIN, *HEADER, *table, END]) + rest.partition(END)[2]
 
 
 def write_row(name: str, row: Sequence[str]) -> None:
-    """Puts the row of one part into the page."""
+    """Writes the row of one part into the page."""
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_rows(text, read_rows(text) | {name: tuple(row)}), encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0 when no part failed, 1 when one did, 2 for a name that is no part."""
+    """Returns exit code 0 when no part failed, 1 when a part failed, 2 for an unknown part."""
     by_name = {part.name: part for part in PARTS}
     parser = argparse.ArgumentParser(description="run what takes too long for `make test` and CI")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(by_name))

@@ -1,4 +1,4 @@
-"""Which cases of a kernel stand for all: every pair of properties of any case is in one that is kept."""
+"""Chooses the cases of a kernel that represent all: each pair of traits of any case is in a kept case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Traits = Mapping[str, object]
 
 
 def traits_of(case: AttentionCase, layout: str) -> Traits:
-    """What a case is about. One about a thing of its own differs in its lengths, or in what is else."""
+    """The traits of a case, by which `covering` compares it with others.
+
+    "lengths" and "else" set apart a case that tests a single edge, such as padding rows.
+    """
     spec = case.spec
     home = "row" if case.rows_are_pages else "contiguous" if case.contiguous else "paged"
     return {
@@ -33,9 +36,9 @@ def traits_of(case: AttentionCase, layout: str) -> Traits:
 
 
 def covering(cases: Mapping[str, Traits], kept: set[str]) -> set[str]:
-    """`kept`, and few names of cases more: all pairs of traits of any of `cases` are in one of them.
+    """The names in `kept` and a few more, so that each pair of traits of any case is in a named case.
 
-    The case with most pairs that are missing is added, again and again.
+    The greedy algorithm for set cover: add the case with the most missing pairs until none is missing.
     """
     pairs = {name: set(itertools.combinations(traits.items(), 2)) for name, traits in cases.items()}
     kept = set(kept)
@@ -48,9 +51,9 @@ def covering(cases: Mapping[str, Traits], kept: set[str]) -> set[str]:
 
 
 def cases_that_are_left_out(registry: Registry, entry: Entry, env: Env) -> set[str]:
-    """Names of checks of an attention kernel whose properties others have pair by pair.
+    """Names of checks of an attention kernel that can be left out: other checks have their pairs of traits.
 
-    Those that represent a kernel in `enginebay check` stay; so do those that it does not serve.
+    Checks that `enginebay check` runs, and checks that the kernel refuses, are never left out.
     """
     kernel = registry.load(entry)
     layouts = {layout.__name__: layout for layout in layouts_of(registry, kernel)}

@@ -1,4 +1,4 @@
-"""An LLM whose scheduler and proposer tests change while nothing runs, and one that takes rows away."""
+"""An LLM whose scheduler and proposer a test can replace while the LLM is idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView
 
 
 class ChangingScheduler(Scheduler):
-    """Decides as `inner` does, which begins with its initial state whenever it is another one."""
+    """Delegates to `inner`. When a test replaces `inner`, the new scheduler starts with its initial state."""
 
     def __init__(self, usual: Scheduler) -> None:
         self.usual = self.inner = usual
@@ -38,7 +38,7 @@ class ChangingScheduler(Scheduler):
 
 
 class ChangingProposer(Proposer):
-    """Proposes what `inner` does; nothing while that is None."""
+    """Delegates to `inner`; proposes no drafts while `inner` is None."""
 
     def __init__(self, usual: Proposer | None) -> None:
         self.usual = self.inner = usual
@@ -52,7 +52,7 @@ class ChangingProposer(Proposer):
 
 
 class Interrupting(Scheduler):
-    """Takes the row of each request away once, when it is as `when` says; else decides as another."""
+    """Wraps a scheduler, and preempts each request once, when `when` returns true for its row."""
 
     def __init__(self, inner: Scheduler, when: Callable[[RunningView], bool]) -> None:
         self.inner, self.when = inner, when
@@ -72,7 +72,7 @@ class Interrupting(Scheduler):
 
 @dataclasses.dataclass(frozen=True)
 class Changing:
-    """An LLM, and its parts that may be changed."""
+    """An LLM, with the scheduler and the proposer that a test can replace."""
 
     llm: LLM
     scheduler: ChangingScheduler
@@ -80,7 +80,7 @@ class Changing:
 
     @contextlib.contextmanager
     def interrupted(self, when: Callable[[RunningView], bool]) -> Iterator[Interrupting]:
-        """While the block lasts, each request loses its row once."""
+        """Within the block, the scheduler preempts each request once."""
         self.scheduler.inner = interrupting = Interrupting(self.scheduler.usual, when)
         try:
             yield interrupting
@@ -89,7 +89,7 @@ class Changing:
 
     @contextlib.contextmanager
     def drafted(self, proposer: Proposer | None) -> Iterator[None]:
-        """While the block lasts, another proposer drafts."""
+        """Within the block, `proposer` drafts; None means no drafts."""
         self.proposer.inner = proposer
         try:
             yield
@@ -99,7 +99,10 @@ class Changing:
 
 @contextlib.contextmanager
 def changing(*args: Any, **choices: Any) -> Iterator[Changing]:
-    """An LLM of these choices, closed at the end; its configuration says whether it has a proposer."""
+    """An LLM of these arguments, closed at the block's end.
+
+    To draft at all, its configuration must name a proposer.
+    """
     made: list[Composed] = []
 
     def compose(plan: Plan, progress: Progress | None = None) -> Composed:

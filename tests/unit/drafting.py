@@ -1,4 +1,4 @@
-"""What tests of speculative decoding share: proposers that know how rows go on, and what held of drafts."""
+"""Helpers for tests of speculative decoding: proposers that know the continuations, and counters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DRAFTS = 4
 
 
 class Oracle(Proposer):
-    """Knows how rows go on, and says something else for every `wrong_every`-th token.
+    """Drafts the continuations in `known`, with every `wrong_every`-th token replaced by a wrong one.
 
-    Other rows get tokens of 1.
+    For a row that is not in `known` it drafts token 1.
     """
 
     def __init__(self, known: Sequence[list[int]] = (), wrong_every: int = 0) -> None:
@@ -38,13 +38,13 @@ class Oracle(Proposer):
 
 
 class FarOracle(Oracle):
-    """One that is asked for the drafts of several passes."""
+    """An oracle that the loop asks for the drafts of several passes at once."""
 
     looks_far = True
 
 
 class Constant(Proposer):
-    """Always the same token."""
+    """Always drafts the same token."""
 
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
@@ -54,7 +54,7 @@ class Constant(Proposer):
 
 
 class Counts(Observer):
-    """Preemptions, and what was drafted and held."""
+    """Counts preemptions, draft tokens and accepted draft tokens."""
 
     def __init__(self) -> None:
         self.num_preempted = self.num_drafted = self.num_accepted = 0
@@ -84,6 +84,6 @@ def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 def plain_and_known(
     made: Changing, prompts: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The tokens of ordinary decoding, and what an oracle of them knows."""
+    """The tokens of decoding without drafts, and each prompt with its tokens, for Oracle's `known`."""
     plain = tokens_of(run(made, prompts, params, None))
     return plain, [prompt + new for prompt, new in zip(prompts, plain, strict=True)]

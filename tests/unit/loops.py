@@ -1,4 +1,4 @@
-"""What tests of the serving loop share: loops on fake and real engines, requests, steps that are seen."""
+"""Helpers for tests of the serving loop: loops on fake and real engines, requests, step hooks."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ See = Callable[[StepPlan], None]
 
 
 def ignore(plan: StepPlan) -> None:
-    """Nothing is done about a step."""
+    """A step hook that does nothing."""
 
 
 def tiny(name: str, **options: Any) -> EngineConfig:
-    """The engine on the smallest model, in the fake one's sizes; it compiles in its warm-up alone."""
+    """A configuration of TINY with the fake engine's sizes; its engine compiles only in warm-up."""
     fixed: dict[str, Any] = {"model": TINY, "processors": (), "forbid_compiling": True}
     return EngineConfig(**fixed, **SIZES, engine={"name": name, **options})  # type: ignore[arg-type]
 
 
 def compose_real(name: str, **options: Any) -> Composed:
-    """Such an engine for loops, warm; tests lease it from the pool."""
+    """A warm engine of `tiny`, for tests that start loops on it."""
     parts = build(make_plan(tiny(name, **options)))
     parts.engine.make_arrays()
     parts.engine.warmup()
@@ -66,7 +66,7 @@ def _fake(name: str, options: tuple[tuple[str, Any], ...]) -> Composed:
 
 @contextlib.contextmanager
 def composed(pool: EnginePool, kind: str, name: str, **options: Any) -> Iterator[Composed]:
-    """The fake engine or the "real" one: kept for other tests, without prefixes of earlier ones."""
+    """An engine of `kind` "fake" or "real" with an empty cache. Later tests use it again."""
     if kind == "fake":
         yield fresh(_fake(name, tuple(sorted(options.items()))))
     else:
@@ -75,39 +75,39 @@ def composed(pool: EnginePool, kind: str, name: str, **options: Any) -> Iterator
 
 
 def fresh(parts: Composed) -> Composed:
-    """The same with an empty cache."""
+    """Empty the cache of an engine, and return its parts."""
     parts.engine.drop_arrays()
     parts.engine.make_arrays()
     return parts
 
 
 def make_llm(name: str, **options: Any) -> LLM:
-    """An LLM with such an engine, warm."""
+    """A warm LLM of `tiny`."""
     llm = LLM(config=tiny(name, **options))
     llm.warmup()
     return llm
 
 
 def make_prompt(seed: int, length: int) -> np.ndarray:
-    """Any engine of these tests has its tokens."""
+    """A random prompt. TINY's vocabulary contains all its tokens, so every engine can run it."""
     return np.random.default_rng(seed).integers(NUM_SPECIAL, TINY_VOCAB_SIZE, length).astype(np.int32)
 
 
 def request(name: str, length: int = 5, max_tokens: int = 12, **fields: Any) -> Request:
-    """A prompt that depends on the name and length, never ended by a stop token."""
+    """A request without stop tokens, whose prompt depends on name and length."""
     prompt = make_prompt(sum(map(ord, name)), length)
     made = make_request(name, length, max_tokens, **fields)
     return dataclasses.replace(made, prompt_token_ids=prompt)
 
 
 def alike(name: str, length: int, max_tokens: int, **fields: Any) -> Request:
-    """A prompt that begins like all others whose length has its parity."""
+    """A request whose prompt shares its prefix with others: one prefix for even lengths, one for odd."""
     prompt = make_prompt(length % 2, length)
     return dataclasses.replace(request(name, length, max_tokens, **fields), prompt_token_ids=prompt)
 
 
 def family(name: str, length: int, max_tokens: int, n: int = 4, temperature: float = 0.9) -> list[Request]:
-    """The requests of one prompt."""
+    """The `n` sampled requests of one prompt, as a user's n=4 makes them."""
     one = alike(name, length, max_tokens, temperature=temperature)
     return [
         dataclasses.replace(one, request_id=f"{name}/{i}", parent_id=name, index=i, key=(1, 2))
@@ -116,7 +116,7 @@ def family(name: str, length: int, max_tokens: int, n: int = 4, temperature: flo
 
 
 def events(ticket: Ticket) -> list[TokenEvent]:
-    """All events to the last, each within reason."""
+    """All events of a request. Each must arrive within DEADLOCK_S."""
     found = [ticket.get(DEADLOCK_S)]
     while found[-1].finish_reason is None:
         found.append(ticket.get(DEADLOCK_S))
@@ -124,14 +124,14 @@ def events(ticket: Ticket) -> list[TokenEvent]:
 
 
 def tokens(ticket: Ticket) -> list[int]:
-    """All tokens of a request that ends as it should."""
+    """All tokens of a request, which must end without an error."""
     found = events(ticket)
     assert found[-1].error is None
     return [token for event in found for token in event.token_ids]
 
 
 def all_tokens(tickets: Sequence[Ticket]) -> list[list[int]]:
-    """The same of several."""
+    """The tokens of several requests."""
     return [tokens(ticket) for ticket in tickets]
 
 
@@ -141,7 +141,7 @@ def loop_threads() -> set[threading.Thread]:
 
 
 class Loops:
-    """Starts loops on one engine, one after the other; in the end it looks at the books."""
+    """Starts loops on one engine, one after the other. `close` checks that no row or page is leaked."""
 
     def __init__(self, parts: Composed) -> None:
         self.parts = parts
@@ -150,20 +150,20 @@ class Loops:
         self._num_free_tokens = parts.engine.ledger.num_free_tokens
 
     def __call__(self, scheduler: Scheduler | None = None, **changes: Any) -> EngineLoop:
-        """Starts one, with changes of the configuration; the one before is closed or has nothing to do."""
+        """Start a loop with a changed configuration. The loop before it must be closed or idle."""
         parts = self.parts
         config = parts.plan.config.model_copy(update=changes)
         self._made.append(EngineLoop(parts.engine, scheduler or parts.scheduler, config))
         return self._made[-1]
 
     def check(self) -> None:
-        """All is free, and the books are right. On the engine's thread, or when that has ended."""
+        """Check that no row or page is in use. Call it on the loop's thread, or after that has ended."""
         engine = self.parts.engine
         engine.ledger.check()
         assert (engine.rows.num_reqs, engine.ledger.num_free_tokens) == (0, self._num_free_tokens)
 
     def close(self) -> None:
-        """End them."""
+        """Close all loops, and check the engine."""
         for loop in self._made:
             loop.close()
         assert loop_threads() <= self._before
@@ -171,14 +171,14 @@ class Loops:
 
 
 def running(parts: Composed) -> Iterator[Loops]:
-    """What a fixture of loops yields."""
+    """The body of a fixture that yields Loops and closes them."""
     loops = Loops(parts)
     yield loops
     loops.close()
 
 
 def alone(parts: Composed, requests: Sequence[Request]) -> list[list[int]]:
-    """The tokens of requests that are alone and know of no others, while no loop uses the engine."""
+    """The tokens of each request when it runs alone. No other loop may use the engine meanwhile."""
     loop = EngineLoop(parts.engine, parts.scheduler, parts.plan.config)
     try:
         return [tokens(loop.submit([dataclasses.replace(one, parent_id="")])[0]) for one in requests]
@@ -187,13 +187,13 @@ def alone(parts: Composed, requests: Sequence[Request]) -> list[list[int]]:
 
 
 def go_on(loop: EngineLoop, *, paused: bool = False) -> None:
-    """Let a loop that is paused launch steps again, or pause it."""
+    """Resume a paused loop, or pause it."""
     loop.call(functools.partial(setattr, loop, "is_paused", paused))
 
 
 @contextlib.contextmanager
 def held(loop: EngineLoop) -> Iterator[None]:
-    """What is submitted within the block begins at its end; nothing is launched before."""
+    """Pause a loop within the block: requests submitted in it start together at its end."""
     go_on(loop, paused=True)
     try:
         yield
@@ -202,7 +202,7 @@ def held(loop: EngineLoop) -> Iterator[None]:
 
 
 def generate_at_once(llm: LLM, prompts: list[Any], params: Any, **more: Any) -> list[RequestOutput]:
-    """generate(), begun when all prompts are queued."""
+    """Call generate() with the loop paused until all prompts are queued."""
     with ThreadPoolExecutor(1) as pool, held(llm.loop):
         outputs = pool.submit(llm.generate, prompts, params, **more)
         while llm.loop.num_waiting < len(prompts):
@@ -212,7 +212,7 @@ def generate_at_once(llm: LLM, prompts: list[Any], params: Any, **more: Any) -> 
 
 
 class Pauses:
-    """Pauses a loop when it launches its step number `after`, so that what runs is still running."""
+    """A step hook that pauses a loop when it launches its step number `after`."""
 
     def __init__(self, loop: EngineLoop, after: int) -> None:
         self._loop, self._left, self._reached = loop, after, threading.Event()
@@ -224,12 +224,12 @@ class Pauses:
             self._reached.set()
 
     def wait(self) -> None:
-        """Until then."""
+        """Wait until the loop is paused."""
         assert self._reached.wait(DEADLOCK_S)
 
 
 class PausesAfter(Endings):
-    """Pauses a loop when a request has ended."""
+    """An observer that pauses a loop when the request `request_id` has ended."""
 
     def __init__(self, loop: EngineLoop, request_id: str) -> None:
         super().__init__()
@@ -243,7 +243,10 @@ class PausesAfter(Endings):
 
 @contextlib.contextmanager
 def seeing(engine: Engine, launch: See = ignore, read: See = ignore) -> Iterator[None]:
-    """`launch` sees every step before it is launched, `read` before it is read; they may raise."""
+    """Call `launch` before each step is launched, and `read` before its tokens are read.
+
+    Both may raise an exception.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if isinstance(engine, FakeEngine):
             patch.setattr(engine, "before_step", launch)
@@ -273,7 +276,7 @@ def is_decode(plan: StepPlan) -> bool:
 
 
 class FailsOnce:
-    """Raises the first time that it sees a step for which `which` holds."""
+    """A step hook that raises at the first step for which `which` returns true."""
 
     def __init__(self, which: Callable[[StepPlan], bool] = is_decode) -> None:
         self.which, self.has_failed = which, False
@@ -285,7 +288,7 @@ class FailsOnce:
 
 
 class Once:
-    """Calls a function when it sees the first step for which `which` holds."""
+    """A step hook that calls `act` at the first step for which `which` returns true."""
 
     def __init__(self, act: Callable[[], object], which: Callable[[StepPlan], bool] = lambda _: True) -> None:
         self.act, self.which, self._done = act, which, False
@@ -297,23 +300,23 @@ class Once:
 
 
 class Unread:
-    """How many steps are launched and not read: now, and at most."""
+    """Counts the steps that are launched and not yet read: now, and at most."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     def launch(self, plan: StepPlan) -> None:
-        """To be called with each."""
+        """The hook for each launch."""
         self.most = max(self.most, self.now)  # when another one is about to be launched
         self.now += 1
 
     def read(self, plan: StepPlan) -> None:
-        """The same."""
+        """The hook for each read."""
         self.now -= 1
 
 
 class Prefilled:
-    """Counts the tokens of each prefill step."""
+    """A step hook that counts the tokens of each prefill step."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -324,7 +327,7 @@ class Prefilled:
 
 
 class Counts(Endings):
-    """Counts preemptions that were followed by a step, and keeps the endings."""
+    """An observer that counts preemptions and keeps the endings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,7 +338,7 @@ class Counts(Endings):
 
 
 class Preempting(Scheduler):
-    """Another scheduler that preempts each request once, when it has `after` new tokens of its 12."""
+    """Wraps a scheduler, and preempts each request once, after `after` of its 12 new tokens."""
 
     def __init__(self, inner: Scheduler, after: int) -> None:
         self.inner, self.after = inner, after

@@ -1,4 +1,4 @@
-"""What tests of log-probabilities share: engines of few sizes, and one size of everything."""
+"""Engines for tests of log-probabilities. Each has one layer and one bucket size of everything."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SMALL: dict[str, Any] = SIZES | {
 
 @contextlib.contextmanager
 def pages() -> Iterator[Changing]:
-    """One layer of the demo model on pages.
+    """One layer of the demo model on a paged engine.
 
-    The first request asks for all that programs are compiled for, so that none is compiled for greedy
-    rows alone and then again.
+    The first request is sampled and has penalties, so that the engine compiles the programs with
+    sampling at once, and does not first compile programs for greedy rows.
     """
     with changing(LEAST, engine={"name": "oengine", "page_size": 8}, **SMALL) as made:
         made.llm.generate([[5, 6, 7]], with_(HOT, frequency_penalty=1.0))
@@ -33,7 +33,7 @@ def pages() -> Iterator[Changing]:
 
 @contextlib.contextmanager
 def slots() -> Iterator[Changing]:
-    """The same in slots that do not grow, for greedy rows that are told of their prompts."""
+    """One layer of the demo model on vInference with fixed slots, for greedy rows with prompt logprobs."""
     with changing(LEAST, engine={"name": "vinference", "grow": False}, **SMALL) as made:
         yield made
         assert_idle(made.llm)

@@ -1,4 +1,4 @@
-"""Prefill and decode of a vInference on the host: all around them is real, and nothing is compiled."""
+"""Prefill and decode of a vInference in NumPy. The rest of vInference is real; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
 
 
 class HostFunctions:
-    """The functions of one shape. `before` is called with "prefill" or "decode" before each of them.
+    """Prefill and decode of one shape. Each calls `before` first, with "prefill" or "decode".
 
-    A greedy row's next token follows from its tokens; a sampled one's from its key too.
+    The next token of a greedy row is computed from the row's tokens; that of a sampled row also from
+    its key.
     """
 
     def __init__(self, inference: vInference, shape: InferenceShape) -> None:
@@ -31,7 +32,7 @@ class HostFunctions:
         self.before: Callable[[str], object] = lambda _: None
 
     def pair(self) -> Pair:
-        """Both, as Programs keeps them."""
+        """Both functions, as Programs keeps them."""
         return Pair(self.prefill, self.decode)
 
     def prefill(self, _: Any, arrays: Any, keys: Any) -> Any:
@@ -53,12 +54,12 @@ class HostFunctions:
         return after, np.array([num_new, (~after["finished"]).sum()])
 
     def _writable(self, arrays: Any) -> dict[str, Any]:
-        """Copies of what changes; the cache stays as it is."""
+        """The arrays, with copies of those that a step changes. The cache is not copied."""
         names = ("tokens", "mask", "position", "last", "finished", "column")
         return dict(arrays) | {name: np.array(arrays[name]) for name in names}
 
     def _append(self, after: dict[str, Any], keys: np.ndarray) -> int:
-        """One token for each row that has not finished; how many that were."""
+        """Append a token to each row that has not finished; return the number of such rows."""
         column, sampling = int(after["column"]), after["sampling"]
         going = np.flatnonzero(~after["finished"])
         for row in going:
@@ -79,9 +80,9 @@ class HostFunctions:
 
 
 class Compiler:
-    """In the place of XLA: nothing is traced or compiled.
+    """Replaces XLA's compiler: nothing is traced or compiled.
 
-    `before` is called before each pair, with its number from 1 on.
+    It calls `before` with the number of each pair, from 1 on, before it returns the pair.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class Compiler:
         self.before: Callable[[int], object] = lambda _: None
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on, wherever functions are compiled."""
+        """Replace the tracing and compiling of Programs from now on."""
 
         def jitted(*_: Any, **__: Any) -> Any:
             return types.SimpleNamespace(lower=lambda *_: None)
@@ -107,7 +108,7 @@ class Compiler:
 def make_hostside(
     config: vInferenceConfig = CONFIG, **options: Any
 ) -> tuple[vInference, list[HostFunctions]]:
-    """An inference that counts as precompiled for BUCKETS, and its functions."""
+    """A vInference whose functions for BUCKETS are HostFunctions, and these functions."""
     made = vInference(MODEL, None, config, **options)
     settled, functions = made.generation_config, []
     assert settled.pad_token_id is not None
