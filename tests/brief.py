@@ -1,10 +1,10 @@
 """The small models of the tests. Each is written once, to the checkout's cache.
 
-BRIEF has the first two layers of the demo model and its tokenizer, for tests of text, chats and stop
-texts. Decoded greedily, BRIEF repeats one token. LATE has the last two layers; its greedy tokens vary,
-so a wrong cache changes them. LEAST has the first layer alone. TINY has random weights and a vocabulary
-of 96 tokens; it compiles fastest, and its tokens vary too. Tests that use the same model, engine and
-sizes share compiled programs.
+BRIEF has the first two layers of the demo model and its tokenizer, for tests of text, chats and
+stop texts. Decoded greedily, BRIEF repeats one token. LATE has the last two layers; its greedy
+tokens vary, so a wrong cache changes them. LEAST has the first layer alone. TINY has random weights
+and a vocabulary of 96 tokens; it compiles fastest, and its tokens vary too. Tests that use the same
+model, engine and sizes share compiled programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The set-up of all tests: four virtual CPU devices, a shared compilation cache, and a reason for each skip."""
+"""The set-up of all tests: four virtual CPU devices, a compilation cache, a reason for each skip."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_HOST_DEVICES = 4
-# XLA spends nine tenths of a cold run on optimizing tiny programs. The tests do not depend on that: XLA
-# lowers the same HLO with fewer passes of LLVM and without the fusions that go through MLIR, in a third
-# of the time. Users run XLA's own settings. `make test-slow`, `make parity` and `make test-eval` do too,
-# by ENGINEBAY_TESTS_XLA=default, and so do the stages of .ci/run that run from the wheel. XLA aborts on
-# an unknown flag: jax 0.10.2 to 0.11.2 know these. An unknown extra option is no error.
+# XLA spends nine tenths of a cold run on optimizing tiny programs. The tests do not depend on that:
+# XLA lowers the same HLO with fewer passes of LLVM and without the fusions that go through MLIR, in a
+# third of the time. Users run XLA's own settings. `make test-slow`, `make parity` and
+# `make test-eval` do too, by ENGINEBAY_TESTS_XLA=default, and so do the stages of .ci/run that run
+# from the wheel. XLA aborts on an unknown flag: jax 0.10.2 to 0.11.2 know these. An unknown extra
+# option is no error.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -117,7 +118,7 @@ def pooled(engine_pool: EnginePool) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pooled_module(engine_pool: EnginePool) -> Iterator[None]:
-    """Every engine that a module's fixtures compose is leased from the pool until the module ends."""
+    """Like `pooled`, until the last test of the module ends."""
     with engine_pool.leases():
         yield
 

@@ -35,7 +35,7 @@ def largest_sizes(**given: Any) -> BucketSizes:
 
 @contextlib.contextmanager
 def few_sizes() -> Iterator[None]:
-    """Within the block, new engines pad every step to one size, and so compile at most four programs."""
+    """Within the block, new engines pad every step to one size: at most four programs each."""
     with pytest.MonkeyPatch.context() as patch:
         for place in SIZERS:
             patch.setattr(place, largest_sizes)
@@ -45,8 +45,8 @@ def few_sizes() -> Iterator[None]:
 def key_of(plan: Plan) -> tuple[object, ...] | None:
     """The key under which the pool keeps an engine: all that the engine is made of.
 
-    None means that the pool does not keep the engine. Fake engines have no key, nor has an engine that
-    only one test can use: with an import path, an open checkpoint, a shadow or a step dump.
+    None means that the pool does not keep the engine. Fake engines have no key, nor has an engine
+    that only one test can use: with an import path, an open checkpoint, a shadow or a step dump.
     """
     config = plan.config
     if is_installed():

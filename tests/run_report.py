@@ -1,8 +1,8 @@
 """Reports the distinct programs that a run compiled, and fails a whole run that exceeds the budget.
 
 Each program takes a third of a second or more, so their number decides how long `make test` takes.
-JAX logs the cache key of every program that it compiles or reads from its cache. Equal keys are equal
-programs, also when two processes made them.
+JAX logs the cache key of every program that it compiles or reads from its cache. Equal keys are
+equal programs, also when two processes made them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 MAX_PROGRAMS = 1870
-"""Budget of distinct programs of a whole `make test`. To raise it, give the reason in docs/testing.md."""
+"""Budget of distinct programs of a whole `make test`.
+
+To raise it, give the reason in docs/testing.md.
+"""
 MARGIN = 40
 """Programs that a run may make beyond the budget.
 
@@ -44,7 +47,10 @@ class ProgramLog(logging.Filter):
 
 
 class RunReport:
-    """The pytest plugin. Each worker counts its programs; the controller adds them up and reports."""
+    """The pytest plugin.
+
+    Each worker counts its programs; the controller adds them up and reports.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -2,9 +2,9 @@
 
 python tools/mutants.py [--modules NAME ...] [--root CHECKOUT --table FILE] [--list]
 
-The table (mutants.toml beside this file) names the modules, and for each the tests that should fail.
-Mutants are drawn from the module's text alone: two checkouts in which the module is equal get equal
-mutants, whatever their tests. Tests run in copies of the checkout, with the checkout's .venv.
+The table (mutants.toml beside this file) names the modules, and for each the tests that should
+fail. Mutants are drawn from the module's text alone: two checkouts in which the module is equal get
+equal mutants, whatever their tests. Tests run in copies of the checkout, with the checkout's .venv.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ FIRST_LIMIT_S = 900.0
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".cache", ".hypothesis", ".*_cache", "__pycache__")
 PYTEST = ("pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not matrix")
 OUTCOMES = ("killed", "timeout", "survived", "unfinished")
-"""Killed: a test failed. Timeout: no test ended in the last third of the limit. Survived: all tests passed.
-Unfinished: the limit ended while tests were still making progress, so the result is open."""
+"""Killed: a test failed. Timeout: no test ended in the last third of the limit. Survived: all tests
+passed. Unfinished: the limit ended while tests were still making progress, so the result is
+open."""
 
 processes: set[subprocess.Popen[bytes]] = set()
 
@@ -64,7 +65,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -> dict[str, Any]:
-    """Run a module's tests in `tree` until one fails; return outcome, seconds and the failed test."""
+    """Run a module's tests until one fails; return outcome, seconds and the failed test."""
     command = [python, "-m", *PYTEST, "-o", f"faulthandler_timeout={module['limit_s'] / 3}", *module["tests"]]
     command += ["-k", module["select"]] if "select" in module else []
     begun_s = time.monotonic()
@@ -114,7 +115,7 @@ def line_of(mutant: dict[str, Any]) -> str:
 
 
 def first_run(base: Path, module: dict[str, Any], python: str) -> dict[str, Any]:
-    """Run the tests without a mutant; again if that took 10 s or more, to time them with full caches."""
+    """Run the tests without a mutant; if slow, run them again to time them with full caches."""
     cold = run_tests(base, module, python, FIRST_LIMIT_S)
     if cold["outcome"] != "survived" or cold["seconds"] < 10:
         return cold
@@ -171,7 +172,7 @@ def print_table(reports: dict[str, dict[str, Any]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when all mutants were tried, also if some survived; 1 when tests fail without a mutant."""
+    """Return 0 when all mutants were tried, 1 when tests fail without a mutant."""
     parser = argparse.ArgumentParser(prog="mutants", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout to test")
     parser.add_argument("--table", type=Path, default=HERE / "mutants.toml", help="modules and their tests")

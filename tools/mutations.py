@@ -1,7 +1,7 @@
 """Draws small faults (mutants) of a module. The same text and seed give the same faults.
 
-Only the bodies of functions get faults. Annotations, docstrings, assertions, raise statements and log
-calls get none.
+Only the bodies of functions get faults. Annotations, docstrings, assertions, raise statements and
+log calls get none.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TELLS = re.compile(r"_?(log|logger|logging|warnings)\.|(explain|unknown_name|pri
 def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
     """At most `count` mutants, in the order drawn.
 
-    A second mutant on a line, or more than a quarter with one operator, is drawn only when no others are
-    left. Each mutant has line, operator, before and after (the changed lines) and text (the whole module).
-    A fault's place in the order is a hash of its text and its function's name, so that a change elsewhere
-    in the module leaves most of the drawn mutants as they are.
+    A second mutant on a line, or more than a quarter with one operator, is drawn only when no
+    others are left. Each mutant has line, operator, before and after (the changed lines) and text
+    (the whole module). A fault's place in the order is a hash of its text and its function's name,
+    so that a change elsewhere in the module leaves most of the drawn mutants as they are.
     """
     keyed, seen = [], collections.Counter[str]()
     for node, function, name in _nodes(ast.parse(text)):
@@ -55,7 +55,7 @@ def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def _planted(text: bytes, old: Any, new: str) -> dict[str, Any] | None:
-    """The module with node `old` replaced by `new`; None if that is a syntax error or changes nothing."""
+    """The module with `old` replaced by `new`; None if that is no program or the same one."""
     lines = text.splitlines(keepends=True)
     first, last = old.lineno - 1, old.end_lineno
     head, tail = lines[first][: old.col_offset], lines[last - 1][old.end_col_offset :]

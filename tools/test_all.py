@@ -5,8 +5,8 @@
     tools/test_all.py --list         the parts and what they need
 
 A part is one or two goals of the Makefile. When a program that a part needs is not installed, the
-script reports the part as skipped, and the part keeps its row. The exit code is 1 when a part failed.
-The script needs only Python's standard library.
+script reports the part as skipped, and the part keeps its row. The exit code is 1 when a part
+failed. The script needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SUMMARY = re.compile(r"^=*\s?((?:\d+ \w+(?:, )?)+) in [\d.]+s", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Goals of the Makefile, run in order, and the programs that they need besides Python and make."""
+    """Goals of the Makefile, run in order, and the programs that they need besides Python."""
 
     name: str
     goals: tuple[str, ...]
@@ -93,7 +93,7 @@ def run(part: Part) -> Outcome:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a plus sign if files differ from it (the page excepted)."""
+    """The checked-out commit, with a plus sign if files other than the page differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]

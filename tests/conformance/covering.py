@@ -1,4 +1,4 @@
-"""Chooses the cases of a kernel that represent all: each pair of traits of any case is in a kept case."""
+"""Chooses cases of a kernel such that each pair of traits of any case is in a chosen case."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def traits_of(case: AttentionCase, layout: str) -> Traits:
 
 
 def covering(cases: Mapping[str, Traits], kept: set[str]) -> set[str]:
-    """The names in `kept` and a few more, so that each pair of traits of any case is in a named case.
+    """`kept` and a few names more: each pair of traits of any case is in a named case.
 
-    The greedy algorithm for set cover: add the case with the most missing pairs until none is missing.
+    A greedy set cover: add the case with the most missing pairs until none is missing.
     """
     pairs = {name: set(itertools.combinations(traits.items(), 2)) for name, traits in cases.items()}
     kept = set(kept)
@@ -51,7 +51,7 @@ def covering(cases: Mapping[str, Traits], kept: set[str]) -> set[str]:
 
 
 def cases_that_are_left_out(registry: Registry, entry: Entry, env: Env) -> set[str]:
-    """Names of checks of an attention kernel that can be left out: other checks have their pairs of traits.
+    """Names of attention checks that can be left out: other checks have their pairs of traits.
 
     Checks that `enginebay check` runs, and checks that the kernel refuses, are never left out.
     """

@@ -17,7 +17,10 @@ from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView
 
 
 class ChangingScheduler(Scheduler):
-    """Delegates to `inner`. When a test replaces `inner`, the new scheduler starts with its initial state."""
+    """Delegates to `inner`.
+
+    When a test replaces `inner`, the new scheduler starts with its initial state.
+    """
 
     def __init__(self, usual: Scheduler) -> None:
         self.usual = self.inner = usual

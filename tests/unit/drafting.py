@@ -1,4 +1,4 @@
-"""Helpers for tests of speculative decoding: proposers that know the continuations, and counters."""
+"""Helpers for tests of speculative decoding: proposers that know the right tokens, and counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAFTS = 4
 
 
 class Oracle(Proposer):
-    """Drafts the continuations in `known`, with every `wrong_every`-th token replaced by a wrong one.
+    """Drafts the continuations in `known`; every `wrong_every`-th token is replaced by a wrong one.
 
     For a row that is not in `known` it drafts token 1.
     """
@@ -84,6 +84,6 @@ def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 def plain_and_known(
     made: Changing, prompts: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The tokens of decoding without drafts, and each prompt with its tokens, for Oracle's `known`."""
+    """Tokens decoded without drafts, and each prompt with its tokens, for Oracle's `known`."""
     plain = tokens_of(run(made, prompts, params, None))
     return plain, [prompt + new for prompt, new in zip(prompts, plain, strict=True)]

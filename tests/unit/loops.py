@@ -101,7 +101,7 @@ def request(name: str, length: int = 5, max_tokens: int = 12, **fields: Any) -> 
 
 
 def alike(name: str, length: int, max_tokens: int, **fields: Any) -> Request:
-    """A request whose prompt shares its prefix with others: one prefix for even lengths, one for odd."""
+    """A request whose prompt has one prefix for even lengths, and another for odd lengths."""
     prompt = make_prompt(length % 2, length)
     return dataclasses.replace(request(name, length, max_tokens, **fields), prompt_token_ids=prompt)
 
@@ -157,7 +157,10 @@ class Loops:
         return self._made[-1]
 
     def check(self) -> None:
-        """Check that no row or page is in use. Call it on the loop's thread, or after that has ended."""
+        """Check that no row or page is in use.
+
+        Call it on the loop's thread, or after that has ended.
+        """
         engine = self.parts.engine
         engine.ledger.check()
         assert (engine.rows.num_reqs, engine.ledger.num_free_tokens) == (0, self._num_free_tokens)

@@ -33,7 +33,7 @@ def pages() -> Iterator[Changing]:
 
 @contextlib.contextmanager
 def slots() -> Iterator[Changing]:
-    """One layer of the demo model on vInference with fixed slots, for greedy rows with prompt logprobs."""
+    """Like `pages`, on vInference with fixed slots: greedy rows with prompt logprobs."""
     with changing(LEAST, engine={"name": "vinference", "grow": False}, **SMALL) as made:
         yield made
         assert_idle(made.llm)

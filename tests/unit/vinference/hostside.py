@@ -1,4 +1,7 @@
-"""Prefill and decode of a vInference in NumPy. The rest of vInference is real; nothing is compiled."""
+"""Prefill and decode of a vInference in NumPy.
+
+The rest of vInference is real; nothing is compiled.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
 class HostFunctions:
     """Prefill and decode of one shape. Each calls `before` first, with "prefill" or "decode".
 
-    The next token of a greedy row is computed from the row's tokens; that of a sampled row also from
-    its key.
+    The next token of a greedy row is computed from the row's tokens; that of a sampled row also
+    from its key.
     """
 
     def __init__(self, inference: vInference, shape: InferenceShape) -> None:
