@@ -169,6 +169,9 @@ def print_table(reports: dict[str, dict[str, Any]]) -> None:
             for told in report["mutants"]:
                 if told["outcome"] == outcome:
                     print(f"{outcome}: {name} {line_of(told)}")
+    everything = [told["outcome"] for report in reports.values() for told in report["mutants"]]
+    found = sum(outcome in ("killed", "timeout") for outcome in everything)
+    print(f"\n{found} of {len(everything)} mutants found")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

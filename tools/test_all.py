@@ -85,7 +85,8 @@ def run(part: Part) -> Outcome:
                 print(line, end="", flush=True)
                 lines.append(line)
         summaries = SUMMARY.findall("".join(lines))
-        found.append(summaries[-1] if summaries else f"{goal} done")
+        said = [line.strip() for line in lines if line.strip()] or [f"{goal} done"]
+        found.append(summaries[-1] if summaries else said[-1].replace("|", "/"))
         if process.returncode != 0:
             text = f"FAILED in `make {goal}` (exit code {process.returncode}): {found[-1]}"
             return Outcome(text, (time.monotonic() - began) / 60, failed=True)
