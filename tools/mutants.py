@@ -151,7 +151,7 @@ def try_module(
             for process in tuple(processes):
                 kill(process)
             raise
-    report["mutants"].sort(key=lambda told: told["line"])
+    report["mutants"].sort(key=lambda mutant: mutant["line"])
     return report
 
 

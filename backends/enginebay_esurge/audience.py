@@ -16,7 +16,7 @@ class Audience:
         self._watch: Watch | None = None
 
     def __len__(self) -> int:
-        """How many are told."""
+        """How many observers there are."""
         return len(self._observers)
 
     def follow(self, watch: Watch) -> None:

@@ -30,7 +30,7 @@ def test_an_engine_comes_back_with_its_programs_and_without_its_cache() -> None:
     with pool.leases():
         engine, tokens, _ = serve()
         count = engine.compilations.count
-        assert serve()[0] is not engine, "one that is leased is given to nobody else"
+        assert serve()[0] is not engine, "a leased engine is not leased again"
     with pool.leases():
         again, same_tokens, num_cached = serve()
         assert (same_tokens, num_cached) == (tokens, 0)

@@ -80,7 +80,7 @@ def assert_idle(engine: eSurge) -> None:
 
 
 class Watcher(Observer):
-    """Does nothing with what it is told."""
+    """An observer that ignores every event."""
 
     def updated(self, update: Update) -> None:
         pass
