@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from enginebay.errors import ConfigError, explain, unknown_name
+from enginebay.errors import ConfigError, explain, shown_text, unknown_name
 from enginebay.types import describe_validation
 
 AUTO: Final = "auto"
@@ -178,7 +178,8 @@ class EngineConfig(Frozen):
             for phase in choice if isinstance(choice, Mapping) else ():
                 if phase not in PHASES:
                     told = unknown_name("phase", str(phase), PHASES, "Correct it.")
-                    raise ConfigError(f"kernels.{op}.{phase}: {told}")
+                    where = f"kernels.{shown_text(str(op), 60)}.{shown_text(str(phase), 60)}"
+                    raise ConfigError(f"{where}: {told}")
         return value
 
     @field_validator("mesh")

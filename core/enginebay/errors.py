@@ -65,13 +65,30 @@ def explain(given: str, allowed: str, todo: str) -> str:
     return f"{given}. Allowed: {allowed}. {todo}"
 
 
+def shown(value: object, limit: int = 100) -> str:
+    """A value as an error message quotes it: in one line of at most `limit` characters and an ellipsis."""
+    if isinstance(value, str | bytes):
+        value = value[: limit + 1]
+    try:
+        text = " ".join(repr(value).split())
+    except (RecursionError, ValueError):  # nested too deeply, or a whole number of thousands of digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def shown_text(text: str, limit: int = 300) -> str:
+    """A sentence of another library, without line breaks and cut to `limit` characters."""
+    line = " ".join(text[: 4 * limit].split())
+    return line if len(line) <= limit else f"{line[:limit]}..."
+
+
 def unknown_name(
     what: str, name: str, known: Iterable[str], todo: str = "Choose one of these."
 ) -> UnknownNameError:
     """The error for a name that is not among `known`; it names the nearest match, if there is one."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return UnknownNameError(
-        explain(f"unknown {what} {name!r}", ", ".join(names) or "none is installed", hint + todo)
+        explain(f"unknown {what} {shown(name)}", ", ".join(names) or "none is installed", hint + todo)
     )

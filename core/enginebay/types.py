@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError, explain, shown, shown_text
 
 if TYPE_CHECKING:
     from enginebay.constraint import Grammar
@@ -36,7 +36,7 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
 
     max_tokens: int | None = Field(
-        default=64, ge=1, description="most new tokens; None: as many as the context has room for"
+        default=64, ge=1, description="most new tokens; None: as many as context and cache have room for"
     )
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
     top_k: int = Field(default=0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
@@ -219,6 +219,13 @@ def takes_best(temperature: float, top_k: int) -> bool:
     return temperature < float(np.finfo(np.float32).tiny) or top_k == 1
 
 
+MAX_FINDINGS = 5
+"""Wrong fields that one message lists."""
+
+MAX_NAME = 60
+"""Characters of a field's name that a message quotes as they are."""
+
+
 def make_sampling_params(**fields: object) -> SamplingParams:
     """SamplingParams whose error is a RequestError in one line per field instead of pydantic's own."""
     try:
@@ -229,19 +236,21 @@ def make_sampling_params(**fields: object) -> SamplingParams:
 
 def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
     """Pydantic's findings as our three-part message."""
+    findings = error.errors(include_url=False, include_context=False)
     wrong = "; ".join(
-        f"{'.'.join(map(str, e['loc'])) or model.__name__} = {_shown(e['input'])}: {e['msg']}"
-        for e in error.errors()
+        f"{_path(e['loc']) or model.__name__} = {shown(e['input'])}: {shown_text(e['msg'])}"
+        for e in findings[:MAX_FINDINGS]
     )
+    wrong = wrong if len(findings) <= MAX_FINDINGS else f"{wrong}; and {len(findings) - MAX_FINDINGS} more"
     return explain(
         wrong, "the fields " + ", ".join(model.model_fields), "Correct the value or leave the field out."
     )
 
 
-def _shown(value: object, limit: int = 100) -> str:
-    """A value in one line of bearable length."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def _path(loc: tuple[int | str, ...]) -> str:
+    """Where a finding is, such as `kernels.attention`; what a stranger wrote there is quoted when it is long."""
+    names = [str(part) for part in loc]
+    return ".".join(n if len(n) <= MAX_NAME and n.isprintable() else shown(n) for n in names)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from enginebay import errors
-from enginebay.errors import EnginebayError, InputError, InternalError, UnsupportedError, unknown_name
+from enginebay.config import make_config
+from enginebay.errors import (
+    ConfigError,
+    EnginebayError,
+    InputError,
+    InternalError,
+    UnsupportedError,
+    shown,
+    unknown_name,
+)
 
 EVERY_ERROR = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EnginebayError)]
 
@@ -37,3 +48,41 @@ def test_a_name_like_no_other_gets_no_suggestion() -> None:
 
 def test_nothing_installed_is_said() -> None:
     assert "Allowed: none is installed." in str(unknown_name("engine", "x", []))
+
+
+LONG = "x" * 10_000 + "\n" + "y" * 10_000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {LONG: 1},
+        {"seed": LONG},
+        {"seed": int("9" * 4000)},
+        {"mesh": {LONG: "many"}},
+        {"kernels": {LONG: {"decod": "xla"}}},
+        {"kernels": {"attention": {LONG: "xla"}}},
+        {"axis_rules": {LONG: "tensor"}},
+        {"engine": {"name": "oengine", "options": LONG}},
+        {f"key{i}" * 100: i for i in range(200)},
+    ],
+)
+def test_a_message_about_a_wrong_value_quotes_at_most_a_line_of_it(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(values)
+    assert len(str(caught.value)) < 2000
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_is_quoted_in_part() -> None:
+    message = str(unknown_name("engine", LONG, ["oengine"]))
+    assert len(message) < 300
+    assert "\n" not in message
+
+
+def test_what_repr_cannot_write_is_named_by_its_type() -> None:
+    nested: list[object] = []
+    for _ in range(200_000):
+        nested = [nested]
+    assert len(shown(nested)) <= 103
+    assert shown(10**5000) == "a value of type int"
