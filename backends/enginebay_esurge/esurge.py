@@ -103,6 +103,7 @@ class eSurge:  # noqa: N801  # the name its users know
         self._silent = silent_mode
         self._tokenizer = subject.tokenizer
         parts = load_engine(subject.plan, log, level, compiles=compile_runner)
+        preparer.max_cached = parts.engine.ledger.most_tokens
         self._service = Service(parts, drops_cache=destroy_pages_on_pause)
         self._serving = Serving(self._service, self._tokenizer)
         self._profiler = Profiler(self._service)

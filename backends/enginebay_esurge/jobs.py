@@ -83,6 +83,9 @@ class Jobs:
             self.callback, params, {"request_id": request_id, "prompt": text, "engine": engine}
         )
         lengths = fit_lengths(before, own.max_tokens, self.rules)
+        if own.max_tokens is None:
+            num_new = min(lengths.num_new, self._preparer.room(lengths.num_prompt))
+            lengths = dataclasses.replace(lengths, num_new=num_new)
         if lengths.num_prompt < before:
             token_ids = truncate(token_ids, lengths.num_prompt, self.rules.truncate_mode)
             text = self._text_of(token_ids) if self._decodes_truncated else text

@@ -7,10 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from enginebay.errors import CheckpointError, explain
+from enginebay.errors import CheckpointError, explain, shown
 from enginebay.ops.spec import RopeSpec
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+MAX_LAYERS = 1000
+"""A layer is an object of Python: a configuration with more layers is refused before the first is made."""
+MAX_SIZE = 2**31 - 1
+"""Largest whole number of a field: sizes and positions are int32 on the device."""
 # Llama 2's converters wrote one of these; the rule is the same.
 _ACTIVATIONS = ("silu", "swish")
 
@@ -49,7 +53,7 @@ def read_decoder(
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=positive(config, "intermediate_size"),
-        num_layers=positive(config, "num_hidden_layers"),
+        num_layers=positive(config, "num_hidden_layers", most=MAX_LAYERS),
         num_q_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=width,
@@ -124,13 +128,18 @@ def _check_rule(path: str, value: object) -> None:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _max_model_len(config: Mapping[str, Any], rope: RopeSpec) -> int:
     """max_position_embeddings, or what the scaling stretches the original context to where that is longer."""
-    stretched = int(rope.original_max_position_embeddings * rope.factor) if rope.scaling == "yarn" else 0
-    return max(positive(config, "max_position_embeddings"), stretched)
+    longest = rope.original_max_position_embeddings * rope.factor if rope.scaling == "yarn" else 0
+    return max(positive(config, "max_position_embeddings"), int(min(longest, MAX_SIZE)))
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
@@ -153,12 +162,16 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A field that must be a positive whole number; absent or null means the default, if there is one."""
+def positive(
+    config: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_SIZE
+) -> int:
+    """A field that must be a whole number from 1 to `most`; absent or null means the default, if there is one."""
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise bad_field(name, value, "a positive whole number")
+    if value > most:
+        raise bad_field(name, value, f"1 to {most}")
     return value
 
 
@@ -182,7 +195,7 @@ def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 def bad_field(name: str, value: object, allowed: str) -> CheckpointError:
     """The error for a field of config.json that is missing, malformed or not served."""
-    given = f"config.json has no {name}" if value is None else f"config.json has {name} = {value!r}"
+    given = f"config.json has no {name}" if value is None else f"config.json has {name} = {shown(value)}"
     return CheckpointError(
         explain(given, allowed, "Correct the checkpoint's config.json, or choose another model.")
     )

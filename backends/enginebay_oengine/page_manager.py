@@ -23,6 +23,38 @@ class OutOfPagesError(EnginebayError, RuntimeError):
     """There are not enough pages, and nothing that would make some free by itself."""
 
 
+class _Rows:
+    """Rows 0 to num_rows - 1 of the ledger. A row that came back is taken before one that is new."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._reach = 0  # this row and those after it were never taken
+        self._freed: list[int] = []
+
+    @property
+    def num_taken(self) -> int:
+        """Rows that leases have."""
+        return self._reach - len(self._freed)
+
+    def next(self) -> int | None:
+        """The row that the next lease gets, or None when all are taken."""
+        if self._freed:
+            return self._freed[-1]
+        return self._reach if self._reach < self._num_rows else None
+
+    def take(self, lease: Lease | None) -> Lease | None:
+        """Note that `lease`, if there is one, has the next row; returns it."""
+        if lease is not None and self._freed:
+            self._freed.pop()
+        elif lease is not None:
+            self._reach += 1
+        return lease
+
+    def give_back(self, row: int) -> None:
+        """A lease of this row has ended."""
+        self._freed.append(row)
+
+
 class HBMPageManager:
     """The books of a cache. Page 0 is the dummy: it is never given out, and giving it back is ignored.
 
@@ -39,7 +71,7 @@ class HBMPageManager:
         store = PageStore(PagePool(metadata.num_pages), metadata.page_size)
         longest = max(metadata.max_length, metadata.page_size)
         self._ledger = PageLedger(store, num_rows, longest)
-        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._rows = _Rows(num_rows)
         self._single: dict[int, Lease] = {}
         self._unused: collections.deque[Lease] = collections.deque()
 
@@ -65,8 +97,7 @@ class HBMPageManager:
         """Sequences that hold pages: those in slots, and of prefixes that somebody refers to."""
         with self.lock:
             self._collect()
-            num_rows = ROWS_PER_PAGE * self.metadata.num_pages
-            return num_rows - len(self._free_rows) - len(self._single)
+            return self._rows.num_taken - len(self._single)
 
     def alloc_hbm_pages(self, num_pages: int) -> list[int]:
         """So many pages, or [] when there are not as many. InputError for a count below 0."""
@@ -108,12 +139,10 @@ class HBMPageManager:
         """A lease for a sequence of so many tokens, or None when there are not enough pages now."""
         with self.lock:
             self._collect()
-            if not self._free_rows:
+            row = self._rows.next()
+            if row is None:
                 return None
-            lease = self._ledger.admit(self._free_rows[-1], np.zeros(1, np.int32), num_tokens)
-            if lease is not None:
-                self._free_rows.pop()
-            return lease
+            return self._rows.take(self._ledger.admit(row, np.zeros(1, np.int32), num_tokens))
 
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
         """A lease of another one's first num_tokens tokens, which must be committed.
@@ -123,12 +152,10 @@ class HBMPageManager:
         """
         with self.lock:
             self._collect()
-            if not self._free_rows:
+            row = self._rows.next()
+            if row is None:
                 return None
-            made = self._ledger.fork(lease, self._free_rows[-1], num_tokens, num_tokens)
-            if made is not None:
-                self._free_rows.pop()
-            return made
+            return self._rows.take(self._ledger.fork(lease, row, num_tokens, num_tokens))
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Make room for so many tokens, of which those to come are the lease's alone; False when there are no pages now."""
@@ -145,7 +172,7 @@ class HBMPageManager:
         """Take a lease back."""
         with self.lock:
             self._ledger.release(lease)
-            self._free_rows.append(lease.row)
+            self._rows.give_back(lease.row)
 
     def release_later(self, leases: Sequence[Lease]) -> None:
         """Take leases back with the next call. Safe at any moment, as of a finalizer."""

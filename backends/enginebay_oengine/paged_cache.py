@@ -22,7 +22,7 @@ from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import pages_for
-from enginebay_oengine.sizing import choose_num_pages
+from enginebay_oengine.sizing import choose_num_pages, plan_memory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,7 +96,8 @@ class PagedAttentionCache:
 
         Without num_pages, `memory_utilization` (by default 0.85) of the device's free memory less weights and working
         space, and at most what `max_num_seqs` sequences of `max_length` tokens need; these are by default those of the
-        model's configuration. ConfigError for a wrong value, UnsupportedError when there is no room for a page.
+        model's configuration. ConfigError for a wrong value, UnsupportedError when there is no room for a page, or for
+        all of num_pages.
         """
         parts, info = model.parts, model.plan.model.info
         try:
@@ -126,7 +127,9 @@ class PagedAttentionCache:
         )
         geometry = Geometry(sizes, parts.layout_type, page_size, parts.compact_decode)
         sampler = model.plan.registry.find("sampler", model.plan.config.sampler.name).declaration
-        count = choose_num_pages(dataclasses.replace(parts, config=sized), options, geometry)
+        sized_parts = dataclasses.replace(parts, config=sized)
+        count = choose_num_pages(sized_parts, options, geometry)
+        plan_memory(sized_parts, geometry, count).check()
         return PagedAttentionCacheMetaData(
             page_size=page_size,
             num_pages=count,

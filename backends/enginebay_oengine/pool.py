@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
@@ -15,16 +16,16 @@ class PagePool:
     """The pages 1 to num_pages - 1 of a cache; page 0 is the dummy. Every operation is O(1).
 
     A page is *used* while somebody holds it, *cached* when nobody does and its contents are kept, and *free* otherwise.
+    A pool takes memory for the pages that were ever taken, so a pool of any size is made at once.
     """
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 2:
             raise InternalError(f"a pool of {num_pages} pages: the dummy and at least one more")
         self.num_pages = num_pages
-        self._holders = [0] * num_pages
-        self._free = list(range(num_pages - 1, DUMMY_PAGE, -1))
+        self._holders = array("i", [0])  # of the first `reach` pages
+        self._freed = array("q")  # free pages below `reach`; those from `reach` on were never taken
         self._cached: set[int] = set()
-        self._reach = DUMMY_PAGE + 1
 
     @property
     def num_usable(self) -> int:
@@ -34,12 +35,12 @@ class PagePool:
     @property
     def reach(self) -> int:
         """How many of the first pages hold all that was ever taken, the dummy included: lower ones are taken before higher ones."""
-        return self._reach
+        return len(self._holders)
 
     @property
     def num_free(self) -> int:
         """Pages with nothing in them."""
-        return len(self._free)
+        return len(self._freed) + self.num_pages - self.reach
 
     @property
     def num_cached(self) -> int:
@@ -49,24 +50,26 @@ class PagePool:
     @property
     def num_used(self) -> int:
         """Pages that somebody holds."""
-        return self.num_usable - len(self._free) - len(self._cached)
+        return self.num_usable - self.num_free - len(self._cached)
 
     def holders(self, page: int) -> int:
         """How many hold a page."""
-        return self._holders[page]
+        return self._holders[page] if page < self.reach else 0
 
     def take(self) -> int:
         """A free page, held once from now on. InternalError when there is none."""
-        if not self._free:
+        if self._freed:
+            page = self._freed.pop()
+            self._holders[page] = 1
+            return page
+        if self.reach == self.num_pages:
             raise InternalError("a page is taken from a pool that has none free")
-        page = self._free.pop()
-        self._holders[page] = 1
-        self._reach = max(self._reach, page + 1)
-        return page
+        self._holders.append(1)
+        return self.reach - 1
 
     def share(self, page: int) -> None:
         """One more holds a used or cached page."""
-        if not self._holders[page]:
+        if not self.holders(page):
             if page not in self._cached:
                 raise InternalError(f"page {page} is shared, and it is free")
             self._cached.remove(page)
@@ -74,7 +77,7 @@ class PagePool:
 
     def drop(self, page: int, *, keep: bool) -> bool:
         """One fewer holds a page; whether nobody does now. Then it is cached with `keep`, and free without."""
-        if not self._holders[page]:
+        if not self.holders(page):
             raise InternalError(f"page {page} is given back by somebody who does not hold it")
         self._holders[page] -= 1
         if self._holders[page]:
@@ -82,7 +85,7 @@ class PagePool:
         if keep:
             self._cached.add(page)
         else:
-            self._free.append(page)
+            self._freed.append(page)
         return True
 
     def reclaim(self, page: int) -> None:
@@ -90,11 +93,11 @@ class PagePool:
         if page not in self._cached:
             raise InternalError(f"page {page} is reclaimed, and it is not cached")
         self._cached.remove(page)
-        self._free.append(page)
+        self._freed.append(page)
 
     def check(self) -> None:
-        """InternalError unless every page but the dummy is exactly one of used, cached and free."""
-        check_books(self._holders, self._free, self._cached)
+        """InternalError unless every page that was ever taken is exactly one of used, cached and free."""
+        check_books(self._holders, self._freed, self._cached)
 
 
 def check_books(holders: Sequence[int], free_list: Sequence[int], cached: AbstractSet[int]) -> None:

@@ -71,6 +71,7 @@ class LLM:
             abilities=Abilities.of(plan),
             seed=plan.config.seed,
         )
+        self._preparer.max_cached = self._parts.engine.ledger.most_tokens
         self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer)
         weakref.finalize(
             self, self._loop.close

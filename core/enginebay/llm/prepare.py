@@ -102,6 +102,8 @@ class Preparer:
         self.tokens = tokens
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self.max_cached: int | None = None
+        """Most tokens that the cache holds for one request (`Ledger.most_tokens`); None: max_model_len is the limit."""
         self.abilities = abilities
         self._guides = Guides(
             lambda: abilities.grammars.make(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
@@ -122,6 +124,11 @@ class Preparer:
         """A list of one Prepared, of one prompt: where a list of ids is meant and no list of prompts."""
         check_prompt(prompt)
         return self._prepare_all([prompt], params, standings(1, priority, tenant))
+
+    def room(self, num_prompt: int) -> int:
+        """Most new tokens that context and cache hold after a prompt of so many tokens; at least 1."""
+        cached = self.max_model_len if self.max_cached is None else self.max_cached
+        return max(1, min(self.max_model_len, cached) - num_prompt)
 
     def _prepare_all(
         self, prompts: list[Prompt], params: Params, standing: Sequence[Standing]
@@ -246,7 +253,7 @@ class Preparer:
         if takes_best(params.temperature, params.top_k) and not chosen.changes_best(used):
             used = ()
         return FrozenSampling(
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=self.room(len(prompt)) if params.max_tokens is None else min(params.max_tokens, room),
             temperature=min(params.temperature, MOST_TEMPERATURE),
             top_k=params.top_k if 0 < params.top_k < self.vocab_size else 0,
             top_p=params.top_p,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError, UnsupportedError, explain
 from enginebay.rows.batch import ModelRunBatch, make_batch
 from enginebay.rows.page_table import PageTable
 from enginebay.rows.requests import DocumentedRecord, DocumentedRequest, free_row, read_entry
@@ -76,7 +76,7 @@ class SequenceBuffer:
         self.vocab_size = vocab_size
         self.page_sizes = list(page_sizes)
         self.sharding = sharding
-        self.token_ids = np.zeros((max_num_reqs, max_model_len), np.int32)
+        self.token_ids = _make_tokens(max_num_reqs, max_model_len)
         self.num_tokens = np.zeros(max_num_reqs, np.int32)
         self.num_prompt_tokens = np.zeros(max_num_reqs, np.int32)
         self.num_computed_tokens = np.zeros(max_num_reqs, np.int32)
@@ -325,6 +325,20 @@ def append_step(table: SequenceBuffer, rows: np.ndarray, token_ids: np.ndarray, 
     which, step = np.nonzero(np.arange(token_ids.shape[1]) < counts[:, None])
     table.token_ids[rows[which], starts[which] + step] = token_ids[which, step]
     table.num_tokens[rows] = ends
+
+
+def _make_tokens(num_rows: int, max_model_len: int) -> np.ndarray:
+    """int32 [num_rows, max_model_len] of zeros; UnsupportedError when this machine cannot hold them."""
+    try:
+        return np.zeros((num_rows, max_model_len), np.int32)
+    except (MemoryError, ValueError, OverflowError):
+        raise UnsupportedError(
+            explain(
+                f"a table of {num_rows} rows of {max_model_len} tokens",
+                "what this machine's memory holds",
+                "Lower max_model_len or max_num_seqs.",
+            )
+        ) from None
 
 
 def _check_counts(counts: Sequence[int], page_sizes: Sequence[int]) -> None:
