@@ -1,4 +1,4 @@
-"""How a prompt and the tokens asked for are made to fit the context: pure functions of lengths."""
+"""How a prompt and its new tokens are made to fit the context: pure functions of lengths."""
 
 from __future__ import annotations
 
@@ -62,28 +62,40 @@ class Lengths:
 
 
 def fit_lengths(num_prompt: int, num_new: int | None, rules: ContextRules) -> Lengths:
-    """What is left of a prompt and of the new tokens asked for, so that both fit the budget.
+    """How many tokens of a prompt and how many new tokens are served, so that both fit the budget.
 
-    num_new None asks for what room there is. What fits stays as it is. Otherwise new tokens are capped (to 1 at least)
-    and the prompt is truncated (to 1 at least), in this order with prefer_preserve_prompt and else in the other, the
-    second only as far as the first did not suffice. One that auto_cap_new_tokens or auto_truncate_prompt forbids is
-    done when nothing else helps, or with strict_context refused: RequestError.
+    num_new None means as many new tokens as there is room for. A prompt that alone exceeds the budget is truncated
+    to the budget less num_new (less 1 for None). A prompt that alone fits keeps its length under
+    prefer_preserve_prompt, and the new tokens are capped; without it the prompt is truncated first. Each keeps at least
+    one token, and the second cut happens only as far as the first one does not suffice.
+
+    A cut that auto_cap_new_tokens or auto_truncate_prompt forbids happens where no other helps; with strict_context
+    it raises RequestError (a ValueError) instead, and without auto_cap_new_tokens so does every excess.
     """
     budget = rules.budget
     prompt = num_prompt
     new = max(1, budget - num_prompt) if num_new is None else num_new
-    steps = ["cap", "truncate"] if rules.prefer_preserve_prompt else ["truncate", "cap"]
-    allowed = {"cap": rules.auto_cap_new_tokens, "truncate": rules.auto_truncate_prompt}
-    for step in [*(s for s in steps if allowed[s]), *(s for s in steps if not allowed[s])]:
+    if prompt + new > budget and rules.strict_context and not rules.auto_cap_new_tokens:
+        raise _does_not_fit(num_prompt, num_new, rules)
+    for cut in _cuts(num_prompt, rules):
         if prompt + new <= budget:
             break
-        if rules.strict_context and not allowed[step]:
-            raise _does_not_fit(num_prompt, num_new, rules)
-        if step == "cap":
+        if cut == "cap":
             new = max(1, budget - prompt)
-        else:
-            prompt = max(1, budget - new)
+            continue
+        if rules.strict_context and not rules.auto_truncate_prompt:
+            raise _does_not_fit(num_prompt, num_new, rules)
+        prompt = max(1, budget - new)
     return Lengths(prompt, new)
+
+
+def _cuts(num_prompt: int, rules: ContextRules) -> list[str]:
+    """The order of the two cuts: "cap" shortens the new tokens, "truncate" the prompt."""
+    if num_prompt > rules.budget:
+        return ["truncate", "cap"]
+    order = ["cap", "truncate"] if rules.prefer_preserve_prompt else ["truncate", "cap"]
+    allowed = {"cap": rules.auto_cap_new_tokens, "truncate": rules.auto_truncate_prompt}
+    return sorted(order, key=lambda cut: not allowed[cut])
 
 
 def truncate(token_ids: Sequence[int], num_tokens: int, mode: TruncateMode) -> list[int]:

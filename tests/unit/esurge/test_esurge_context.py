@@ -26,7 +26,7 @@ def test_prompt_new_tokens_and_reserve_always_fit_the_context(
 ) -> None:  # holds S04
     wanted = num_new or max(1, rule.budget - num_prompt)
     fits = num_prompt + wanted <= rule.budget
-    if not fits and rule.strict_context and not (rule.auto_truncate_prompt or rule.auto_cap_new_tokens):
+    if not fits and rule.strict_context and not rule.auto_cap_new_tokens:
         with pytest.raises(ValueError, match="strict_context"):
             fit_lengths(num_prompt, num_new, rule)
         return
@@ -34,8 +34,8 @@ def test_prompt_new_tokens_and_reserve_always_fit_the_context(
         lengths = fit_lengths(num_prompt, num_new, rule)
     except RequestError:
         assert rule.strict_context
-        assert not fits
-        assert not (rule.auto_truncate_prompt and rule.auto_cap_new_tokens)
+        assert num_prompt >= rule.budget, "capping would have been enough"
+        assert not rule.auto_truncate_prompt
         return
     assert lengths.num_prompt + lengths.num_new + rule.reserve <= rule.max_model_len
     assert 1 <= lengths.num_prompt <= num_prompt
@@ -47,7 +47,9 @@ def test_prompt_new_tokens_and_reserve_always_fit_the_context(
     if rule.strict_context:  # what is forbidden was not done
         assert rule.auto_truncate_prompt or lengths.num_prompt == num_prompt
         assert rule.auto_cap_new_tokens or lengths.num_new == wanted
-    if rule.auto_truncate_prompt == rule.auto_cap_new_tokens:
+    if num_prompt > rule.budget:
+        assert lengths.num_prompt == max(1, rule.budget - wanted), "whatever prefer_preserve_prompt says"
+    elif rule.auto_truncate_prompt == rule.auto_cap_new_tokens:
         if rule.prefer_preserve_prompt:
             assert lengths.num_prompt == min(num_prompt, rule.budget - 1)
         else:
@@ -70,7 +72,7 @@ def test_what_goes_first_and_what_is_forbidden() -> None:  # holds S04
     rule = ContextRules(100, 10)
     assert fit_lengths(60, 50, rule) == Lengths(60, 30)
     assert fit_lengths(60, None, rule) == Lengths(60, 30)
-    assert fit_lengths(500, 50, rule) == Lengths(89, 1)
+    assert fit_lengths(90, 50, rule) == Lengths(89, 1), "a prompt as long as the budget leaves room for one"
     honour = dataclasses.replace(rule, prefer_preserve_prompt=False)
     assert fit_lengths(60, 50, honour) == Lengths(40, 50)
     never_capped = dataclasses.replace(rule, auto_cap_new_tokens=False)
@@ -81,6 +83,28 @@ def test_what_goes_first_and_what_is_forbidden() -> None:  # holds S04
         with pytest.raises(ValueError, match="strict_context"):
             fit_lengths(500, 500, strict)
     assert fit_lengths(60, 50, dataclasses.replace(rule, strict_context=True)) == Lengths(60, 30)
+
+
+@pytest.mark.parametrize("preserves", [False, True])
+def test_a_prompt_over_the_budget_leaves_room_for_the_new_tokens(preserves: bool) -> None:  # holds S04
+    rule = ContextRules(160, 40, prefer_preserve_prompt=preserves)
+    assert fit_lengths(200, 30, rule) == Lengths(90, 30)
+    assert fit_lengths(200, None, rule) == Lengths(119, 1)
+    assert fit_lengths(200, 500, rule) == Lengths(1, 119), "as many as the budget has room for"
+    reluctant = dataclasses.replace(rule, auto_truncate_prompt=False)
+    assert fit_lengths(200, 30, reluctant) == Lengths(90, 30), "nothing else helps"
+    assert fit_lengths(121, 30, rule) == Lengths(90, 30)
+    with pytest.raises(ValueError, match="strict_context"):
+        fit_lengths(200, 30, dataclasses.replace(reluctant, strict_context=True))
+
+
+@pytest.mark.parametrize("preserves", [False, True])
+def test_strict_without_capping_refuses_every_excess(preserves: bool) -> None:  # holds S04
+    rule = ContextRules(160, 40, auto_cap_new_tokens=False, strict_context=True, prefer_preserve_prompt=preserves)  # fmt: skip
+    assert fit_lengths(90, 30, rule) == Lengths(90, 30)
+    for num_prompt, num_new in ((91, 30), (10, 111), (200, 30), (120, None)):
+        with pytest.raises(ValueError, match="120 together"):
+            fit_lengths(num_prompt, num_new, rule)
 
 
 def test_reserve_is_a_tenth_and_leaves_room() -> None:  # holds S03

@@ -253,12 +253,12 @@ def test_aborting_ends_every_completion_and_wakes_the_waiter(slow_engine: eSurge
 def test_prompts_are_made_to_fit_and_metrics_tell(engine: eSurge) -> None:  # holds S04
     tokenizer, ids = engine.plan.checkpoint.load_tokenizer(), list(range(10, 210))
     output = engine.generate([ids], with_(GREEDY_ON, max_tokens=16))[0]
-    assert output.prompt_token_ids == ids[200 - (BUDGET - 1) :]
+    assert output.prompt_token_ids == ids[200 - (BUDGET - 16) :]
     assert output.prompt == tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
     assert output.metrics is not None
-    assert (output.metrics["original_prompt_tokens"], output.metrics["tokens_dropped"]) == (200, 57)
+    assert (output.metrics["original_prompt_tokens"], output.metrics["tokens_dropped"]) == (200, 72)
     finals = ("requested_new_tokens_original", "requested_new_tokens_final")
-    assert tuple(output.metrics[name] for name in finals) == (16, 1) == (16, output.num_generated_tokens)
+    assert tuple(output.metrics[name] for name in finals) == (16, 16) == (16, output.num_generated_tokens)
     inferred = engine.generate(PROMPT, LONG)[0]
     assert inferred.metrics is not None
     assert tuple(inferred.metrics[name] for name in finals) == (None, BUDGET - 4)
