@@ -19,8 +19,8 @@ from enginebay.llm.override import Given
 from enginebay.llm.prepare import Prompt, Prompts, as_prompts
 from enginebay.llm.standing import Priorities, Tenants, standings
 from enginebay.model import Checkpoint
-from enginebay.text import Message
 from enginebay.types import SamplingParams
+from enginebay.worker.chat import Message
 from enginebay_esurge.audience import Audience
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import NoTemplateError
@@ -176,6 +176,7 @@ class eSurge:  # noqa: N801  # the name its users know
         """
         self._service.stop()
         self._profiler.stop()
+        self._tokenizer.close()
 
     def pause(self) -> None:
         """Stop launching; requests stay where they are, and can be aborted. New ones are refused.

@@ -111,12 +111,11 @@ def find_tokenizer(tokenizer: Any, plan: Plan) -> Tokenizer:
     """The Tokenizer of a name or folder, of a tokenizer of transformers, or of the model itself for None. ConfigError else."""
     if tokenizer is None or isinstance(tokenizer, str | Path):
         where = plan.checkpoint if tokenizer is None else open_checkpoint(plan.registry, str(tokenizer))
-        loaded: Tokenizer = where.load_tokenizer()
-        return loaded
+        return _limited(where.load_tokenizer(), plan)
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode")):
-        return Tokenizer(tokenizer)
+        return _limited(Tokenizer(tokenizer), plan)
     raise ConfigError(
         explain(
             f"a tokenizer of type {type(tokenizer).__name__}",
@@ -130,3 +129,8 @@ def _as_ids(value: Any) -> list[int]:
     """Token ids that a tokenizer names: none, one, or several."""
     values = value if isinstance(value, list | tuple) else [] if value is None else [value]
     return [int(v) for v in values]
+
+
+def _limited(tokenizer: Tokenizer, plan: Plan) -> Tokenizer:
+    tokenizer.limit_templates(plan.config.template_limits)
+    return tokenizer

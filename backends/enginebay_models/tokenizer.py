@@ -2,7 +2,7 @@
 
 Importing transformers takes over a second, and its AutoTokenizer imports torch where that is installed. A folder whose
 tokenizer.json says everything is therefore read by the tokenizers library, which transformers itself calls for each
-text; transformers comes in when a chat is to be rendered.
+text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import CheckpointError, explain
-from enginebay.text import HuggingFaceTokenizer, Message, Tokenizer
+from enginebay.text import HuggingFaceTokenizer, Tokenizer
 from enginebay_models.checkpoint import read_json
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -22,6 +22,8 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekke
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Settings with which transformers changes what tokenizer.json says.
 _OVERRIDES = ("add_bos_token", "add_eos_token", "split_special_tokens", "auto_map", "tokenizer_padding")
+
+_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -82,6 +84,12 @@ class PlainTokenizer:
         self.chat_template: str | None = (
             template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
         )
+        self.special_tokens_map = {
+            name: value["content"] if isinstance(value, dict) else str(value)
+            for name in _ROLES
+            if (value := config.get(name)) is not None
+        }
+        """Special tokens by their role, which are variables of chat templates."""
 
     def says_all(self, config: Mapping[str, Any]) -> bool:
         """Whether tokenizer.json has every token that tokenizer_config.json would have transformers add."""
@@ -112,24 +120,6 @@ class PlainTokenizer:
             )
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
-
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        chat_template: str | None,
-        tokenize: bool,
-        add_generation_prompt: bool,
-    ) -> str:
-        """Messages to text, by transformers."""
-        return self.full.apply_chat_template(
-            conversation,
-            tools=tools,
-            chat_template=chat_template,
-            tokenize=tokenize,
-            add_generation_prompt=add_generation_prompt,
-        )
 
     @cached_property
     def full(self) -> HuggingFaceTokenizer:

@@ -21,8 +21,9 @@ from enginebay.llm import LLM
 from enginebay.llm.override import Given
 from enginebay.model import Model, Weights
 from enginebay.runner.weights import merge_weights
-from enginebay.text import Message, Tokenizer
+from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
+from enginebay.worker.chat import Message
 from enginebay_vinference.concurrent import Concurrently, Progress
 from enginebay_vinference.functions import Function
 from enginebay_vinference.inference_config import vInferenceConfig

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from enginebay.errors import InputError, RequestError, UnsupportedError, explain
+from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.text import Message, Tokenizer
+from enginebay.text import Tokenizer
 from enginebay.types import FinishReason, Request, SamplingParams, make_sampling_params
+from enginebay.worker.chat import Message
 from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.state import SampleState
 
@@ -75,11 +76,6 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> 
         return tokenizer.apply_chat_template(messages)
     except UnsupportedError as error:
         raise PromptTypeError(str(error)) from None
-    except InputError:
-        raise
-    except Exception as error:  # templates are programs of the model's, and may raise anything
-        given = f"a conversation that cannot be tokenised ({type(error).__name__}: {error})"
-        raise RequestError(explain(given, "what the chat template takes", "Change the messages.")) from error
 
 
 def _joined_parts(message: Message) -> Message:

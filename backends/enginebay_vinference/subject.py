@@ -112,12 +112,15 @@ def find_tokenizer(processor: Any, plan: Plan) -> Tokenizer:
     """
     if processor is None:
         loaded: Tokenizer = plan.checkpoint.load_tokenizer()
+        loaded.limit_templates(plan.config.template_limits)
         return loaded
     inner = getattr(processor, "tokenizer", processor)
     if isinstance(inner, Tokenizer):
         return inner
     if all(callable(getattr(inner, name, None)) for name in ("encode", "decode")):
-        return Tokenizer(inner)
+        made = Tokenizer(inner)
+        made.limit_templates(plan.config.template_limits)
+        return made
     raise InputError(
         explain(
             f"a processor of type {type(processor).__name__}",

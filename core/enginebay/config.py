@@ -94,6 +94,19 @@ class ShadowChoice(Frozen):
         return value
 
 
+class TemplateLimits(Frozen):
+    """What rendering one chat may use: templates come with checkpoints and with requests, and are programs of strangers."""
+
+    time_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to render one chat")
+    memory_bytes: int = Field(
+        default=256 << 20, ge=16 << 20, description="memory of the worker process beyond that of its start"
+    )
+    stack_bytes: int = Field(
+        default=8 << 20, ge=1 << 20, le=1 << 30, description="stack of the worker process"
+    )
+    max_output_chars: int = Field(default=8_000_000, ge=1, description="characters of the rendered text")
+
+
 class EngineConfig(Frozen):
     """All choices of one engine. `auto` is replaced by `enginebay.build.resolve`, which keeps its reasons."""
 
@@ -122,6 +135,9 @@ class EngineConfig(Frozen):
         default="auto", description="logits processors that requests may use; auto: those that declare it"
     )
     grammars: str = Field(default=AUTO, description="library that compiles the grammars of guided requests")
+    template_limits: TemplateLimits = Field(
+        default=TemplateLimits(), description="limits of rendering a chat template"
+    )
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         default="auto",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from enginebay.errors import RequestError, UnsupportedError, explain
-
-Message = Mapping[str, Any]
-"""One message of a chat: "role" and "content", and whatever else the chat template knows."""
+from enginebay.config import TemplateLimits
+from enginebay.errors import RequestError, explain
+from enginebay.worker.chat import Chat, ChatRenderer, Message
 
 UNFINISHED = "\ufffd"
 """What decoders give for bytes that are no character (yet)."""
@@ -18,7 +17,11 @@ MOST_HELD_TOKENS = 8
 
 
 class HuggingFaceTokenizer(Protocol):
-    """What is used of a fast tokenizer of transformers (or of one that looks like it)."""
+    """What is used of a fast tokenizer of transformers (or of one that looks like it).
+
+    `chat_template` is a Jinja text, or several by name, or None. Its variables are `special_tokens_map`, where there is one. A class
+    that renders chats by other means has a method apply_chat_template of its own.
+    """
 
     chat_template: Any
 
@@ -30,23 +33,13 @@ class HuggingFaceTokenizer(Protocol):
     ) -> str:
         """Ids to text."""
 
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        chat_template: str | None,
-        tokenize: bool,
-        add_generation_prompt: bool,
-    ) -> str:
-        """Messages to the text that the model was trained on."""
-
 
 class Tokenizer:
     """A tokenizer with clear errors, whose decoding of parts adds up to its decoding of the whole."""
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self._inner = inner
+        self._chats = ChatRenderer(TemplateLimits())
 
     @property
     def inner(self) -> HuggingFaceTokenizer:
@@ -84,63 +77,35 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation, by `chat_template` or the model's own; special tokens are the template's business.
 
-        `tools` are descriptions of functions for the template, if it knows what to do with them.
-        Raises RequestError for messages that are empty, malformed or refused by the template, UnsupportedError when the
-        tokenizer has no chat template.
+        `tools` are descriptions of functions for the template, if it knows what to do with them, `chat_template_kwargs` more
+        variables of it. With `continue_final_message` the text ends where the final message does, or where its field of
+        that name does; then `add_generation_prompt` must be False.
+        Raises RequestError for messages that are empty, malformed or refused by the template, and for a template that exceeds
+        a limit, UnsupportedError when the tokenizer has no chat template.
         """
-        check_messages(messages)
-        if chat_template is None and not self.has_chat_template:
-            raise UnsupportedError(
-                explain(
-                    "messages for a tokenizer without a chat template",
-                    "a text, or a model that has one",
-                    "Give chat_template, or use generate with a prompt.",
-                )
-            )
-        # Comes with every tokenizer that has a chat template.
-        from jinja2 import TemplateError
+        chat = Chat(
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+        return self.encode(self._chats.render(self._inner, chat), add_special_tokens=False)
 
-        try:
-            text = self._inner.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=chat_template,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except TemplateError as error:
-            raise RequestError(
-                explain(
-                    f"messages that the chat template refuses: {error}",
-                    "what the model was trained on",
-                    "Change the messages.",
-                )
-            ) from error
-        return self.encode(text, add_special_tokens=False)
+    def limit_templates(self, limits: TemplateLimits) -> None:
+        """Render chats within these limits from now on."""
+        self._chats.close()
+        self._chats = ChatRenderer(limits)
 
-
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raise RequestError unless this is a non-empty sequence of mappings that have a role and a content."""
-    todo = 'Give a list such as [{"role": "user", "content": "Hello"}].'
-    allowed = "mappings with a text for role, and a content"
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError(explain(f"messages of type {type(messages).__name__}", "a list of mappings", todo))
-    if not messages:
-        raise RequestError(explain("no messages", "at least one", todo))
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise RequestError(explain(f"message {index} of type {type(message).__name__}", allowed, todo))
-        if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RequestError(explain(f"message {index} with role {message.get('role')!r}", allowed, todo))
-        if "content" not in message or not isinstance(message["content"], str | list | None):
-            raise RequestError(
-                explain(
-                    f"message {index} ({message['role']}) without a text or list as content", allowed, todo
-                )
-            )
+    def close(self) -> None:
+        """End the process that renders chats. It starts again with the next chat."""
+        self._chats.close()
 
 
 class IncrementalDetokenizer:

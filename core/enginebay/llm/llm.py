@@ -29,6 +29,7 @@ from enginebay.llm.prepare import (
 from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
+from enginebay.text import Tokenizer
 from enginebay.types import RequestOutput, SamplingParams, StreamChunk
 
 Messages = Sequence[Mapping[str, Any]]
@@ -61,7 +62,8 @@ class LLM:
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
         self.config = plan.config
-        self.tokenizer = plan.checkpoint.load_tokenizer()
+        self.tokenizer: Tokenizer = plan.checkpoint.load_tokenizer()
+        self.tokenizer.limit_templates(plan.config.template_limits)
         assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
         self._preparer = Preparer(
             self.tokenizer,
@@ -91,8 +93,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Fail what is under way and end the engine's thread. Closing twice is fine."""
+        """Fail what is under way and end the engine's thread and worker processes. Closing twice is fine."""
         self._loop.close()
+        self.tokenizer.close()
 
     @property
     def plan(self) -> Plan:

@@ -1,0 +1,243 @@
+"""Chats to text: a model's chat template, or a request's, rendered in a worker process with limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.config import TemplateLimits
+from enginebay.errors import EnginebayError, RequestError, UnsupportedError, explain
+from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
+
+Message = Mapping[str, Any]
+"""One message of a chat: "role" and "content", and whatever else the chat template knows."""
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables of a template that have parameters of their own."""
+
+BASE_RENDERER = "transformers.tokenization_utils_base"
+"""Where the method stands that all tokenizers of transformers render Jinja texts with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and how a request wants it rendered (see `Tokenizer.apply_chat_template`)."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool | str = False
+    variables: Mapping[str, Any] | None = None
+
+
+class ChatRenderer:
+    """Renders chats for one tokenizer, in one worker process that the first chat starts. Safe from several threads."""
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        self._limits = limits
+        self._worker = LimitedWorker(
+            "enginebay.worker.templates:Renderer",
+            {"max_output_chars": limits.max_output_chars},
+            WorkerLimits(limits.time_s, limits.memory_bytes, limits.stack_bytes),
+        )
+
+    def render(self, tokenizer: Any, chat: Chat) -> str:
+        """The text of a chat, by its own template or that of a tokenizer of transformers, or one that looks like it.
+
+        A tokenizer whose class renders chats itself does so here, unless the request brings a template.
+        RequestError for a chat that is malformed, or refused by the template, and for a limit that is exceeded; UnsupportedError
+        when there is no template.
+        """
+        check_chat(chat)
+        if chat.template is None and not tokenizer.chat_template:
+            raise _no_template()
+        if chat.template is None and _renders_itself(tokenizer):
+            return _rendered_by(tokenizer, chat)
+        request = {
+            "template": _template(tokenizer.chat_template, chat),
+            "messages": chat.messages,
+            "variables": {**getattr(tokenizer, "special_tokens_map", {}), **(chat.variables or {})},
+            "given": {"tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt},
+            "continued": chat.continue_final_message,
+        }
+        return self._text(request)
+
+    def close(self) -> None:
+        """End the worker process; another chat starts another."""
+        self._worker.close()
+
+    def _text(self, request: Any) -> str:
+        try:
+            answer = self._worker.ask(request, default=_placeholder)
+        except RecursionError:
+            raise _refused("they are nested too deeply") from None
+        except (TypeError, ValueError) as error:  # they are no JSON
+            raise _refused(str(error)) from None
+        except LimitError as error:
+            raise self._exceeded(error.limit) from None
+        except WorkerError as error:
+            raise _refused(str(error)) from None
+        if "exceeded" in answer:
+            raise self._exceeded(answer["exceeded"])
+        if "reason" in answer:
+            raise _refused(answer["reason"])
+        text: str = answer["text"]
+        return text
+
+    def _exceeded(self, limit: str) -> RequestError:
+        limits = self._limits
+        allowed = {
+            "time": f"{limits.time_s:g} seconds (template_limits.time_s)",
+            "memory": f"{limits.memory_bytes} bytes of memory (template_limits.memory_bytes)",
+            "stack": f"{limits.stack_bytes} bytes of stack (template_limits.stack_bytes)",
+            "depth": "values and calls within Python's recursion limit",
+            "output": f"{limits.max_output_chars} characters (template_limits.max_output_chars)",
+        }
+        return RequestError(
+            explain(
+                f"a chat whose template exceeds the limit of {limit}",
+                allowed[limit],
+                "Mend the template, shorten the messages, or raise the limit.",
+            )
+        )
+
+
+def check_chat(chat: Chat) -> None:
+    """RequestError for messages, tools or variables that no template could take."""
+    check_messages(chat.messages)
+    _check_tools(chat.tools)
+    if not isinstance(chat.template, str | None):
+        given = f"chat_template of type {type(chat.template).__name__}"
+        raise RequestError(explain(given, "a Jinja text", "Leave it out for the model's own."))
+    if chat.variables is not None and not isinstance(chat.variables, Mapping):
+        given = f"chat_template_kwargs of type {type(chat.variables).__name__}"
+        raise RequestError(explain(given, "a mapping of names to values", "Give a dict."))
+    taken = sorted(RESERVED & (chat.variables or {}).keys())
+    if taken:
+        given = f"{', '.join(taken)} in chat_template_kwargs"
+        raise RequestError(
+            explain(given, "other variables of the template", "Use the parameter of that name.")
+        )
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise RequestError(
+            explain(
+                "continue_final_message with add_generation_prompt",
+                "one of them",
+                "Pass add_generation_prompt=False to continue the final message.",
+            )
+        )
+
+
+def _check_tools(tools: Any) -> None:
+    if tools is None:
+        return
+    listed = isinstance(tools, Sequence) and not isinstance(tools, str)
+    strange = next((t for t in tools if not isinstance(t, Mapping)), None) if listed else tools
+    if not listed or strange is not None:
+        raise RequestError(
+            explain(
+                f"tools with a {type(strange).__name__}",
+                "a list of mappings, each the JSON description of a function",
+                'Give a list such as [{"type": "function", "function": {"name": "f", "parameters": {}}}].',
+            )
+        )
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise RequestError unless this is a non-empty sequence of mappings that have a role and a content."""
+    todo = 'Give a list such as [{"role": "user", "content": "Hello"}].'
+    allowed = "mappings with a text for role, and a content"
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(explain(f"messages of type {type(messages).__name__}", "a list of mappings", todo))
+    if not messages:
+        raise RequestError(explain("no messages", "at least one", todo))
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(explain(f"message {index} of type {type(message).__name__}", allowed, todo))
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise RequestError(explain(f"message {index} with role {message.get('role')!r}", allowed, todo))
+        if "content" not in message or not isinstance(message["content"], str | list | None):
+            raise RequestError(
+                explain(
+                    f"message {index} ({message['role']}) without a text or list as content", allowed, todo
+                )
+            )
+
+
+def _renders_itself(tokenizer: Any) -> bool:
+    method = getattr(type(tokenizer), "apply_chat_template", None)
+    return method is not None and getattr(method, "__module__", None) != BASE_RENDERER
+
+
+def _rendered_by(tokenizer: Any, chat: Chat) -> str:
+    """The text that a tokenizer with a renderer of its own makes of a chat."""
+    more = {"continue_final_message": chat.continue_final_message} if chat.continue_final_message else {}
+    try:
+        text = tokenizer.apply_chat_template(
+            chat.messages,
+            tools=chat.tools,
+            chat_template=None,
+            tokenize=False,
+            add_generation_prompt=chat.add_generation_prompt,
+            **more,
+            **(chat.variables or {}),
+        )
+    except EnginebayError:
+        raise
+    except Exception as error:  # a renderer is a stranger's, and may raise anything
+        raise _refused(f"{type(error).__name__}: {error}") from error
+    if not isinstance(text, str):
+        raise _refused(f"the tokenizer made {type(text).__name__} of them, and no text")
+    return text
+
+
+def _template(own: Any, chat: Chat) -> str:
+    """The Jinja text: the request's, or of a model's the one that it names, or that fits. RequestError for none of these."""
+    named = own if isinstance(own, Mapping) else {}
+    template = chat.template if chat.template is not None else own
+    if chat.template in named:
+        template = named[chat.template]
+    elif chat.template is None and named:
+        template = named.get("tool_use") if chat.tools and "tool_use" in named else named.get("default")
+    if isinstance(template, str):
+        return template
+    given = f"a chat template of type {type(template).__name__}"
+    if named:
+        given = f"a model whose chat templates are {', '.join(map(str, named))}"
+    raise RequestError(
+        explain(given, "a Jinja text, or several of which one is named default", "Give chat_template.")
+    )
+
+
+def _placeholder(value: Any) -> Any:
+    """Other mappings and sequences, and numpy's numbers, as JSON has them. Of anything else a template sees the type alone."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return f"<{type(value).__name__}>"
+
+
+def _no_template() -> UnsupportedError:
+    return UnsupportedError(
+        explain(
+            "messages for a tokenizer without a chat template",
+            "a text, or a model that has one",
+            "Give chat_template, or use generate with a prompt.",
+        )
+    )
+
+
+def _refused(reason: str) -> RequestError:
+    line = " ".join(reason.split())
+    return RequestError(
+        explain(
+            f"messages that the chat template refuses: {line[:500]}",
+            "what the model was trained on",
+            "Change the messages.",
+        )
+    )
