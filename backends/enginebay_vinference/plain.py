@@ -4,6 +4,7 @@
     value                 in JSON
     ====================  ==================================================
     array                 {"$array": {"dtype", "shape", "base64", "host"}}
+    NumPy scalar          {"$scalar": what "$array" holds}
     typed PRNG key        {"$key": {"impl", "data"}}
     inf, -inf, nan        {"$float": "-inf"}
     tuple                 {"$tuple": [...]}
@@ -54,7 +55,7 @@ def to_plain(value: Any, store: StoreArray | None = None) -> Any:
                 "shape": list(array.shape),
                 "host": not isinstance(value, jax.Array),
             }
-            return {"$array": head | keep(array)}
+            return {"$scalar" if isinstance(value, np.generic) else "$array": head | keep(array)}
         case vInferencePreCompileConfig():
             return {"$precompile": value.to_dict()}
         case tuple() if type(value) is tuple:  # one with names would come back without them
@@ -132,6 +133,7 @@ def _read_key(content: Mapping[str, Any], load: LoadArray) -> jax.Array:
 
 _READERS: dict[str, Callable[[Any, LoadArray], Any]] = {
     "$array": _read_array,
+    "$scalar": lambda head, load: _read_array(head, load)[()],
     "$key": _read_key,
     "$float": lambda text, _: float(text),
     "$tuple": lambda values, load: tuple(from_plain(v, load) for v in values),

@@ -35,7 +35,7 @@ def on_host(made_on_host: tuple[vInference, list[HostFunctions]]) -> vInference:
 def functions(made_on_host: tuple[vInference, list[HostFunctions]]) -> Iterator[HostFunctions]:
     """Its functions for one prompt; what a test sets in them is gone afterwards."""
     yield made_on_host[1][0]
-    made_on_host[1][0].before = lambda _: None
+    made_on_host[1][0].before, made_on_host[1][0].script = lambda _: None, None
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ from tests.unit.vinference.small import BUCKETS, CONFIG, MODEL
 class HostFunctions:
     """Prefill and decode of one shape. Each calls `before` first, with "prefill" or "decode".
 
-    The next token of a greedy row is computed from the row's tokens; that of a sampled row also
-    from its key.
+    The next token of a row is the one that `script` has for its number of new tokens, and eos after
+    the last of them. Without a script, a greedy row's is computed from the row's tokens, a sampled
+    row's also from its key.
     """
 
     def __init__(self, inference: vInference, shape: InferenceShape) -> None:
@@ -33,6 +34,8 @@ class HostFunctions:
         self.vocab_size = inference.model.info.vocab_size
         self.cache = inference.programs.arrays(shape, "decode")["cache"]
         self.before: Callable[[str], object] = lambda _: None
+        self.script: list[int] | None = None
+        self.eos_token_id = inference.generation_config.eos_token_ids[0]
 
     def pair(self) -> Pair:
         """Both functions, as Programs keeps them."""
@@ -76,6 +79,9 @@ class HostFunctions:
         return len(going)
 
     def _next(self, after: dict[str, Any], row: int, key: np.ndarray) -> int:
+        if self.script is not None:
+            done = int(after["column"]) - self.shape.prefill_length
+            return [*self.script, self.eos_token_id][min(done, len(self.script))]
         seed = zlib.crc32(after["tokens"][row][after["mask"][row] > 0].tobytes())
         if float(np.asarray(after["sampling"]["temperature"])[row]) > 0:
             seed = zlib.crc32(key.tobytes(), seed)

@@ -15,6 +15,7 @@ from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.ties import TOLERANCE
 from enginebay.types import FrozenSampling
 from enginebay_vinference import vInference, vInferencePreCompileConfig
+from tests.unit.vinference.hostside import HostFunctions
 from tests.unit.vinference.small import BATCH, CONFIG, MODEL, TEXTS, drain, encode, last, like, new_tokens
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled_module")]
@@ -175,6 +176,22 @@ def test_generation_ends_when_all_rows_have(inference: vInference) -> None:
     states = [s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)]
     assert len(states) == 1
     assert new_tokens(states[0]) == [rows[0][:3]]
+
+
+def test_end_of_sequence_at_the_prefill_ends_the_generation(
+    on_host: vInference, functions: HostFunctions
+) -> None:
+    """A row whose first token is the end of the sequence is never decoded."""
+
+    def refuse_decode(kind: str) -> None:
+        assert kind == "prefill", "a finished row is decoded"
+
+    functions.before, functions.script = refuse_decode, []
+    ids, mask = encode(on_host, TEXTS[0])
+    states = [state.copy() for state in on_host.generate(ids, mask)]
+    assert new_tokens(states[-1]) == [[functions.eos_token_id]]
+    assert len(states) == 1
+    assert bool(np.asarray(states[-1].is_sequence_finished).all())
 
 
 @pytest.mark.parametrize("place", [1, 6])

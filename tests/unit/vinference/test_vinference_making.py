@@ -11,6 +11,7 @@ from enginebay import EngineConfig, SamplingParams
 from enginebay.text import Tokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
 from enginebay_vinference.subject import complete_config, longest_sequence
+from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled_module")]
@@ -66,6 +67,19 @@ def test_equal_seeds_give_equal_samples_and_instances_share_nothing(inference: v
         assert set(made.precompiled) != set(inference.precompiled)
     assert runs[0] == runs[1] != runs[2]
     assert runs[0][0] != runs[0][1], "each request draws a seed of its own"
+
+
+def test_without_a_seed_instances_and_requests_differ_and_with_equal_ones_agree() -> None:
+    hot = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
+
+    def two_requests(seed: int | None) -> list[list[int]]:
+        made, _ = make_hostside(seed=seed)
+        ids, mask = encode(made, TEXTS[0])
+        return [new_tokens(last(made.generate(ids, mask, sampling_params=hot)))[0] for _ in range(2)]
+
+    unseeded = two_requests(None) + two_requests(None)
+    assert len({tuple(row) for row in unseeded}) == 4
+    assert two_requests(7) == two_requests(7)
 
 
 # holds V31

@@ -66,13 +66,16 @@ def test_parts_of_a_stream_are_the_text_and_it_returns_the_state(inference: vInf
         assert state.generated_tokens == whole.generated_tokens
 
 
-def test_characters_of_several_bytes_are_never_split(on_host: vInference) -> None:
-    """At this temperature every token is as likely as any other, so many are parts of characters."""
-    hot = SamplingParams(max_tokens=20, temperature=50.0, ignore_eos=True, seed=1)
-    for seed in range(4):
-        params = hot.model_copy(update={"seed": seed})
-        parts, _ = drain(on_host.process_prompt(BYTES, params, stream=True))
-        assert "".join(parts) == on_host.process_prompt(BYTES, params).text
+def test_characters_of_several_bytes_are_never_split(on_host: vInference, functions: HostFunctions) -> None:
+    """The model answers a text whose characters have up to four tokens each."""
+    text = "żó 🦊 日本"
+    functions.script = on_host.tokenizer.encode(text, add_special_tokens=False)
+    assert len(text) < len(functions.script) < 20
+    parts, _ = drain(on_host.process_prompt(TEXTS[0], GREEDY, stream=True))
+    assert "".join(parts) == text
+    del functions.script[-1]
+    parts, _ = drain(on_host.process_prompt(TEXTS[0], GREEDY, stream=True))
+    assert "".join(parts) == text[:-1] + "\ufffd", "a character that never ends, at the very end"
 
 
 def test_lists_are_answered_in_order(on_host: vInference) -> None:

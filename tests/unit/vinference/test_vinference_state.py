@@ -65,6 +65,7 @@ def assert_same(one: Any, other: Any) -> None:
             assert leaf.dtype == copy.dtype
             leaf, copy = jax.random.key_data(leaf), jax.random.key_data(copy)
         assert isinstance(copy, jax.Array) == isinstance(leaf, jax.Array)
+        assert isinstance(copy, np.generic) == isinstance(leaf, np.generic)
         assert np.asarray(leaf).dtype == np.asarray(copy).dtype
         assert np.asarray(leaf).shape == np.asarray(copy).shape
         assert np.asarray(leaf).tobytes() == np.asarray(copy).tobytes()
@@ -136,6 +137,14 @@ def test_storing_loses_nothing(way: str, tmp_path: Path) -> None:  # holds V05
         },
         "numbered": {3: "int key"},
         "raw": jax.random.key_data(jax.random.key(3)),
+        "scalars": [
+            np.float32(2.5),
+            np.int64(-3),
+            np.bool_(True),
+            np.float64("-inf"),
+            jnp.bfloat16.dtype.type(2),
+        ],
+        "no_dimension": np.array(7, np.int16),
     }
     state = make_state(
         model_kwargs=kwargs, _compile_config=vInferencePreCompileConfig(2, 8), generated_tokens=2**60
