@@ -9,7 +9,7 @@ import numpy as np
 
 from enginebay.cache import Lease
 from enginebay.errors import InputError, explain
-from enginebay.types import MAX_STOP_TOKENS, FinishReason, make_sampling_params
+from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class InitialSequenceRequest:
                 )
             )
         self.token_ids = given.astype(np.int32)
-        make_sampling_params(
+        SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

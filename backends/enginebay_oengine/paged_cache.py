@@ -17,7 +17,7 @@ from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError, InputError, RequestError, explain
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.sharding import Placement
-from enginebay.types import describe_validation
+from enginebay.validation import describe_validation
 from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.options import PagedOptions

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import InputError, explain
-from enginebay.types import make_sampling_params
+from enginebay.types import SamplingParams
 from enginebay_oengine.model_inputs import RowSettings
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
@@ -72,9 +72,7 @@ def read_prompts(
     keys = read_keys(rngs, len(prompts))
     settings = []
     for i, prompt in enumerate(prompts):
-        params = make_sampling_params(
-            temperature=float(temperature[i]), top_p=float(top_p[i]), top_k=int(top_k[i])
-        )
+        params = SamplingParams(temperature=float(temperature[i]), top_p=float(top_p[i]), top_k=int(top_k[i]))
         metadata.check_temperature(params.temperature)
         settings.append(
             RowSettings(

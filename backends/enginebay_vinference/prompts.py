@@ -12,7 +12,7 @@ from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.text import Tokenizer
-from enginebay.types import FinishReason, Request, SamplingParams, make_sampling_params
+from enginebay.types import FinishReason, Request, SamplingParams
 from enginebay.worker.chat import Message
 from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.state import SampleState
@@ -104,7 +104,7 @@ def as_params(params: Any, default: SamplingParams) -> SamplingParams:
     if params is None:
         return default
     if isinstance(params, Mapping):
-        return make_sampling_params(**{"max_tokens": default.max_tokens, **params})
+        return SamplingParams(**{"max_tokens": default.max_tokens, **params})
     if isinstance(params, SamplingParams):
         return params
     raise PromptTypeError(

@@ -6,12 +6,15 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from enginebay.errors import ConfigError, explain, shown_text, unknown_name
-from enginebay.types import describe_validation
+from enginebay.validation import changed_fields, describe_validation, own_error
+
+if TYPE_CHECKING:
+    from enginebay.keywords import EngineFields
 
 AUTO: Final = "auto"
 NO_PROPOSER: Final = "none"
@@ -90,7 +93,7 @@ class ShadowChoice(Frozen):
     @classmethod
     def _is_named(cls, value: str) -> str:
         if value == AUTO:
-            raise ValueError("a shadow is named; auto is what it is compared with")
+            raise ValueError("the name of a kernel; auto is what the shadow is compared with")
         return value
 
 
@@ -108,7 +111,9 @@ class TemplateLimits(Frozen):
 
 
 class EngineConfig(Frozen):
-    """All choices of one engine. `auto` is replaced by `enginebay.build.resolve`, which keeps its reasons."""
+    """All choices of one engine. ConfigError for wrong ones. `auto` is replaced by `enginebay.build.resolve`, which keeps
+    its reasons.
+    """
 
     model: str = Field(default="demo", description="folder, hub id, or demo: the embedded model")
     platform: str = Field(default=AUTO, description="devices to run on")
@@ -187,6 +192,16 @@ class EngineConfig(Frozen):
         description="warmup() compiles for prompt_logprobs and logprobs = -1 too; false: the first request that asks does",
     )
 
+    def __init__(self, **fields: Unpack[EngineFields]) -> None:
+        try:
+            super().__init__(**cast("dict[str, Any]", fields))
+        except ValidationError as error:
+            found = own_error(error, ConfigError)  # one that has its three parts already
+            raise found or ConfigError(describe_validation(error, EngineConfig)) from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return changed_fields(self)
+
     @field_validator("kernels", mode="before")
     @classmethod
     def _phases_are_known(cls, value: Any) -> Any:
@@ -202,7 +217,7 @@ class EngineConfig(Frozen):
     @classmethod
     def _mesh_sizes_are_positive(cls, value: dict[str, int]) -> dict[str, int]:
         if any(size < 1 for size in value.values()):
-            raise ValueError("a mesh axis has at least one device")
+            raise ValueError("at least one device for each mesh axis")
         return value
 
     @field_validator("axis_rules")
@@ -211,7 +226,7 @@ class EngineConfig(Frozen):
         unknown = set(value) - set(DEFAULT_AXIS_RULES)
         if unknown:
             raise ValueError(
-                f"unknown logical axis {', '.join(sorted(unknown))}; known are {', '.join(DEFAULT_AXIS_RULES)}"
+                f"the logical axes {', '.join(DEFAULT_AXIS_RULES)}, not {', '.join(sorted(unknown))}"
             )
         return value
 
@@ -297,14 +312,7 @@ def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer)
-    try:
-        return EngineConfig(**merged)
-    except ValidationError as error:
-        for finding in error.errors():
-            cause = finding.get("ctx", {}).get("error")
-            if isinstance(cause, ConfigError):  # it has its three parts already
-                raise cause from None
-        raise ConfigError(describe_validation(error, EngineConfig)) from None
+    return EngineConfig(**merged)
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,13 +82,39 @@ def shown_text(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
+OTHER_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "full": "float32",
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "flash_attn": "triton_flash",
+    "flashattention": "triton_flash",
+}
+"""Names by which other programs call what has another name here."""
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+    """The name among `known` that was most likely meant; None when none is so alike (0 to 1)."""
+    names = list(known)
+    other = OTHER_NAMES.get(name[:100].lower())
+    if other in names:
+        return other
+    return next(iter(difflib.get_close_matches(name[:100], names, n=1, cutoff=cutoff)), None)
+
+
 def unknown_name(
     what: str, name: str, known: Iterable[str], todo: str = "Choose one of these."
 ) -> UnknownNameError:
     """The error for a name that is not among `known`; it names the nearest match, if there is one."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
+    near = nearest(name, names)
+    hint = f"Did you mean {near!r}? " if near else ""
     return UnknownNameError(
         explain(f"unknown {what} {shown(name)}", ", ".join(names) or "none is installed", hint + todo)
     )

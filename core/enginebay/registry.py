@@ -17,7 +17,7 @@ from enginebay import hooks
 from enginebay.config import AUTO
 from enginebay.errors import ConfigError, PluginError, explain, unknown_name
 from enginebay.hooks import Declaration
-from enginebay.types import describe_validation
+from enginebay.validation import describe_validation
 
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
 """Names of the entry points to load, separated by commas; unset loads all."""

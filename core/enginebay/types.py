@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from enginebay.errors import RequestError, explain, shown, shown_text
+from enginebay.errors import RequestError, explain
+from enginebay.validation import changed_fields, describe_validation
 
 if TYPE_CHECKING:
     from enginebay.constraint import Grammar
+    from enginebay.keywords import SamplingFields
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -29,7 +32,8 @@ ALL_LOGPROBS = -1
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen, and when it ends.
 
-    Validated when made and on every assignment; a value of another type is refused, however like a right one it looks.
+    Validated when made and on every assignment: RequestError. A value of another type is refused, however like a right one
+    it looks.
     A copy (`FrozenSampling`) is taken when the request is queued, so later changes never reach a request under way.
     """
 
@@ -117,6 +121,21 @@ class SamplingParams(BaseModel):
         default_factory=dict, description="further logits processors by name, each with its options"
     )
 
+    def __init__(self, **fields: Unpack[SamplingFields]) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _refused(error) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise _refused(error) from None
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        return changed_fields(self)
+
     @field_validator("*", mode="before")
     @classmethod
     def _numbers_and_lists_are_plain(cls, value: object) -> object:
@@ -146,7 +165,7 @@ class SamplingParams(BaseModel):
     @classmethod
     def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not text for text in value):
-            raise ValueError("an empty stop text would end every completion at once")
+            raise ValueError("texts that are not empty, as an empty one would end every completion at once")
         return value
 
 
@@ -219,38 +238,23 @@ def takes_best(temperature: float, top_k: int) -> bool:
     return temperature < float(np.finfo(np.float32).tiny) or top_k == 1
 
 
-MAX_FINDINGS = 5
-"""Wrong fields that one message lists."""
-
-MAX_NAME = 60
-"""Characters of a field's name that a message quotes as they are."""
+def _refused(error: ValidationError) -> RequestError:
+    return RequestError(describe_validation(error, SamplingParams))
 
 
-def make_sampling_params(**fields: object) -> SamplingParams:
-    """SamplingParams whose error is a RequestError in one line per field instead of pydantic's own."""
-    try:
-        return SamplingParams(**fields)  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise RequestError(describe_validation(error, SamplingParams)) from None
-
-
-def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
-    """Pydantic's findings as our three-part message."""
-    findings = error.errors(include_url=False, include_context=False)
-    wrong = "; ".join(
-        f"{_path(e['loc']) or model.__name__} = {shown(e['input'])}: {shown_text(e['msg'])}"
-        for e in findings[:MAX_FINDINGS]
+def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+    """SamplingParams of a mapping of its fields; None has the defaults. RequestError for a wrong field or another type."""
+    if isinstance(params, SamplingParams):
+        return params
+    if params is None or isinstance(params, Mapping):
+        return SamplingParams(**(params or {}))
+    raise RequestError(
+        explain(
+            f"sampling parameters of type {type(params).__name__}",
+            "SamplingParams or a dict of its fields, or a list of one of them per prompt",
+            'Make them with SamplingParams(max_tokens=16) or {"max_tokens": 16}.',
+        )
     )
-    wrong = wrong if len(findings) <= MAX_FINDINGS else f"{wrong}; and {len(findings) - MAX_FINDINGS} more"
-    return explain(
-        wrong, "the fields " + ", ".join(model.model_fields), "Correct the value or leave the field out."
-    )
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """Where a finding is, such as `kernels.attention`; what a stranger wrote there is quoted when it is long."""
-    names = [str(part) for part in loc]
-    return ".".join(n if len(n) <= MAX_NAME and n.isprintable() else shown(n) for n in names)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ def test_a_bad_prompt_is_refused_and_nothing_is_queued(fake_llm: LLM, prompts: A
     [
         ([GREEDY], "1 sampling parameters for 2 prompts"),
         ([GREEDY] * 3, "3 sampling parameters for 2 prompts"),
-        ({"max_tokens": 3}, "sampling parameters of type dict"),
-        ([GREEDY, None], "sampling parameters of type NoneType"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ([GREEDY, 3], "sampling parameters of type int"),
         (SamplingParams(stop_token_ids=[2048]), "stop token id 2048"),
         (SamplingParams(stop_token_ids=[-1]), "stop token id -1"),
         (SamplingParams(stop_token_ids=list(range(10, 30))), "stop tokens, end-of-sequence tokens included"),

@@ -26,7 +26,7 @@ from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.runner import LaunchedStep
 from enginebay.testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay.testing.reference import ReferenceModel
-from enginebay.types import MAX_LOGPROBS, CompletionOutput, make_sampling_params
+from enginebay.types import MAX_LOGPROBS, CompletionOutput
 from tests.brief import LEAST, TINY
 from tests.fakes import install
 from tests.unit.changing import Changing
@@ -236,7 +236,7 @@ def test_a_model_over_several_devices_tells_the_same() -> None:
 @pytest.mark.parametrize("value", [-2, MAX_LOGPROBS + 1, 2.0, "2", True])
 def test_a_wrong_number_is_refused_with_field_value_and_range(value: Any) -> None:
     with pytest.raises(RequestError, match=rf"logprobs = {value!r}: Input should be") as refusal:
-        make_sampling_params(logprobs=value)
+        SamplingParams(logprobs=value)
     if value == MAX_LOGPROBS + 1:
         assert f"less than or equal to {MAX_LOGPROBS}" in str(refusal.value)
 

@@ -14,7 +14,6 @@ from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
 from enginebay.processor import RowFacts, Sizes
 from enginebay.testing.driver import Driver, request_of
-from enginebay.types import make_sampling_params
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit import processors_for_tests
@@ -210,7 +209,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_queued(
     llm: LLM, asked: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        llm.generate(PROMPT, make_sampling_params(max_tokens=2, **asked))
+        llm.generate(PROMPT, SamplingParams(max_tokens=2, **asked))
     assert_idle(llm)
 
 

@@ -25,7 +25,6 @@ from enginebay.runner.wide import log_softmax as device_log_softmax
 from enginebay.runner.wide import prompt_logprobs
 from enginebay.testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
 from enginebay.testing.reference import ReferenceModel
-from enginebay.types import make_sampling_params
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit.changing import Changing
@@ -297,7 +296,7 @@ def test_what_would_compile_when_that_is_forbidden_is_refused(faked: None) -> No
         for field, value in (("prompt_logprobs", 1), ("logprobs", -1)):
             match = rf"^{field} = {value} under forbid_compiling.*wide_logprobs = true"
             with pytest.raises(RequestError, match=match):
-                llm.generate([SHORT], make_sampling_params(**{field: value}))
+                llm.generate([SHORT], SamplingParams(**{field: value}))
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from enginebay.errors import RequestError
 from enginebay.types import (
@@ -17,7 +16,6 @@ from enginebay.types import (
     RequestMetrics,
     RequestOutput,
     SamplingParams,
-    make_sampling_params,
 )
 
 BAD_VALUES: list[tuple[str, Any]] = [
@@ -137,7 +135,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "value"), BAD_VALUES)
 def test_a_bad_value_is_refused_in_one_line_that_names_it(field: str, value: Any) -> None:
     with pytest.raises(RequestError) as refusal:
-        make_sampling_params(**{field: value})
+        SamplingParams(**{field: value})
     message = str(refusal.value)
     assert message.startswith(field)
     assert "\n" not in message
@@ -147,7 +145,7 @@ def test_a_bad_value_is_refused_in_one_line_that_names_it(field: str, value: Any
 def test_a_bad_value_is_refused_on_assignment_and_the_old_one_stays(field: str, value: Any) -> None:
     params = SamplingParams()
     before = getattr(params, field)
-    with pytest.raises(ValidationError, match=field):
+    with pytest.raises(RequestError, match=field):
         setattr(params, field, value)
     assert getattr(params, field) == before
 
@@ -157,20 +155,20 @@ def test_every_field_that_has_bounds_has_a_bad_value_here() -> None:
 
 
 def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"max_token = 5.*Allowed: the fields max_tokens, temperature"):
-        make_sampling_params(max_token=5)
-    with pytest.raises(ValidationError, match="beam_width"):
+    with pytest.raises(RequestError, match=r"max_token = 5, an unknown field.*Did you mean 'max_tokens'"):
+        SamplingParams(max_token=5)
+    with pytest.raises(RequestError, match="beam_width"):
         SamplingParams().beam_width = 3  # type: ignore[attr-defined]
 
 
 def test_several_bad_values_are_all_named() -> None:
-    with pytest.raises(RequestError, match=r"max_tokens = 0: .*; top_p = 2\.0: "):
-        make_sampling_params(max_tokens=0, top_p=2.0)
+    with pytest.raises(RequestError, match=r"max_tokens = 0\. .* Also: top_p = 2\.0\. "):
+        SamplingParams(max_tokens=0, top_p=2.0)
 
 
 def test_a_huge_bad_value_is_not_repeated_in_full() -> None:
     with pytest.raises(RequestError) as refusal:
-        make_sampling_params(max_tokens="line\n" * 10_000)
+        SamplingParams(max_tokens="line\n" * 10_000)
     assert len(str(refusal.value)) < 700
     assert "\n" not in str(refusal.value)
 
@@ -195,7 +193,7 @@ def test_numbers_of_numpy_count_as_what_they_are() -> None:
     params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), ignore_eos=np.True_)
     assert params.model_dump(exclude_unset=True) == {"max_tokens": 3, "temperature": 0.5, "ignore_eos": True}
     with pytest.raises(RequestError, match=r"max_tokens = 3\.0"):
-        make_sampling_params(max_tokens=np.float64(3))
+        SamplingParams(max_tokens=np.float64(3))
 
 
 def test_parameters_come_back_from_json() -> None:
@@ -205,11 +203,11 @@ def test_parameters_come_back_from_json() -> None:
 
 
 def test_fewer_completions_than_are_returned_cannot_be_made() -> None:
-    with pytest.raises(RequestError, match=r"best_of = 2: .*best_of of at least n; they would be 2 and 3"):
-        make_sampling_params(n=3, best_of=2)
+    with pytest.raises(RequestError, match=r"best_of = 2\. .*best_of of at least n; they would be 2 and 3"):
+        SamplingParams(n=3, best_of=2)
     params = SamplingParams(n=2, best_of=3)
     for field, value in (("n", 4), ("best_of", 1)):
-        with pytest.raises(ValidationError, match=field):
+        with pytest.raises(RequestError, match=field):
             setattr(params, field, value)
     assert (params.n, params.best_of) == (2, 3)
     params.best_of = None

@@ -11,7 +11,7 @@ from enginebay.bench.evaluate import log_softmax
 from enginebay.bench.scoring import Scorer, scoring
 from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.llm import LLM
-from enginebay.types import SamplingParams, make_sampling_params
+from enginebay.types import SamplingParams
 
 try:
     from lm_eval.api.model import LM
@@ -156,7 +156,7 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     if rest:
         allowed = "until, max_gen_toks, temperature, top_p, top_k, do_sample"
         raise RequestError(explain(f"gen_kwargs {', '.join(rest)}", allowed, "Leave them out."))
-    return make_sampling_params(
+    return SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

@@ -23,7 +23,6 @@ from enginebay.types import (
     RequestOutput,
     SamplingParams,
     StreamChunk,
-    make_sampling_params,
 )
 
 DEFAULT_PROMPT = "Once upon a time"
@@ -142,7 +141,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     for flag, value in (("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)):
         if value is not None and not args.json:
             raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
-    return make_sampling_params(
+    return SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
         top_k=args.top_k,

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
@@ -19,6 +19,7 @@ from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
 from enginebay.llm.override import Given, overridden
 from enginebay.llm.prepare import (
     Abilities,
+    Param,
     Params,
     Prepared,
     Preparer,
@@ -30,7 +31,10 @@ from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
 from enginebay.text import Tokenizer
-from enginebay.types import RequestOutput, SamplingParams, StreamChunk
+from enginebay.types import RequestOutput, StreamChunk, as_sampling_params
+
+if TYPE_CHECKING:
+    from enginebay.keywords import EngineChoices
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -47,7 +51,7 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
-        **choices: Any,
+        **choices: Unpack[EngineChoices],
     ) -> None:
         """Load `model` ("demo", a folder, or a hub id) with any choice of EngineConfig by keyword, or a whole config.
 
@@ -80,9 +84,14 @@ class LLM:
         )  # one that nobody closed, at exit too: the thread must not outlive JAX
 
     @classmethod
-    def from_config(cls, path: str | Path, **choices: Any) -> LLM:
+    def from_config(cls, path: str | Path, **choices: Unpack[EngineChoices]) -> LLM:
         """An LLM of a TOML file; keywords win over the file."""
         return cls(config=make_config(read_toml(path), choices))
+
+    def __repr__(self) -> str:
+        config = self.config
+        parts = f"engine={config.engine.name!r}, platform={config.platform!r}, dtype={config.dtype!r}"
+        return f"LLM({config.model!r}, {parts}, max_model_len={config.max_model_len})"
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +208,7 @@ class LLM:
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Param = None,
         *,
         priority: int = 0,
         tenant: str | None = None,
@@ -221,7 +230,7 @@ class LLM:
     def chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: Param = None,
         *,
         chat_template: str | None = None,
         priority: int = 0,
@@ -234,7 +243,7 @@ class LLM:
     def chat_stream(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: Param = None,
         *,
         chat_template: str | None = None,
         priority: int = 0,
@@ -265,13 +274,14 @@ class LLM:
     async def astream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Param = None,
         *,
         priority: int = 0,
         tenant: str | None = None,
     ) -> AsyncIterator[StreamChunk]:
         """stream() for asyncio, for one completion."""
-        if params is not None and params.n != 1:
+        params = as_sampling_params(params)
+        if params.n != 1:
             raise RequestError(
                 explain(f"n = {params.n} in astream", "n = 1", "Start one stream for each completion.")
             )
@@ -288,7 +298,7 @@ class LLM:
     async def achat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: Param = None,
         *,
         chat_template: str | None = None,
         priority: int = 0,

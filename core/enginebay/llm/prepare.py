@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,12 +30,16 @@ from enginebay.types import (
     FrozenSampling,
     Request,
     SamplingParams,
+    as_sampling_params,
     takes_best,
 )
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
-Params = SamplingParams | Sequence[SamplingParams] | None
+Param = SamplingParams | Mapping[str, Any] | None
+"""How one request is sampled: a dict has fields of SamplingParams, None the defaults."""
+
+Params = Param | Sequence[Param]
 
 
 MOST_TEMPERATURE = 1e30
@@ -119,7 +123,7 @@ class Preparer:
         return self._prepare_all(listed, params, standings(len(listed), priority, tenant))
 
     def prepare_one(
-        self, prompt: Prompt, params: SamplingParams | None, *, priority: int = 0, tenant: str | None = None
+        self, prompt: Prompt, params: Param, *, priority: int = 0, tenant: str | None = None
     ) -> list[Prepared]:
         """A list of one Prepared, of one prompt: where a list of ids is meant and no list of prompts."""
         check_prompt(prompt)
@@ -133,18 +137,8 @@ class Preparer:
     def _prepare_all(
         self, prompts: list[Prompt], params: Params, standing: Sequence[Standing]
     ) -> list[Prepared]:
-        if params is None:
-            params = SamplingParams()
-        each = cast("list[SamplingParams]", list(params) if is_list(params) else [params] * len(prompts))
-        for one in each:
-            if not isinstance(one, SamplingParams):
-                raise RequestError(
-                    explain(
-                        f"sampling parameters of type {type(one).__name__}",
-                        "SamplingParams, or one of them per prompt",
-                        "Make them with SamplingParams(...).",
-                    )
-                )
+        given = list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
+        each = [as_sampling_params(cast("Param", one)) for one in given]
         if len(each) != len(prompts):
             raise RequestError(
                 explain(

@@ -24,7 +24,7 @@ from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.types import describe_validation
+from enginebay.validation import describe_validation
 
 TunedMode = Literal["auto", "off", "require"]
 Source = Literal["tuned", "tuned for a larger bucket", "default"]

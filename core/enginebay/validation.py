@@ -1,0 +1,241 @@
+"""Wrong values and unknown fields, as pydantic finds them, in one line: what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import ErrorDetails
+
+from enginebay.errors import EnginebayError, explain, nearest, shown, shown_text
+
+OTHER_PROGRAMS = {
+    "attention_backend": ("--attention NAME", "kernels={'attention': NAME}"),
+    "block_size": ("--set engine.page_size=N", "engine={'name': 'oengine', 'page_size': N}"),
+    "context_length": ("--max-model-len N", "max_model_len"),
+    "device": ("--platform NAME", "platform"),
+    "do_sample": ("--temperature X, where 0 is greedy", "temperature, where 0 is greedy"),
+    "enable_prefix_caching": ("--engine oengine, which does it by itself", "engine='oengine'"),
+    "gpu_memory_utilization": (
+        "--engine oengine --set engine.memory_utilization=X",
+        "engine={'name': 'oengine', 'memory_utilization': X}",
+    ),
+    "guided_choice": ("--choice TEXT", "choice"),
+    "guided_grammar": ("--grammar FILE", "grammar"),
+    "guided_json": ("--json-schema FILE", "json_schema"),
+    "guided_regex": ("--regex EXPRESSION", "regex"),
+    "kv_cache_dtype": ("--dtype T, which the cache shares", "dtype, which the cache shares"),
+    "max_length": ("--max-tokens N or --max-model-len N", "max_tokens or max_model_len"),
+    "max_new_tokens": ("--max-tokens N", "max_tokens"),
+    "max_seq_len": ("--max-model-len N", "max_model_len"),
+    "model_path": ("--model DIR", "model"),
+    "num_gpu_blocks_override": (
+        "--engine oengine --set engine.num_pages=N",
+        "engine={'name': 'oengine', 'num_pages': N}",
+    ),
+    "num_return_sequences": ("-n N", "n"),
+    "num_speculative_tokens": ("--draft-tokens N", "draft_tokens"),
+    "scheduling_policy": ("--scheduler NAME", "scheduler"),
+    "speculative_config": ("--proposer ngram --draft-tokens N", "proposer='ngram' with draft_tokens"),
+    "speculative_model": ("--proposer NAME", "proposer"),
+    "stop_sequences": ("--stop TEXT", "stop"),
+    "stop_strings": ("--stop TEXT", "stop"),
+    "tensor_parallel_size": ("--mesh tensor=N", "mesh={'tensor': N}"),
+    "tokenizer": ("--model DIR, whose tokenizer is used", "model, whose tokenizer is used"),
+    "tp_size": ("--mesh tensor=N", "mesh={'tensor': N}"),
+}
+"""Options of vLLM, SGLang and transformers, with the flag and the keyword that serve instead here."""
+
+NOTHING = {
+    "data_parallel_size": "start one process for each replica",
+    "enforce_eager": "every step is compiled",
+    "load_format": "weights are read from safetensors files",
+    "pipeline_parallel_size": "layers are not split over devices",
+    "quantization": "weights are served in the dtype that is chosen",
+    "trust_remote_code": "code of checkpoints is never run",
+}
+"""Options of theirs that nothing stands for here, and why."""
+
+MAX_FINDINGS = 5
+"""Wrong fields that one message lists."""
+
+MAX_NAME = 60
+"""Characters of a field's name that a message quotes as they are."""
+
+FEW_FIELDS = 12
+"""An unknown field of a model with so many fields or fewer is answered with all their names."""
+
+
+def other_program_hint(name: str, *, is_flag: bool) -> str | None:
+    """What to do in place of another program's option, given as --flag-name or field_name; None for an unknown one."""
+    plain = name.lstrip("-").replace("-", "_")
+    if plain in NOTHING:
+        return f"Leave it out: {NOTHING[plain]}."
+    served = OTHER_PROGRAMS.get(plain)
+    return None if served is None else f"Here it is {served[0 if is_flag else 1]}."
+
+
+def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
+    """Pydantic's findings as our three-part message, one for each field that is wrong."""
+    schema = _schema(model)
+    told: dict[str, str] = {}
+    for finding in error.errors():
+        path, node = _walk(schema, finding["loc"])
+        unknown = finding["type"] in ("extra_forbidden", "no_such_attribute")
+        name = _path(finding["loc"] if unknown or not path else path) or model.__name__
+        if name not in told:  # a union finds a fault for each of its members
+            told[name] = _unknown(name, finding, node) if unknown else _wrong(name, finding, node, error)
+    more = [f"{len(told) - MAX_FINDINGS} more."] if len(told) > MAX_FINDINGS else []
+    return " Also: ".join([*list(told.values())[:MAX_FINDINGS], *more])
+
+
+def changed_fields(model: BaseModel) -> list[tuple[str | None, Any]]:
+    """The fields whose values are not the defaults, for a repr that can be read."""
+    values = ((name, getattr(model, name), field) for name, field in type(model).model_fields.items())
+    return [
+        (name, value)
+        for name, value, field in values
+        if value != field.get_default(call_default_factory=True)
+    ]
+
+
+def own_error(error: ValidationError, kind: type[EnginebayError]) -> EnginebayError | None:
+    """The error of class `kind` that a validator raised, which has its three parts already; None when there is none."""
+    causes = (finding.get("ctx", {}).get("error") for finding in error.errors())
+    return next((cause for cause in causes if isinstance(cause, kind)), None)
+
+
+def _unknown(name: str, finding: ErrorDetails, parent: Mapping[str, Any]) -> str:
+    known = list(parent.get("properties", {}))
+    last = str(finding["loc"][-1])
+    near = nearest(last, known, cutoff=0.65)
+    few = ", ".join(known) or "none"
+    if len(known) > FEW_FIELDS:
+        few = near or f"{', '.join(known[:5])} and {len(known) - 5} more"
+    todo = other_program_hint(last, is_flag=False) or (f"Did you mean {near!r}?" if near else "Leave it out.")
+    return explain(f"{name} = {shown(finding['input'])}, an unknown field", few, todo)
+
+
+def _wrong(name: str, finding: ErrorDetails, node: Mapping[str, Any], error: ValidationError) -> str:
+    message = shown_text(finding["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if not finding["loc"]:  # of several fields together
+        return explain(message, "values that fit each other", "Change one of them.")
+    given = f"{name} = {shown(finding['input'])}"
+    allowed = _allowed(node)
+    if finding["type"] == "missing":
+        return explain(f"{name} is missing", allowed or "a value", f"Give {name}.")
+    if finding["loc"][-1] == "[key]":
+        names = [str(choice) for choice in _choices(node.get("propertyNames", {}))]
+        near = nearest(str(finding["input"]), names)
+        given = f"{name}.{_path([str(finding['input'])])}, an unknown key"
+        return explain(given, ", ".join(names), f"Did you mean {near!r}?" if near else "Leave it out.")
+    if finding["type"] == "value_error" or not allowed:
+        allowed = message
+    return explain(given, allowed, _otherwise(name, node, finding["input"]))
+
+
+def _otherwise(name: str, node: Mapping[str, Any], value: object) -> str:
+    """The nearest of the values that the field may have, or its default."""
+    near = nearest(value, [str(choice) for choice in _choices(node)]) if isinstance(value, str) else None
+    if near is not None:
+        return f"Did you mean {near!r}?"
+    default = node.get("default")
+    plain = isinstance(default, str | int | float)
+    return f"Leave {name} out for its default, {default}." if plain else f"Change it, or leave {name} out."
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """Where a finding is, such as `kernels.attention`; a long name that a stranger wrote is quoted in part."""
+    names = [str(part) for part in loc]
+    return ".".join(n if len(n) <= MAX_NAME and n.isprintable() else shown(n) for n in names)
+
+
+def _schema(model: type[BaseModel]) -> Mapping[str, Any]:
+    try:
+        return model.model_json_schema()
+    except PydanticUserError:  # a plugin's options may have types that JSON does not know
+        return {}
+
+
+def _walk(schema: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[list[int | str], Mapping[str, Any]]:
+    """The part of `loc` that names fields, and the schema of the last of them."""
+    path: list[int | str] = []
+    node, defs = schema, schema.get("$defs", {})
+    for key in loc[:-2] if loc[-1:] == ("[key]",) else loc:
+        inner = next((n for n in (_step(one, key) for one in _branches(node, defs)) if n is not None), None)
+        if inner is None:
+            break
+        path.append(key)
+        node = inner
+    defaults = {"default": node["default"]} if "default" in node else {}
+    branches = _branches(node, defs)
+    return path, {**branches[0], **defaults} if len(branches) == 1 else {**node, "anyOf": branches}
+
+
+def _branches(node: Mapping[str, Any], defs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if "$ref" in node:
+        return [defs[node["$ref"].rpartition("/")[2]]]
+    return [branch for one in node["anyOf"] for branch in _branches(one, defs)] if "anyOf" in node else [node]
+
+
+def _step(node: Mapping[str, Any], key: int | str) -> Mapping[str, Any] | None:
+    if key == "[key]":
+        inner = None
+    elif isinstance(key, int) and "items" in node:
+        inner = node["items"]
+    else:
+        inner = node.get("properties", {}).get(key, node.get("additionalProperties"))
+    return inner if isinstance(inner, Mapping) else None
+
+
+def _choices(node: Mapping[str, Any]) -> list[Any]:
+    if "anyOf" in node:
+        return [choice for one in node["anyOf"] for choice in _choices(one)]
+    return [node["const"]] if "const" in node else list(node.get("enum", ()))
+
+
+def _allowed(node: Mapping[str, Any]) -> str:
+    """The values of a field in words; "" where its schema does not say."""
+    if "anyOf" in node:
+        branches = sorted(node["anyOf"], key=lambda one: one.get("type") == "null")
+        texts = list(dict.fromkeys(text for text in map(_allowed, branches) if text))
+        return f"{', '.join(texts[:-1])}, or {texts[-1]}" if len(texts) > 1 else "".join(texts)
+    if choices := _choices(node):
+        *most, last = map(str, choices)
+        return f"{', '.join(most)} or {last}" if most else last
+    kind = node.get("type")
+    if kind in ("integer", "number"):
+        return _range("a whole number" if kind == "integer" else "a number", node)
+    if kind == "array":
+        inner = _allowed(node.get("items", {}))
+        return (
+            f"a list of {inner.removeprefix('a ')}s"
+            if inner.startswith("a ") and " of" not in inner
+            else "a list"
+        )
+    if kind == "object" and "properties" in node:
+        return f"a name, or a section with {' and '.join(node['properties'])}"
+    words = {"boolean": "true or false", "null": "none", "object": "a table of keys and values"}
+    if kind == "string":
+        return "a text that is not empty" if node.get("minLength") else "a text"
+    return words.get(str(kind), "")
+
+
+def _range(what: str, node: Mapping[str, Any]) -> str:
+    if "minimum" in node and "maximum" in node:
+        bounds = [f"from {_digits(node['minimum'])} to {_digits(node['maximum'])}"]
+    else:
+        names = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most"}
+        names |= {"exclusiveMaximum": "below"}
+        bounds = [f"{words} {_digits(node[name])}" for name, words in names.items() if name in node]
+    if "multipleOf" in node:
+        bounds.append(f"a multiple of {_digits(node['multipleOf'])}")
+    return f"{what} {', '.join(bounds)}" if bounds else what
+
+
+def _digits(number: float) -> str:
+    if number == 2**63:
+        return "2**63"
+    return f"{number:g}" if isinstance(number, float) else str(number)
