@@ -22,8 +22,8 @@ from tests.fakes import is_installed
 MAKERS = ("enginebay.build.compose.make_engine", "enginebay_vinference.subject.make_engine")
 """Functions that make an engine from a plan."""
 
-SIZERS = ("enginebay_oengine.engine.default_sizes", "enginebay_vinference.engine.default_sizes")
-"""Functions that choose the sizes in which an engine compiles its steps."""
+SIZER = "enginebay.runner.parts.default_sizes"
+"""The function that chooses the sizes in which an engine compiles its steps."""
 
 
 def largest_sizes(**given: Any) -> BucketSizes:
@@ -37,8 +37,7 @@ def largest_sizes(**given: Any) -> BucketSizes:
 def few_sizes() -> Iterator[None]:
     """Within the block, new engines pad every step to one size: at most four programs each."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in SIZERS:
-            patch.setattr(place, largest_sizes)
+        patch.setattr(SIZER, largest_sizes)
         yield
 
 
@@ -57,7 +56,7 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
     if plan.shadow is not None or not is_named:
         return None
     parts = tuple((entry.kind, entry.op, entry.name, entry.package) for entry in plan.registry.entries)
-    return config.model_dump_json(), tuple(plan.kernels.names.items()), parts, pkgutil.resolve_name(SIZERS[0])
+    return config.model_dump_json(), tuple(plan.kernels.names.items()), parts, pkgutil.resolve_name(SIZER)
 
 
 class EnginePool:

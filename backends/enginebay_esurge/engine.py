@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from enginebay.runner.parts import EngineParts
+from enginebay.engine import AttentionProblem
+from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay_esurge.engine_options import ESurgeOptions
+from enginebay_oengine import engine as paged
 from enginebay_oengine.engine import PagedEngine
 
 
 def make_engine(parts: EngineParts, options: ESurgeOptions) -> PagedEngine:
     """A paged engine over these parts. ConfigError or UnsupportedError when there is no room for a page."""
     return PagedEngine(parts, options.paged())
+
+
+def attention_problems(facts: StepFacts, options: ESurgeOptions) -> list[AttentionProblem]:
+    """The attention problems of such an engine's steps."""
+    return paged.attention_problems(facts, options.paged())

@@ -13,5 +13,11 @@ def register_engines(register: Register) -> None:
         "enginebay_esurge.engine:make_engine",
         options="enginebay_esurge.engine_options:ESurgeOptions",
         summary="the paged engine with eSurge's options and defaults",
-        capabilities={"priority": -20, "logprobs": True, "wide_logprobs": True, "verifies": True},
+        capabilities={
+            "priority": -20,
+            "logprobs": True,
+            "wide_logprobs": True,
+            "verifies": True,
+            "attention_problems": "enginebay_esurge.engine:attention_problems",
+        },
     )

@@ -14,17 +14,16 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import PageTable, SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
-from enginebay.runner.buckets import default_sizes
-from enginebay.runner.parts import EngineParts
+from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
-from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.geometry import Geometry, make_geometry
 from enginebay_oengine.growing import GrowingPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import DUMMY_PAGE, PagePool, pages_for
 from enginebay_oengine.prefix import PrefixIndex, Salt
-from enginebay_oengine.sizing import choose_num_pages, first_pages, plan_memory
+from enginebay_oengine.sizing import FEWEST_PAGES, choose_num_pages, first_pages, plan_memory
 from enginebay_oengine.store import PageStore
 
 
@@ -36,16 +35,7 @@ class PagedEngine(Engine):
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
         self.parts = parts
         self.options = options
-        sizes = default_sizes(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            min_rows=parts.platform.min_rows(parts.dtype),
-            ragged_decode=parts.ragged_decode,
-        )
-        self.geometry = Geometry(
-            sizes, parts.layout_type, options.page_size, parts.compact_decode, config.most_drafts
-        )
+        self.geometry = make_geometry(parts.facts(), options.page_size)
         self.num_pages = choose_num_pages(parts, options, self.geometry)
         self.rows = SequenceBuffer(
             max_num_reqs=config.max_num_seqs,
@@ -127,8 +117,9 @@ class PagedEngine(Engine):
         return self.runner.compile_all(self.geometry.all_steps(), progress) + 1
 
     def attention_problems(self) -> list[AttentionProblem]:
-        layouts = self._layouts(self.num_pages)
-        return [key.attention(layouts) for key in self.geometry.all_steps()]
+        return _problems(
+            self.geometry, self._layouts(self.num_pages), drafts_are_rows=self.parts.drafts_are_rows
+        )
 
     def take(self, lease: Lease) -> RowState:
         self._catch_up()
@@ -163,6 +154,19 @@ class PagedEngine(Engine):
 
         self.make_arrays()
         return undo
+
+
+def attention_problems(facts: StepFacts, options: PagedOptions) -> list[AttentionProblem]:
+    """The attention problems of an engine of these facts; the layouts have no more pages than they must."""
+    geometry = make_geometry(facts, options.page_size)
+    layouts = geometry.layouts(FEWEST_PAGES, facts.groups, facts.dtype)
+    return _problems(geometry, layouts, drafts_are_rows=facts.drafts_are_rows)
+
+
+def _problems(
+    geometry: Geometry, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool
+) -> list[AttentionProblem]:
+    return [key.attention(layouts, drafts_are_rows=drafts_are_rows) for key in geometry.all_steps()]
 
 
 def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:

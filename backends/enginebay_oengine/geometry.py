@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from enginebay.cache import CacheGroup, KVLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import BucketSizes, round_up
+from enginebay.runner.parts import StepFacts
 from enginebay.runner.runner import StepKey
 from enginebay.runner.verify import verify_bucket
 from enginebay_oengine.pool import pages_for
@@ -76,3 +77,8 @@ class Geometry:
         if self.num_drafts:
             keys |= dict.fromkeys(self.verify_key(num_rows) for num_rows in sizes.verify_rows)
         return list(keys)
+
+
+def make_geometry(facts: StepFacts, page_size: int) -> Geometry:
+    """The geometry of an engine with the usual sizes of steps."""
+    return Geometry(facts.sizes, facts.layout_type, page_size, facts.compact_decode, facts.config.most_drafts)

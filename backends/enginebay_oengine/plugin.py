@@ -13,5 +13,11 @@ def register_engines(register: Register) -> None:
         "enginebay_oengine.engine:PagedEngine",
         options="enginebay_oengine.options:PagedOptions",
         summary="paged cache: pages of one pool, shared by equal prefixes",
-        capabilities={"priority": -10, "logprobs": True, "wide_logprobs": True, "verifies": True},
+        capabilities={
+            "priority": -10,
+            "logprobs": True,
+            "wide_logprobs": True,
+            "verifies": True,
+            "attention_problems": "enginebay_oengine.engine:attention_problems",
+        },
     )

@@ -15,11 +15,10 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
-from enginebay.runner.buckets import default_sizes
-from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
+from enginebay.runner.parts import EngineParts, StepFacts, step_workspace_bytes, weight_bytes
 from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
-from enginebay_vinference.geometry import Geometry
+from enginebay_vinference.geometry import Geometry, make_geometry
 from enginebay_vinference.grow import SlotShape, grow_cache
 from enginebay_vinference.ledger import SlotLedger
 
@@ -45,21 +44,7 @@ class VInferenceEngine(Engine):
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
         self.parts = parts
         self.options = options
-        sizes = default_sizes(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            min_rows=parts.platform.min_rows(parts.dtype),
-            ragged_decode=parts.ragged_decode,
-        )
-        self.geometry = Geometry(
-            sizes,
-            parts.layout_type,
-            parts.layout,
-            options.page_size,
-            parts.compact_decode,
-            config.most_drafts,
-        )
+        self.geometry = make_geometry(parts.facts(), options.page_size)
         self.rows = SequenceBuffer(
             max_num_reqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -144,9 +129,7 @@ class VInferenceEngine(Engine):
         return self.runner.compile_all(self.geometry.all_steps(), progress)
 
     def attention_problems(self) -> list[AttentionProblem]:
-        groups, dtype = self.parts.model.info.groups, self.parts.dtype
-        layouts = self.geometry.layouts(self.geometry.largest, groups, dtype)
-        return [key.attention(layouts) for key in self.geometry.all_steps()]
+        return _problems(self.geometry, self.geometry.largest, self.parts.facts())
 
     def take(self, lease: Lease) -> RowState:
         length = int(self.rows.num_tokens[lease.row])
@@ -182,6 +165,21 @@ class VInferenceEngine(Engine):
 
         self.make_arrays()
         return undo
+
+
+def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[AttentionProblem]:
+    """The attention problems of an engine of these facts, at every length to which its slots grow."""
+    geometry = make_geometry(facts, options.page_size)
+    shapes = [geometry.largest]
+    if options.grow:
+        shapes = [geometry.exact_shape(shapes[0].num_slots, length) for length in geometry.sizes.kv_lens]
+    return [problem for shape in shapes for problem in _problems(geometry, shape, facts)]
+
+
+def _problems(geometry: Geometry, shape: SlotShape, facts: StepFacts) -> list[AttentionProblem]:
+    layouts = geometry.layouts(shape, facts.groups, facts.dtype)
+    steps = geometry.steps_at(shape)
+    return [key.attention(layouts, drafts_are_rows=facts.drafts_are_rows) for key in steps]
 
 
 def _verify(engine: VInferenceEngine, plan: StepPlan) -> Pending:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from enginebay.cache import CacheGroup, KVLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import BucketSizes, round_up
+from enginebay.runner.parts import StepFacts
 from enginebay.runner.runner import StepKey
 from enginebay.runner.verify import verify_bucket
 from enginebay_vinference.grow import SlotShape
@@ -85,7 +86,11 @@ class Geometry:
 
     def all_steps(self) -> list[StepKey]:
         """Every program that a cache at its full size can need."""
-        shape, sizes = self.largest, self.sizes
+        return self.steps_at(self.largest)
+
+    def steps_at(self, shape: SlotShape) -> list[StepKey]:
+        """Every program that a cache of a shape can need."""
+        sizes = self.sizes
         keys: dict[StepKey, None] = {}
         for num_rows in sizes.decode_rows:
             keys |= dict.fromkeys(self.decode_bucket(shape, num_rows, kv_len) for kv_len in sizes.kv_lens)
@@ -98,3 +103,15 @@ class Geometry:
         if self.num_drafts:
             keys |= dict.fromkeys(self.verify_key(shape, num_rows) for num_rows in sizes.verify_rows)
         return list(keys)
+
+
+def make_geometry(facts: StepFacts, page_size: int) -> Geometry:
+    """The geometry of an engine with the usual sizes of steps."""
+    return Geometry(
+        facts.sizes,
+        facts.layout_type,
+        facts.layout,
+        page_size,
+        facts.compact_decode,
+        facts.config.most_drafts,
+    )

@@ -13,5 +13,11 @@ def register_engines(register: Register) -> None:
         "enginebay_vinference.engine:VInferenceEngine",
         options="enginebay_vinference.engine:VInferenceOptions",
         summary="contiguous cache: one slot a row, grown by doubling",
-        capabilities={"priority": 0, "logprobs": True, "wide_logprobs": True, "verifies": True},
+        capabilities={
+            "priority": 0,
+            "logprobs": True,
+            "wide_logprobs": True,
+            "verifies": True,
+            "attention_problems": "enginebay_vinference.engine:attention_problems",
+        },
     )

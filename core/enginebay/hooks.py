@@ -41,6 +41,31 @@ INTERFACE_VERSIONS: dict[str, int] = {
 """Every kind of part, with the version of its contract. A new kind is one row here and one hook below."""
 
 
+OPS = (
+    "attention",
+    "embedding",
+    "linear",
+    "rms_norm",
+    "rope",
+    "kv_write",
+    "sample",
+    "add_rms_norm",
+    "rope_kv_write",
+)
+"""The ops that a kernel may implement, see `enginebay.ops.bound`."""
+
+CAPABILITIES: dict[str, tuple[str, ...]] = {
+    "model": ("priority", "architectures"),
+    "kernel": ("priority", "custom_calls", "compiler", "layouts", "sharded"),
+    "sampler": ("priority", "greedy_only", "exact_greedy", "draws"),
+    "logits_processor": ("order", "default"),
+    "grammar": ("priority",),
+    "scheduler": ("priority", "order"),
+    "engine": ("priority", "logprobs", "wide_logprobs", "verifies", "attention_problems"),
+}
+"""The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a plugin's own."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Declaration:
     """What a plugin says of one part.
@@ -48,7 +73,8 @@ class Declaration:
     `target` and `options` are "module:attribute", imported when the part is picked; `options` names a frozen
     pydantic model with extra="forbid". `platforms` empty means any. `requires` are modules that must be installed,
     `extra` the extra of the plugin's distribution that installs them. `interface` is the contract's version it was written for.
-    `capabilities` are facts that other parts may ask for, such as the architectures of a model family.
+    `capabilities` are facts that other parts may ask for, such as the architectures of a model family: those of
+    CAPABILITIES, and a plugin's own, whose names have a dot ("my_package.fact").
     """
 
     kind: str

@@ -22,6 +22,9 @@ from enginebay.validation import describe_validation
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
 """Names of the entry points to load, separated by commas; unset loads all."""
 
+DISTRIBUTION = "enginebay"
+"""The distribution that brings the built-in parts."""
+
 State = Literal["ready", "unavailable", "broken"]
 
 
@@ -43,6 +46,16 @@ class Entry:
     def op(self) -> str:
         """The op of a kernel, else ""."""
         return self.declaration.op if self.declaration else ""
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the part comes with enginebay itself."""
+        return self.distribution == DISTRIBUTION
+
+    @property
+    def priority(self) -> int:
+        """The priority that it declares, 0 by default."""
+        return int(self.declaration.capabilities.get("priority", 0)) if self.declaration else 0
 
     def why_not_on(self, platform: str) -> str | None:
         """Why the part cannot be used on a platform, or None."""
@@ -183,7 +196,7 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
 
 def _built_in_first(point: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
     distribution, _ = _distribution(point)
-    return distribution != "enginebay", point.name, distribution
+    return distribution != DISTRIBUTION, point.name, distribution
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
@@ -274,6 +287,7 @@ def _check(declaration: Declaration) -> None:
     """PluginError for what the host could not work with later: it would fail far from the plugin."""
     name, op, target = declaration.name, declaration.op, declaration.target
     lists = (declaration.platforms, declaration.requires, declaration.capabilities.get("custom_calls", ()))
+    _check_names(declaration)
     tests = (
         (
             isinstance(name, str) and name not in ("", AUTO) and not {"/", ":"} & set(name),
@@ -293,6 +307,22 @@ def _check(declaration: Declaration) -> None:
     for is_right, allowed in tests:
         if not is_right:
             raise PluginError(explain(f"{declaration.kind} {name!r}", allowed, "Correct the plugin."))
+
+
+def _check_names(declaration: Declaration) -> None:
+    """PluginError for an op or a capability that nothing asks for: a misspelt one would be ignored without a word."""
+    what = f"{declaration.kind} {declaration.name!r}"
+    if (
+        declaration.kind == "kernel"
+        and isinstance(declaration.op, str)
+        and declaration.op not in ("", *hooks.OPS)
+    ):
+        raise PluginError(f"{what}: {unknown_name('op', declaration.op, hooks.OPS, 'Correct the plugin.')}")
+    known = hooks.CAPABILITIES.get(declaration.kind, ())
+    for capability in declaration.capabilities:
+        if capability not in known and "." not in capability:
+            todo = "Correct the plugin, or write a fact of its own with a dot: my_package.fact."
+            raise PluginError(f"{what}: {unknown_name('capability', capability, known, todo)}")
 
 
 def _state(declaration: Declaration, distribution: str, taken: Iterable[Entry]) -> tuple[State, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from enginebay.build.kernels import ChosenKernels, OpsBinder
+from enginebay.build.binding import OpsBinder
+from enginebay.build.kernels import ChosenKernels
 from enginebay.cache import HndLayout, KVLayout
 from enginebay.config import PHASES
 from enginebay.model import ModelInfo

@@ -17,7 +17,7 @@ from enginebay.bench.problem import Setting
 from enginebay.bench.roofline import Roofline, measure_roofline
 from enginebay.bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
 from enginebay.bench.tune import merge, tune_shape, write_table
-from enginebay.build.kernels import candidates
+from enginebay.build.candidates import candidates
 from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from enginebay.build.binding import OpsBinder
 from enginebay.build.compose import make_plan
 from enginebay.build.fused import COMPOSED, Part, choose_fused
-from enginebay.build.kernels import ChosenKernels, OpsBinder
+from enginebay.build.kernels import ChosenKernels
 from enginebay.cache import HndLayout
 from enginebay.config import AUTO, PHASES, make_config
 from enginebay.errors import UnsupportedError

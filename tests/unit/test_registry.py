@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.errors import ConfigError, PluginError, UnknownNameError
-from enginebay.hooks import Declaration
+from enginebay.hooks import OPS, Declaration
 from enginebay.registry import PLUGINS_VARIABLE, Entry, Registry, load_registry
 
 Install = Callable[..., None]
@@ -130,12 +130,20 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
             "tuples for platforms, requires and custom_calls",
         ),
         (
-            register("register('x', 'a:b', capabilities={'custom_calls': 'f'})"),
+            register("register('x', 'a:b', op='rope', capabilities={'custom_calls': 'f'})", kind="kernel"),
             "tuples for platforms, requires",
         ),
         (
             register("register('x', 'a:b', capabilities={'priority': 'high'})"),
             "whole number for the priority",
+        ),
+        (
+            register("register('x', 'a:b', capabilities={'prority': 3})"),
+            "scheduler 'x': unknown capability 'prority'. Allowed: order, priority. Did you mean 'priority'",
+        ),
+        (
+            register("register('x', 'a:b', op='atention')", kind="kernel"),
+            "kernel 'x': unknown op 'atention'. Allowed: add_rms_norm, attention.* Did you mean 'attention'",
         ),
     ],
 )
@@ -151,6 +159,17 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_harms_nobody(
     with pytest.raises(PluginError, match=reason):
         registry.find("scheduler", "stranger/lifo")
     assert registry.find("scheduler", "fcfs").state == "ready"
+
+
+def test_a_plugins_own_capability_has_a_dot_and_is_kept(install: Install) -> None:
+    install("stranger", register("register('lifo', 'a:b', capabilities={'stranger.depth': 3})"))
+    declaration = load_registry().find("scheduler", "lifo").declaration
+    assert declaration is not None
+    assert declaration.capabilities == {"stranger.depth": 3}
+
+
+def test_every_op_of_the_built_in_kernels_may_be_declared() -> None:
+    assert {e.op for e in load_registry().entries if e.kind == "kernel"} == set(OPS)
 
 
 def test_a_part_for_another_interface_version_is_broken(install: Install) -> None:

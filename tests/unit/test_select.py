@@ -116,6 +116,8 @@ def test_what_fits_has_no_reason_against_it() -> None:
         ({"head_dim": lambda size: size >= 128}, {}, "head_dim 64"),
         ({"group": lambda size: size == 1}, {}, "4 query heads per KV head"),
         ({"page_size": lambda size: size == 16}, {}, "page size 64"),
+        ({"rows": lambda count: count <= 3}, {}, "4 rows"),
+        ({"context": lambda count: count <= 63}, {}, "a context of 64 tokens"),
         ({}, {"window": 8}, "features window"),
         ({}, {"softcap": 30.0}, "features softcap"),
         ({}, {"sinks": True}, "features sinks"),

@@ -261,7 +261,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
     """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays the same."""
-    from enginebay.build.kernels import OpsBinder
+    from enginebay.build.binding import OpsBinder
 
     config = tmp_path / "small.toml"
     config.write_text(SMALL)

@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.build.binding import OpsBinder
 from enginebay.build.compose import find_family, make_sampler
-from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
+from enginebay.build.kernels import ChosenKernels, choose_kernels
 from enginebay.build.resolve import NamedFact, pick
 from enginebay.cache import KVLayout
-from enginebay.config import Choice, EngineConfig
+from enginebay.config import PHASES, Choice, EngineConfig
+from enginebay.engine import AttentionProblem
 from enginebay.model import Model
-from enginebay.ops.caps import Env
+from enginebay.ops.caps import Caps, Env
 from enginebay.ops.levels import CompileReport, KernelCompiler
 from enginebay.ops.spec import Bucket
 from enginebay.registry import Registry
@@ -44,6 +46,13 @@ class DecodeShape:
         """All rows at their longest."""
         pages = -(-self.max_model_len // self.page_size)
         return Bucket(self.rows, self.rows, pages, 1, self.max_model_len, "decode")
+
+    def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
+        """Each cache group's layout."""
+        return {
+            g.name: kind(self.num_pages, self.page_size, g.num_kv_heads, g.head_dim, self.dtype)
+            for g in model.info.groups
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +135,13 @@ def compile_decode_step(
     family = find_family(registry, model_config["architectures"][0])
     shards = placement.num_shards("kv_heads")
     model = family.build(model_config, dtype=shape.dtype, num_shards=shards)
-    kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement)
+    kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement, shape)
     program = Program(
         model,
         OpsBinder(kernels, model.info, placement),
         make_sampler(registry, config, kernels.bound()["sample"]),
     )
-    layouts = {
-        g.name: kernels.layout_type(shape.num_pages, shape.page_size, g.num_kv_heads, g.head_dim, shape.dtype)
-        for g in model.info.groups
-    }
+    layouts = shape.layouts(kernels.layout_type, model)
     step = _Step(model, program, placement, layouts, shape)
     rows, bucket = jax.ShapeDtypeStruct((shape.rows,), jnp.int32), shape.bucket
     table = jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32)
@@ -147,18 +153,26 @@ def compile_decode_step(
 
 def _with_a_sampler(registry: Registry, config: EngineConfig) -> EngineConfig:
     found = (e for e in registry.entries if e.kind == "sampler" and e.state == "ready")
-    facts = [
-        NamedFact(e.name, int(e.declaration.capabilities.get("priority", 0))) for e in found if e.declaration
-    ]
+    facts = [NamedFact(e.name, e.priority, built_in=e.built_in) for e in found]
     name = pick("sampler", config.sampler.name, facts).chosen
     return config.model_copy(update={"sampler": Choice(name=name, options=config.sampler.options)})
 
 
 def _kernels(
-    registry: Registry, config: EngineConfig, env: Env, model: Model, placement: Placement
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    model: Model,
+    placement: Placement,
+    shape: DecodeShape,
 ) -> ChosenKernels:
     default = registry.load(registry.find("platform", env.platform)).default_layout
-    return choose_kernels(registry, config, env, model.info, placement, default)
+
+    def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> list[AttentionProblem]:
+        layouts = shape.layouts(layout_type, model)
+        return [(dataclasses.replace(shape.bucket, mode=phase), layouts) for phase in PHASES]
+
+    return choose_kernels(registry, config, env, model.info, placement, default, steps)
 
 
 def _bytes(tree: Any, num_devices: int) -> int:

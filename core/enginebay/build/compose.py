@@ -10,8 +10,11 @@ from typing import Any
 
 import jax
 
+from enginebay.build.binding import OpsBinder
+from enginebay.build.engine_steps import engine_steps, refuse_problems
 from enginebay.build.jaxconfig import configure_compile_cache
-from enginebay.build.kernels import ChosenKernels, OpsBinder, choose_kernels
+from enginebay.build.kernels import ChosenKernels, choose_kernels
+from enginebay.build.platforms import make_platforms, pick_platform
 from enginebay.build.processors import ChosenProcessors, choose_processors
 from enginebay.build.resolve import Facts, NamedFact, resolve
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
@@ -19,7 +22,7 @@ from enginebay.build.start import settle_platforms
 from enginebay.build.tuned import BucketConfig, bucket_configs
 from enginebay.config import AUTO, NO_PROPOSER, EngineConfig, KernelChoice, Reason
 from enginebay.engine import Engine
-from enginebay.errors import CheckpointError, PluginError, UnsupportedError, explain, unknown_name
+from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily
 from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
@@ -72,8 +75,8 @@ def make_plan(
     registry = registry or load_registry()
     configure_compile_cache(config.compile_cache)
     settle_platforms()
-    platforms = _platforms(registry)
-    platform = _pick_platform(registry, config, platforms)
+    platforms = make_platforms(registry)
+    platform = pick_platform(registry, config, platforms)
     if checkpoint is None:
         checkpoint = open_checkpoint(registry, config.model)
     family = find_family(registry, checkpoint.architecture)
@@ -82,7 +85,10 @@ def make_plan(
     model = family.build(checkpoint.config, dtype=dtype, num_shards=placement.num_shards("kv_heads"))
     here = platform.env().platform
     facts = Facts(
-        platforms=[NamedFact(n, p.priority, p.why_not()) for n, p in platforms.items()],
+        platforms=[
+            NamedFact(n, p.priority, p.why_not(), registry.find("platform", n).built_in)
+            for n, p in platforms.items()
+        ],
         engines=_facts(registry, "engine", here),
         schedulers=_facts(registry, "scheduler", here),
         samplers=_facts(registry, "sampler", here),
@@ -101,8 +107,9 @@ def make_plan(
         registry.options(entry, choice.options)
     _check_proposer(registry, settled, here)
     _refuse_unused_draw(registry, settled)
+    steps = engine_steps(registry, settled, platform, model)
     kernels = choose_kernels(
-        registry, settled, platform.env(), model.info, placement, platform.default_layout
+        registry, settled, platform.env(), model.info, placement, platform.default_layout, steps
     )
     processors = choose_processors(registry, settled)
     shadow = choose_shadow(registry, settled, kernels, model.info, placement)
@@ -134,6 +141,7 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
     choice = plan.config.engine
     engine: Engine = _make(plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress))
+    refuse_problems(plan.kernels, plan.model.info, plan.placement, choice.name, engine.attention_problems())
     if plan.config.tuned == "require":
         kernel_configs(plan, engine)  # what is missing is told now, not when a step is first compiled
     return engine
@@ -260,75 +268,10 @@ def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
 def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
     """The parts of a kind, with what speaks against each on a platform."""
     return [
-        NamedFact(
-            e.name,
-            int(e.declaration.capabilities.get("priority", 0)) if e.declaration else 0,
-            e.why_not_on(platform),
-        )
+        NamedFact(e.name, e.priority, e.why_not_on(platform), e.built_in)
         for e in registry.entries
         if e.kind == kind
     ]
-
-
-def find_platform(registry: Registry, config: EngineConfig) -> Platform:
-    """The platform that a configuration chooses, with a reason where it cannot be used."""
-    return _pick_platform(registry, config, _platforms(registry))
-
-
-def _platforms(registry: Registry) -> dict[str, Platform]:
-    """Every platform that can be made; one that cannot is refused when it is asked for by name."""
-    found: dict[str, Platform] = {}
-    for entry in registry.entries:
-        if entry.kind == "platform" and entry.state == "ready":
-            try:
-                found[entry.name] = registry.load(entry)()
-            except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
-                log.warning("platform %s of plugin %s cannot be made: %s", entry.name, entry.package, error)
-    return found
-
-
-def _make_platform(registry: Registry, entry: Entry) -> Platform:
-    """The platform that was asked for by name; PluginError when it cannot be made."""
-    target = registry.load(entry)
-    try:
-        platform: Platform = target()
-    except Exception as error:
-        raise PluginError(
-            explain(
-                f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
-                f"{' '.join(f'{type(error).__name__}: {error}'.split())}",
-                "one that can be made without arguments",
-                "Mend the plugin or choose another platform.",
-            )
-        ) from error
-    return platform
-
-
-def _pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str, Platform]) -> Platform:
-    if config.platform == AUTO:
-        able = [p for p in platforms.values() if p.why_not() is None]
-        if not able:
-            raise UnsupportedError(
-                explain(
-                    "no platform has a device",
-                    ", ".join(platforms) or "none is installed",
-                    "Install one that fits this machine.",
-                )
-            )
-        return max(able, key=lambda p: p.priority)
-    entry = registry.find("platform", config.platform)
-    platform = platforms.get(config.platform) or _make_platform(registry, entry)
-    reason = platform.why_not()
-    if reason is not None:
-        able_names = [n for n, p in platforms.items() if p.why_not() is None]
-        raise UnsupportedError(
-            explain(
-                f"platform = {config.platform!r}: {reason}",
-                ", ".join(able_names) or "none here",
-                "Choose one of these, or auto.",
-            )
-        )
-    return platform
 
 
 def open_checkpoint(registry: Registry, name: str) -> Checkpoint:
@@ -338,14 +281,20 @@ def open_checkpoint(registry: Registry, name: str) -> Checkpoint:
 
 
 def find_family(registry: Registry, architecture: str) -> ModelFamily:
-    """The model family that serves an architecture, as a checkpoint's config.json names it."""
-    served: dict[str, str] = {}
-    for entry in registry.entries:
-        if entry.kind == "model" and entry.declaration is not None and entry.state == "ready":
-            served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry.name)
+    """The model family that serves an architecture, as a checkpoint's config.json names it.
+
+    Of several the one of the highest priority; of equals a built-in one.
+    """
+    served: dict[str, Entry] = {}
+    for entry in sorted(
+        (e for e in registry.entries if e.kind == "model" and e.state == "ready"),
+        key=lambda e: (e.priority, e.built_in),
+    ):
+        if entry.declaration is not None:
+            served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry)
     if architecture not in served:
         raise CheckpointError(
             str(unknown_name("architecture", architecture, served, "Install a plugin that serves it."))
         )
-    family: ModelFamily = registry.load(registry.find("model", served[architecture]))
+    family: ModelFamily = registry.load(served[architecture])
     return family

@@ -36,8 +36,8 @@ def choose_fused(
 ) -> tuple[Candidate | None, Reason]:
     """The fused implementation to use for `setting`, or None where its parts compute it.
 
-    By name as `choose`. "auto" takes the best candidate that can, if its priority is at least that of every part and no
-    part was chosen by name: who names the implementation of an op gets it wherever the op is computed.
+    By name as `choose`. "auto" takes the best candidate that can, if its priority is at least that of every part (above that
+    of a built-in part, if it is not built in itself) and no part was chosen by name: who names the implementation of an op gets it wherever the op is computed.
     """
     named = [part.op for part in parts if part.is_named]
     if wanted == AUTO and named:
@@ -46,12 +46,20 @@ def choose_fused(
         refused = tuple((c.name, c.unavailable or "") for c in candidates)
         return None, Reason(setting, COMPOSED, "no implementation can serve", refused)
     found, reason = choose(setting, wanted, candidates, lambda _: None)
-    better = [part for part in parts if part.chosen.priority > found.priority]
+    better = [part for part in parts if _goes_before(part.chosen, found)]
     if wanted == AUTO and better:
         names = ", ".join(f"{part.chosen.name} of {part.op}" for part in better)
-        why = f"{names} has a higher priority than any fused one"
-        return None, Reason(setting, COMPOSED, why, ((found.name, "lower priority"), *reason.refused))
+        is_lower = better[0].chosen.priority > found.priority
+        why = f"{names} {'has a higher priority than any fused one' if is_lower else 'is built in'}"
+        behind = "lower priority" if is_lower else f"the same priority ({found.priority}), and not built in"
+        return None, Reason(setting, COMPOSED, why, ((found.name, behind), *reason.refused))
     return found, reason
+
+
+def _goes_before(part: Candidate, fused: Candidate) -> bool:
+    if part.priority == fused.priority:
+        return part.built_in and not fused.built_in
+    return part.priority > fused.priority
 
 
 def composed_add_rms_norm(rms_norm: RmsNormOp) -> AddRmsNormOp:

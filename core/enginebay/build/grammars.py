@@ -36,9 +36,5 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
     if config.grammars != AUTO:
         return ChosenGrammars(registry, registry.find("grammar", config.grammars))
     able = [e for e in registry.entries if e.kind == "grammar" and e.state == "ready"]
-    able.sort(key=lambda e: (-_priority(e), e.name))
+    able.sort(key=lambda e: (-e.priority, not e.built_in, e.name))
     return ChosenGrammars(registry, able[0] if able else None)
-
-
-def _priority(entry: Entry) -> int:
-    return int(entry.declaration.capabilities.get("priority", 0)) if entry.declaration else 0

@@ -6,15 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.build.candidates import why_not_declared
 from enginebay.build.compose import Plan
 from enginebay.build.fused import COMPOSED, FUSED_OPS
-from enginebay.build.kernels import sample_layout, why_not, why_not_declared
+from enginebay.build.negotiate import why_not
 from enginebay.build.unregistered import import_path
 from enginebay.config import PHASES, Reason
 from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
+from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
-from enginebay.testing.quick import Setting, quick_check
+from enginebay.ops.spec import AttnSpec
+from enginebay.testing.quick import quick_check
 
 GIVEN = "given to override()"
 SWITCH = "check=False"
@@ -140,11 +143,11 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
 def _refuse(plan: Plan, one: _Given) -> None:
     """UnsupportedError when an attention implementation cannot serve its phases here."""
     kernels, specs = plan.kernels, _specs(plan)
-    layout = sample_layout(kernels.layout_type, specs[0])
+    problems = kernels.steps(_decode_caps(plan, one))
     is_sharded = plan.placement.num_shards("kv_heads") > 1
     for phase in PHASES:
         reason = phase in one.phases and why_not(
-            one.impl, env=kernels.env, specs=specs, phase=phase, layout=layout, is_sharded=is_sharded
+            one.impl, env=kernels.env, specs=specs, phase=phase, problems=problems, is_sharded=is_sharded
         )
         if reason:
             raise UnsupportedError(
@@ -156,16 +159,25 @@ def _refuse(plan: Plan, one: _Given) -> None:
             )
 
 
-def _specs(plan: Plan) -> list[Any]:
+def _decode_caps(plan: Plan, one: _Given) -> Caps:
+    """What the decode kernel will ask of the engine, whose sizes of steps stay as they are."""
+    chosen: Caps = plan.kernels.attention["decode"].caps
+    if "decode" not in one.phases:
+        return chosen
+    return dataclasses.replace(chosen, compact_decode=one.impl.caps.compact_decode)
+
+
+def _specs(plan: Plan) -> dict[str, AttnSpec]:
+    """The attention of each cache group as one shard sees it."""
     shards = plan.placement.num_shards("kv_heads")
-    return [spec.per_shard(shards) for spec in plan.model.info.attention.values()]
+    return {group: spec.per_shard(shards) for group, spec in plan.model.info.attention.items()}
 
 
 def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
     if one.registered or not check:
         return "registered" if one.registered else "not checked"
-    specs = _specs(plan)
     phases = [phase for phase in PHASES if phase in one.phases]
-    setting = Setting(plan.kernels.env, specs, plan.kernels.layout_type, specs[0].q_dtype, phases)
+    setting = plan.kernels.check_setting(list(_specs(plan).values()))
+    setting = dataclasses.replace(setting, phases=phases)
     count = quick_check(one.op, one.impl, setting, f"{', '.join(one.settings)} = {one.name}", SWITCH)
     return f"passed its quick check ({count} case{'s' * (count != 1)})"

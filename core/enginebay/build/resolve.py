@@ -20,6 +20,7 @@ class NamedFact:
     name: str
     priority: int = 0
     refused: str | None = None
+    built_in: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +37,15 @@ class Facts:
 
 
 def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
-    """The name to use: `wanted` itself unless it is "auto", else the highest priority that is not refused."""
+    """The name to use: `wanted` itself unless it is "auto", else the highest priority that is not refused.
+
+    Of equal priorities a built-in part is taken, then the first by name.
+    """
     if wanted != AUTO:
         return Reason(setting, wanted, "chosen by name")
-    able = sorted((f for f in facts if f.refused is None), key=lambda f: (-f.priority, f.name))
+    able = sorted(
+        (f for f in facts if f.refused is None), key=lambda f: (-f.priority, not f.built_in, f.name)
+    )
     refused = tuple((f.name, f.refused) for f in facts if f.refused is not None)
     if not able:
         raise ConfigError(
@@ -55,7 +61,8 @@ def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
 
 def _behind(fact: NamedFact, first: NamedFact) -> str:
     if fact.priority == first.priority:
-        return f"the same priority ({fact.priority}), later by name"
+        how = "later by name" if fact.built_in == first.built_in else "and the other is built in"
+        return f"the same priority ({fact.priority}), {how}"
     return f"lower priority ({fact.priority})"
 
 

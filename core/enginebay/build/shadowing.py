@@ -6,9 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from enginebay.build.kernels import ChosenKernels, OpsBinder, candidates, sample_layout, why_not
+from enginebay.build.binding import OpsBinder
+from enginebay.build.candidates import candidates
+from enginebay.build.kernels import ChosenKernels
+from enginebay.build.negotiate import why_not
 from enginebay.build.unregistered import with_import_paths
 from enginebay.config import PHASES, EngineConfig, Reason
+from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, explain, unknown_name
 from enginebay.model import ModelInfo
 from enginebay.ops.select import Candidate
@@ -51,7 +55,7 @@ def choose_shadow(
     extended = with_import_paths(registry, config, kernels.layout, ("attention", choice.name))
     found = _find(candidates(extended, "attention", kernels.env), choice.name)
     shards = placement.num_shards("kv_heads")
-    specs = [spec.per_shard(shards) for spec in info.attention.values()]
+    specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
     refused: dict[str, str] = {}
     for phase in PHASES:
         reason = found.unavailable or why_not(
@@ -59,7 +63,7 @@ def choose_shadow(
             env=kernels.env,
             specs=specs,
             phase=phase,
-            layout=sample_layout(kernels.layout_type, specs[0]),
+            problems=_problems(kernels, found),
             is_sharded=shards > 1,
         )
         if reason is not None:
@@ -78,6 +82,12 @@ def choose_shadow(
     why = f"on {choice.share:g} of the steps, in {', '.join(phases)}"
     told = Reason("shadow.attention", choice.name, why, tuple(refused.items()))
     return ChosenShadow(choice.name, choice.share, shadowed, phases, told)
+
+
+def _problems(kernels: ChosenKernels, candidate: Candidate) -> Sequence[AttentionProblem]:
+    """The engine's steps on a copy of the rows' pages: of the engine's own size, or one page a row if it asks for that."""
+    chosen = kernels.attention["decode"].caps
+    return kernels.steps(dataclasses.replace(chosen, compact_decode=candidate.impl.caps.compact_decode))
 
 
 def _find(able: Sequence[Candidate], name: str) -> Candidate:

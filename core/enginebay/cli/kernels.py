@@ -98,8 +98,8 @@ def open_session(
     from enginebay.bench.environment import free_bytes
     from enginebay.bench.kernels import Bench, Limits
     from enginebay.bench.roofline import measure_roofline
-    from enginebay.build.compose import find_platform
     from enginebay.build.jaxconfig import configure_compile_cache
+    from enginebay.build.platforms import find_platform
     from enginebay.registry import load_registry
 
     _check_numbers(args)
@@ -141,7 +141,7 @@ def open_session(
 def _candidates(args: argparse.Namespace, registry: Registry, env: Env) -> dict[str, list[Candidate]]:
     """The wanted implementations by op."""
     from enginebay.bench.kernels import OPS
-    from enginebay.build.kernels import candidates
+    from enginebay.build.candidates import candidates
 
     ops = listed(args.op or "attention")
     for op in ops:
@@ -161,7 +161,7 @@ def _settings(
 ) -> dict[str, Setting]:
     """What problems share, by dtype."""
     from enginebay.bench.problem import Setting
-    from enginebay.build.kernels import candidates
+    from enginebay.build.candidates import candidates
     from enginebay.build.tuned import load_tuned
     from enginebay.ops.select import choose
 

@@ -44,6 +44,10 @@ class Caps:
     head_dim: Callable[[int], bool] = _always
     group: Callable[[int], bool] = _always
     page_size: Callable[[int], bool] = _always
+    rows: Callable[[int], bool] = _always
+    """Of a step, padding included."""
+    context: Callable[[int], bool] = _always
+    """The longest context of a step, in tokens."""
     compact_decode: bool = False
     ragged_decode: bool = False
 
@@ -74,6 +78,8 @@ class Caps:
             (self.head_dim(spec.head_dim), f"head_dim {spec.head_dim}"),
             (self.group(spec.group), f"{spec.group} query heads per KV head"),
             (self.page_size(layout.page_size), f"page size {layout.page_size}"),
+            (self.rows(bucket.seqs), f"{bucket.seqs} rows"),
+            (self.context(bucket.max_kv_len), f"a context of {bucket.max_kv_len} tokens"),
             (needed <= self.features, f"features {', '.join(sorted(needed - self.features))}"),
         )
         reasons = [self.why_not_here(env)] + [f"does not support {text}" for ok, text in tests if not ok]

@@ -21,6 +21,8 @@ class Candidate:
     custom_calls: tuple[str, ...] = ()
     interpreted: bool = False
     """Whether it is made for another platform, and serves this one by interpretation."""
+    built_in: bool = False
+    """Whether it comes with enginebay: of equal priorities "auto" takes such a candidate."""
 
 
 def is_import_path(name: str) -> bool:
@@ -38,8 +40,8 @@ def choose(
     """The candidate to use for `setting`.
 
     `wanted` is a name or "auto". A name that cannot serve is an UnsupportedError with its reason: an explicit choice
-    never falls back. "auto" takes the highest priority that can, ties by name, and the reason has all the others. `faster`
-    may name another of those that can, given in this order, and why it is to be taken instead.
+    never falls back. "auto" takes the highest priority that can, of equals a built-in one, then the first by name, and the
+    reason has all the others. `faster` may name another of those that can, given in this order, and why it is to be taken instead.
     UnknownNameError for a name that no candidate has.
     """
     if wanted == AUTO:  # what was given by import path serves where it is named
@@ -47,7 +49,7 @@ def choose(
     if wanted != AUTO and all(candidate.name != wanted for candidate in candidates):
         names = [candidate.name for candidate in candidates]
         raise unknown_name(setting, wanted, names, "`enginebay plugins` lists what is installed.")
-    ranked = sorted(candidates, key=lambda c: (-c.priority, c.name))
+    ranked = sorted(candidates, key=lambda c: (-c.priority, not c.built_in, c.name))
     reasons = [(candidate, candidate.unavailable or why_not(candidate.impl)) for candidate in ranked]
     able = [candidate for candidate, reason in reasons if reason is None]
     if wanted != AUTO:
@@ -78,7 +80,8 @@ def _behind(candidate: Candidate, first: Candidate) -> str:
     if candidate.priority > first.priority:
         return "measured slower, or not measured in the same buckets"
     if candidate.priority == first.priority:
-        return f"the same priority ({candidate.priority}), later by name"
+        how = "later by name" if candidate.built_in == first.built_in else "and the other is built in"
+        return f"the same priority ({candidate.priority}), {how}"
     return f"lower priority ({candidate.priority})"
 
 

@@ -4,20 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheGroup, KVLayout
 from enginebay.config import EngineConfig
+from enginebay.engine import AttentionProblem
 from enginebay.model import Model, Weights
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MOST_VERIFIED_ROWS
+from enginebay.runner.buckets import BucketSizes, default_sizes
 from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import OpsFactory, Program
 from enginebay.sampler import Sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFacts:
+    """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they are chosen by these sizes.
+
+    The last three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`).
+    """
+
+    config: EngineConfig
+    groups: tuple[CacheGroup, ...]
+    dtype: str
+    layout: str
+    layout_type: type[KVLayout]
+    min_rows: int
+    compact_decode: bool = False
+    ragged_decode: bool = False
+    drafts_are_rows: bool = False
+
+    @property
+    def sizes(self) -> BucketSizes:
+        """The usual sizes of steps."""
+        config = self.config
+        assert config.max_model_len is not None, "the composition root resolves max_model_len"
+        return default_sizes(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            min_rows=self.min_rows,
+            ragged_decode=self.ragged_decode,
+        )
+
+
+AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
+"""What an engine's capability `attention_problems` names: from the facts and the engine's options to its steps' problems."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +89,20 @@ class EngineParts:
     """Whether steps of rows that all want the first best token may do without the sampler."""
     processors: Processors = ()
     """Logits processors that requests may use, in the order in which they are applied."""
+
+    def facts(self) -> StepFacts:
+        """What the sizes of the engine's steps depend on."""
+        return StepFacts(
+            self.config,
+            self.model.info.groups,
+            self.dtype,
+            self.layout,
+            self.layout_type,
+            self.platform.min_rows(self.dtype),
+            self.compact_decode,
+            self.ragged_decode,
+            self.drafts_are_rows,
+        )
 
     def program(self) -> Program:
         """What steps are compiled of."""

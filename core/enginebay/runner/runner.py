@@ -40,7 +40,7 @@ from enginebay.runner.step import (
     decode_step,
     prefill_step,
 )
-from enginebay.runner.verify import verify_step
+from enginebay.runner.verify import draft_rows, verify_step
 from enginebay.runner.wide import WideInputs
 
 log = logging.getLogger("enginebay.runner")
@@ -76,8 +76,15 @@ class StepKey:
         wide = ", wide log-probabilities" if self.wide else ""
         return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{wide}"
 
-    def attention(self, layouts: Mapping[str, KVLayout]) -> AttentionProblem:
-        """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one."""
+    def attention(
+        self, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool = False
+    ) -> AttentionProblem:
+        """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one.
+
+        With `drafts_are_rows` a step that verifies drafts decodes each of them as a row.
+        """
+        if self.kind == "verify" and drafts_are_rows:
+            return draft_rows(self.bucket), layouts
         if self.kind != "compact":
             return self.bucket, layouts
         rows, length = self.bucket.seqs, self.bucket.max_kv_len

@@ -26,6 +26,11 @@ def verify_bucket(num_rows: int, num_drafts: int, pages_per_seq: int, max_kv_len
     return Bucket(num_rows * width, num_rows, pages_per_seq, width, max_kv_len, "mixed")
 
 
+def draft_rows(bucket: Bucket) -> Bucket:
+    """The shapes of a verify step that decodes each draft as a row of its own."""
+    return dataclasses.replace(bucket, seqs=bucket.tokens, max_q_len=1, mode="decode")
+
+
 def verify_step(
     program: Program,
     layouts: Layouts,
@@ -129,7 +134,7 @@ def _as_rows(
     Every layer writes all keys and values before it reads any: see Caps.splits_rows.
     """
     num_rows, width = tokens.shape
-    one_each = dataclasses.replace(bucket, seqs=num_rows * width, max_q_len=1, mode="decode")
+    one_each = draft_rows(bucket)
     offsets = jnp.arange(width, dtype=jnp.int32)
     is_fed = offsets < num_fed[:, None]
     ones = jnp.ones(num_rows * width, jnp.int32)

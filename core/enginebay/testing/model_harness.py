@@ -21,7 +21,7 @@ from enginebay.runner.sharding import Placement, make_placement
 
 Layouts = Mapping[str, KVLayout]
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
-"""From a model's facts and its placement to what makes the Ops of a step, such as enginebay.build.kernels.OpsBinder."""
+"""From a model's facts and its placement to what makes the Ops of a step, such as enginebay.build.binding.OpsBinder."""
 
 
 @dataclasses.dataclass(frozen=True)

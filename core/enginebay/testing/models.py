@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.cache import KVLayout
 from enginebay.config import DEFAULT_AXIS_RULES
-from enginebay.model import Model, ModelFamily
+from enginebay.engine import AttentionProblem
+from enginebay.model import Model, ModelFamily, ModelInfo
+from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
 from enginebay.testing.model_harness import Chunk, MakeOps, ModelHarness, place_over, random_weights
 
@@ -70,6 +74,17 @@ def model_checks(
         if count <= num_devices
     ]
     return [(name, functools.partial(check, lab)) for name, check in checks]
+
+
+def harness_steps(
+    info: ModelInfo, layout: str, layout_type: type[KVLayout], decode: Caps
+) -> list[AttentionProblem]:
+    """The attention problems of the checks: each row has one page."""
+    layouts = {
+        g.name: layout_type(NUM_ROWS, CAPACITY, g.num_kv_heads, g.head_dim, info.attention[g.name].kv_dtype)
+        for g in info.groups
+    }
+    return [(bucket, layouts) for bucket in (DECODE, MIXED, dataclasses.replace(MIXED, mode="prefill"))]
 
 
 class _Lab:

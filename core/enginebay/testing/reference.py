@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.build.binding import OpsBinder
 from enginebay.build.compose import Plan, make_sampler
-from enginebay.build.kernels import OpsBinder
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.step import Layouts
 from enginebay.testing.sampling_oracle import Params, penalised
@@ -50,14 +50,18 @@ class ReferenceModel:
         self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array, size: int
     ) -> jax.Array:
         info, plan = self.plan.model.info, self.plan
-        bucket = Bucket(tokens=size, seqs=1, pages_per_seq=1, max_q_len=size, max_kv_len=size, mode="prefill")
+        page_size = plan.kernels.smallest_page or size
+        num_pages = -(-size // page_size)
+        bucket = Bucket(size, 1, num_pages, size, size, "prefill")
         layouts: Layouts = {
-            g.name: plan.kernels.layout_type(1, size, g.num_kv_heads, g.head_dim, plan.config.dtype)
+            g.name: plan.kernels.layout_type(
+                num_pages, page_size, g.num_kv_heads, g.head_dim, plan.config.dtype
+            )
             for g in info.groups
         }
         ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
-        table = jnp.zeros((1, 1), jnp.int32)
-        batches = {name: derive_batch(count, count, table, size, bucket) for name in layouts}
+        table = jnp.arange(num_pages, dtype=jnp.int32)[None]
+        batches = {name: derive_batch(count, count, table, page_size, bucket) for name in layouts}
         cache = {g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups}
         hidden, _ = plan.model.hidden(weights, ops, token_ids, cache, batches)
         return plan.model.logits(weights, ops, hidden)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from enginebay.cache import KVLayout
 from enginebay.config import Choice, EngineConfig
-from enginebay.errors import PluginError, UnsupportedError, explain, unknown_name
+from enginebay.errors import PluginError, UnsupportedError, unknown_name
 from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.ops.caps import Env
 from enginebay.platform import Platform
@@ -104,14 +104,9 @@ def _made(registry: Registry, entry: Entry) -> Any:
 
 def best_platform(registry: Registry) -> Platform:
     """The usable platform of the highest priority, as "auto" takes it."""
-    entries = (e for e in registry.entries if e.kind == "platform" and e.state == "ready")
-    able = [p for p in (registry.load(e)() for e in entries) if p.why_not() is None]
-    if not able:
-        raise UnsupportedError(
-            explain("no platform has a device", "at least one", "Install one that fits this machine.")
-        )
-    best: Platform = max(able, key=lambda p: p.priority)
-    return best
+    from enginebay.build.platforms import find_platform
+
+    return find_platform(registry, EngineConfig())
 
 
 def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
@@ -184,16 +179,17 @@ def _engine(registry: Registry, entry: Entry) -> list[Check]:
 
 
 def _model(registry: Registry, entry: Entry) -> list[Check]:
-    from enginebay.build.kernels import OpsBinder, choose_kernels
-    from enginebay.testing.models import model_checks
+    from enginebay.build.binding import OpsBinder
+    from enginebay.build.kernels import choose_kernels
+    from enginebay.testing.models import harness_steps, model_checks
 
     platform = best_platform(registry)
 
     def make_ops(info: Any, placement: Any) -> OpsBinder:
         config = EngineConfig(layout="hnd")  # what the harness lays its cache out in
-        return OpsBinder(
-            choose_kernels(registry, config, platform.env(), info, placement, "hnd"), info, placement
-        )
+        steps = functools.partial(harness_steps, info)
+        chosen = choose_kernels(registry, config, platform.env(), info, placement, "hnd", steps)
+        return OpsBinder(chosen, info, placement)
 
     return model_checks(registry.load(entry), make_ops, num_devices=len(platform.devices()))
 

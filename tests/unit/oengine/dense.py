@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.build.kernels import OpsBinder
+from enginebay.build.binding import OpsBinder
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
 

@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
+from enginebay.build.binding import OpsBinder
 from enginebay.build.compose import make_sampler
-from enginebay.build.kernels import OpsBinder, choose_kernels
+from enginebay.build.kernels import choose_kernels
 from enginebay.cache import NhdLayout
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig, KernelChoice
 from enginebay.ops.caps import Env
