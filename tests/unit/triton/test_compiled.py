@@ -26,6 +26,7 @@ from enginebay.registry import load_registry
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.sharding import make_placement
 from enginebay.runner.step import Program, StepState, decode_step
+from enginebay.testing.models import harness_steps
 from enginebay_models import llama
 from enginebay_triton.attention import attention
 from enginebay_triton.call import graph_features
@@ -133,7 +134,8 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
     shape = {"num_hidden_layers": num_layers, "vocab_size": vocab_size}
     model = llama.family.build(LLAMA_8B | shape, dtype="bfloat16")
     placement = make_placement(jax.devices(), {}, dict.fromkeys(DEFAULT_AXIS_RULES))
-    chosen = choose_kernels(registry, config, env, model.info, placement, "nhd")
+    steps = functools.partial(harness_steps, model.info)
+    chosen = choose_kernels(registry, config, env, model.info, placement, "nhd", steps)
     assert chosen.names["attention.decode"] == "triton"
     program = Program(
         model,
