@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from enginebay.errors import InputError, explain
-from enginebay.types import MAX_STOP_TOKENS, FinishReason
+from enginebay.types import MAX_STOP_TOKENS, FinishReason, key_of
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
 from enginebay_oengine.forward import ModelOutputBatch
 from enginebay_oengine.inference_scheduler import InferenceScheduler
@@ -74,7 +74,6 @@ def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> 
     stops = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
     if len(stops) > MAX_STOP_TOKENS:
         raise InputError(explain(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."))
-    seed = request.seed or 0
     return RowSettings(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -86,7 +85,7 @@ def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> 
         ),
         prompt_length=request.num_prompt_tokens,
         stop_token_ids=stops,
-        key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
+        key=key_of(request.seed or 0),
     )
 
 

@@ -18,6 +18,8 @@ from enginebay_oengine.row_arrays import build_allowed_mask, build_sampling_arra
 from enginebay_oengine.stored_values import from_stored, to_stored
 
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")
+_CARRIED = frozenset({"penalties", "min_tokens"})
+"""Logits processors of an engine's rows whose parameters the fields below have."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,10 +69,12 @@ class ModelRunnerSamplingMetadata:
 
         When all are greedy, temperature, min_p, top_k and top_p are zeros unless `generate_params_if_all_greedy`; the
         rest is carried in any case, because greedy rows have penalties too. The arrays are placed with the table's
-        sharding, and do not change with the table. Raises InputError for a request beyond padded_num_reqs.
+        sharding, and do not change with the table. Raises InputError for a request beyond padded_num_reqs, and for an
+        engine's request with logits processors, or with a repetition penalty on its output alone, that no field has.
         """
         table, num_rows = sequence_buffer, padded_num_reqs
         _check_holds_all(table, num_rows)
+        _check_carries_all(table)
         plain = table.all_greedy and not generate_params_if_all_greedy
         temperature, min_p, top_p, top_k = _zeros(num_rows) if plain else _sampling_arrays(table, num_rows)
         made = cls(
@@ -147,6 +151,22 @@ def _check_holds_all(table: SequenceBuffer, num_rows: int) -> None:
                 "Raise padded_num_reqs, or condense the table.",
             )
         )
+
+
+def _check_carries_all(table: SequenceBuffer) -> None:
+    for row in table.taken_rows.tolist():
+        processors = {one.name: one.values for one in table.request(row).sampling.processors}
+        lost = sorted(processors.keys() - _CARRIED)
+        if processors.get("penalties", {}).get("output_only"):
+            lost.append("suppress_repetition_in_generation")
+        if lost:
+            raise InputError(
+                explain(
+                    f"row {row} with {', '.join(lost)}",
+                    "requests whose sampling the sixteen fields describe",
+                    "Run this request with LLM.generate or eSurge, which apply it.",
+                )
+            )
 
 
 def _zeros(num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

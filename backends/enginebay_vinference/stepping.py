@@ -11,7 +11,7 @@ import numpy as np
 
 from enginebay.errors import InputError, explain
 from enginebay.model import Weights
-from enginebay.types import MAX_STOP_TOKENS, Request
+from enginebay.types import MAX_STOP_TOKENS, Request, key_of
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.partition import LEAF_NAMES
 from enginebay_vinference.precompile import vInferencePreCompileConfig
@@ -119,7 +119,7 @@ class Stepper:
 
     def make_key(self, seed: int) -> jax.Array:
         """The typed key of a seed: the one that a request with this seed has in every engine."""
-        words = np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+        words = np.array(key_of(seed), np.uint32)
         return jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
 
     def with_sampling(self, state: SampleState, sampling: Mapping[str, np.ndarray]) -> SampleState:

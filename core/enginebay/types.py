@@ -282,6 +282,11 @@ class Request:
     """What the output must be; None: anything."""
 
 
+def key_of(seed: int) -> tuple[int, int]:
+    """The two 32-bit words of a request's random key, from its seed."""
+    return seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF
+
+
 def with_processors(request: Request, values: tuple[Any, ...]) -> Request:
     """The request with other fields of logits processors (enginebay.processor.RowValues)."""
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, processors=values))

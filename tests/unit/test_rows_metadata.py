@@ -12,10 +12,20 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from enginebay.processor import RowValues
 from enginebay.rows import SequenceBuffer
-from enginebay.types import SamplingParams
+from enginebay.types import SamplingParams, with_processors
 from enginebay_oengine import ModelRunnerSamplingMetadata
-from tests.unit.rowtable import LENGTH, PAGE_SIZES, ROWS, VOCAB, EngineRequest, make_sampling, make_table
+from tests.unit.rowtable import (
+    LENGTH,
+    PAGE_SIZES,
+    ROWS,
+    VOCAB,
+    EngineRequest,
+    make_request,
+    make_sampling,
+    make_table,
+)
 
 ARRAYS = ("temperature", "min_p", "top_k", "top_p")
 
@@ -149,6 +159,61 @@ def test_greedy_rows_keep_what_else_they_ask_for() -> None:  # holds B16
     assert made.logit_bias == [{1: -1.0}, {}]
     assert made.min_tokens == {0: (3, ())}
     assert np.flatnonzero(~np.asarray(made.allowed_token_ids_mask[0])).tolist() == [1, 2]
+
+
+def test_public_parameters_ask_for_log_probabilities_and_have_their_seed() -> None:  # holds B16
+    table = make_table()
+    table.begin_sequence("three", [1], SamplingParams(logprobs=3, seed=2**32 + 5))
+    table.begin_sequence("all", [1], SamplingParams(logprobs=-1, prompt_logprobs=0))
+    table.begin_sequence("none", [1])
+    assert table.tells_logprobs.tolist() == [True, True, False, False, False]
+    assert table.scopes.tolist() == [1, 1, 0, 0, 0]
+    assert [table.request(row).sampling.num_logprobs for row in range(3)] == [3, VOCAB, None]
+    assert table.request(1).sampling.num_prompt_logprobs == 0
+    assert table.keys[:2].tolist() == [[1, 5], [0, 0]]
+    assert ModelRunnerSamplingMetadata.from_sequence_buffer(table, 4).logprobs
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"bad_words": ("x",)},
+        {"stop_words_ids": ((1, 2),)},
+        {"no_repeat_ngram_size": 2},
+        {"typical_p": 0.5},
+        {"suppress_repetition_in_generation": True},
+        {"processors": {"xtc": {}}},
+        {"json_object": True},
+        {"choice": ("a", "b")},
+    ],
+)
+def test_what_metadata_cannot_carry_is_refused_when_the_request_is_made(params: dict) -> None:  # holds B16
+    table = make_table()
+    [name] = params
+    with pytest.raises(ValueError, match=rf"{name} = .* for a row table"):
+        table.begin_sequence("a", [1], SamplingParams(**params))
+    assert table.num_reqs == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("typical", {"typical_p": np.float32(0.5)}, "typical"),
+        ("penalties", {"output_only": np.bool_(True)}, "suppress_repetition_in_generation"),
+    ],
+)
+def test_metadata_of_an_engines_row_loses_no_processor(
+    name: str, values: dict, told: str
+) -> None:  # holds B16
+    table = make_table()
+    request = make_request("a", [1])
+    used = RowValues(name, values)
+    table.add_request(with_processors(request, (used,)))
+    with pytest.raises(ValueError, match=f"row 0 with {told}"):
+        ModelRunnerSamplingMetadata.from_sequence_buffer(table, 4)
+    table.clear()
+    table.add_request(with_processors(request, (RowValues("min_tokens", {}),)))
+    assert ModelRunnerSamplingMetadata.from_sequence_buffer(table, 4).all_greedy
 
 
 def test_metadata_does_not_change_with_the_table() -> None:  # holds B16

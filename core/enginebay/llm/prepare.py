@@ -31,6 +31,7 @@ from enginebay.types import (
     Request,
     SamplingParams,
     as_sampling_params,
+    key_of,
     takes_best,
 )
 
@@ -165,7 +166,7 @@ class Preparer:
                 request_id=f"{request_id}/{index}",
                 prompt_token_ids=array,
                 sampling=others if index else sampling,
-                key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
+                key=key_of(seed),
                 arrival_s=now_s,
                 priority=standing.priority,
                 parent_id=request_id,

@@ -11,14 +11,15 @@ import numpy as np
 from enginebay.errors import InputError, explain
 from enginebay.rows.page_table import PageTable
 from enginebay.rows.sparse import SparseParams, read_sparse
-from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
+from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams, key_of
 
 
 class DocumentedRequest(Protocol):
     """The record that users of the documented face add instead of a Request.
 
     It may also have `page_ids` (one list of ints for each cache group, or the only group's list), `output_token_ids`,
-    `key` (two words of a random key, by default zeros) and `index`. `sampling_params` has the fields of SamplingParams, or is None for the defaults.
+    `key` (two words of a random key, by default those of the seed, or zeros) and `index`. `sampling_params` has the
+    fields of SamplingParams but NOT_CARRIED, or is None for the defaults.
     """
 
     @property
@@ -32,6 +33,22 @@ class DocumentedRequest(Protocol):
     @property
     def sampling_params(self) -> Any:
         """How its tokens are sampled."""
+
+
+NOT_CARRIED: Mapping[str, str] = {
+    "bad_words": "Tokenise them: pass bad_words_token_ids.",
+    "stop_words_ids": "Compare the row's last tokens with them where you run the steps.",
+    "no_repeat_ngram_size": "",
+    "typical_p": "",
+    "suppress_repetition_in_generation": "",
+    "processors": "",
+    "json_schema": "",
+    "json_object": "",
+    "regex": "",
+    "choice": "",
+    "grammar": "",
+}
+"""Fields of SamplingParams that no column of the table holds, and what to do about each; "" is LLM.generate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,8 +79,11 @@ def read_entry(
     vocab_size: int,
     page_tables: Sequence[PageTable],
 ) -> Entry:
-    """What to write for a request. InputError for more pages, stop tokens or cache groups than there is room for."""
-    record = request if isinstance(request, Request) else _as_request(request, max_model_len)
+    """What to write for a request.
+
+    InputError for more pages, stop tokens or cache groups than there is room for, and for a field of NOT_CARRIED.
+    """
+    record = request if isinstance(request, Request) else _as_request(request, max_model_len, vocab_size)
     num_stops = len(record.sampling.stop_token_ids)
     if num_stops > MAX_STOP_TOKENS:
         raise InputError(explain(f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."))
@@ -100,7 +120,7 @@ def free_row(
     return req_index
 
 
-def _as_request(request: DocumentedRequest, max_model_len: int) -> Request:
+def _as_request(request: DocumentedRequest, max_model_len: int, vocab_size: int) -> Request:
     missing = [
         name for name in ("req_id", "prompt_token_ids", "sampling_params") if not hasattr(request, name)
     ]
@@ -112,18 +132,39 @@ def _as_request(request: DocumentedRequest, max_model_len: int) -> Request:
                 "Add what is missing.",
             )
         )
+    _refuse_not_carried(request.sampling_params)
     prompt = np.asarray(request.prompt_token_ids, np.int32)
+    seed = getattr(request.sampling_params, "seed", None) or 0
     return Request(
         request_id=request.req_id,
         prompt_token_ids=prompt,
-        sampling=_frozen(request.sampling_params, max(max_model_len - len(prompt), 0)),
-        key=getattr(request, "key", (0, 0)),
+        sampling=_frozen(request.sampling_params, max(max_model_len - len(prompt), 0), vocab_size),
+        key=getattr(request, "key", key_of(seed)),
         arrival_s=0.0,
         index=getattr(request, "index", 0),
     )
 
 
-def _frozen(sampling: object, room: int) -> FrozenSampling:
+def _refuse_not_carried(sampling: object) -> None:
+    """InputError for a field whose value is not its default and that the table would drop."""
+    if sampling is None or isinstance(sampling, FrozenSampling):
+        return
+    defaults = SamplingParams()
+    for name, todo in NOT_CARRIED.items():
+        neutral = getattr(defaults, name)
+        value = getattr(sampling, name, neutral)
+        if value not in (None, neutral) and value != []:
+            default_todo = "Leave it out, or generate with LLM.generate, which applies it."
+            raise InputError(
+                explain(
+                    f"{name} = {value!r} for a row table, which does not hold it",
+                    f"{neutral!r}",
+                    todo or default_todo,
+                )
+            )
+
+
+def _frozen(sampling: object, room: int, vocab_size: int) -> FrozenSampling:
     """The fields that FrozenSampling has, from a record that may lack some; `room` is for new tokens."""
     if isinstance(sampling, FrozenSampling):
         return sampling
@@ -134,6 +175,9 @@ def _frozen(sampling: object, room: int) -> FrozenSampling:
         values[field.name] = getattr(sampling, field.name, usual)
     values["max_tokens"] = room if values["max_tokens"] is None else values["max_tokens"]
     values["stop_token_ids"] = tuple(values["stop_token_ids"] or ())
+    values["processors"] = ()
+    sparse = read_sparse(sampling, vocab_size)
+    values["num_logprobs"], values["num_prompt_logprobs"] = sparse.num_logprobs, sparse.num_prompt_logprobs
     return FrozenSampling(**values)
 
 
