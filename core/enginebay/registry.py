@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from enginebay import hooks
 from enginebay.config import AUTO
 from enginebay.errors import ConfigError, PluginError, explain, unknown_name
 from enginebay.hooks import Declaration
+from enginebay.importing import guarded, reason_of
 from enginebay.validation import describe_validation
 
 PLUGINS_VARIABLE = "ENGINEBAY_PLUGINS"
@@ -75,8 +77,10 @@ class Entry:
 class Registry:
     """All parts of all loaded plugins, by kind, op and name. Immutable once made."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], import_s: Mapping[str, float] | None = None) -> None:
+        """`import_s`: seconds that the import of each plugin's module and its hooks took."""
         self.entries = tuple(sorted(entries, key=lambda e: (e.kind, e.op, e.name, e.state != "ready")))
+        self.import_s = dict(import_s or {})
 
     def names(self, kind: str, op: str = "") -> list[str]:
         """Names of the parts of a kind that are not broken."""
@@ -154,22 +158,19 @@ def import_target(target: str, what: str) -> Any:
     """The attribute that "module:attribute" names; PluginError, with `what` it is and the reason, when it cannot be had."""
     module, _, attribute = target.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever a plugin's import raises must not take the host down
+        with guarded(what):
+            found: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+    except Exception as error:  # whatever a plugin's import raises must not take the host down
         raise PluginError(
             explain(
-                f"{what}: importing {target} failed: {_one_line(error)}",
+                f"{what}: importing {target} failed: {reason_of(error)}",
                 'an importable "module:attribute"',
                 "Mend the plugin.",
             )
         ) from error
     return found
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def load_registry(names: Iterable[str] | None = None) -> Registry:
@@ -188,10 +189,13 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
         raise unknown_name("plugin", name, known, f"Correct {PLUGINS_VARIABLE}, or install the plugin.")
     manager = hooks.make_manager()
     entries: list[Entry] = []
+    import_s: dict[str, float] = {}
     for point in points:
         if point.name in chosen:
+            start_s = time.perf_counter()
             entries += _load_plugin(manager, point, entries)
-    return Registry(entries)
+            import_s[point.name] = import_s.get(point.name, 0.0) + time.perf_counter() - start_s
+    return Registry(entries, import_s)
 
 
 def _built_in_first(point: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
@@ -214,14 +218,16 @@ def _load_plugin(
 
     if manager.has_plugin(point.name):
         return broken("another distribution has a plugin of this name")
+    who = f"plugin {point.name!r}"
     try:
-        module = point.load()
+        with guarded(who):
+            module = point.load()
         manager.register(module, point.name)
         manager.check_pending()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # one broken plugin never takes the host down
+    except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
         if manager.has_plugin(point.name):
             manager.unregister(name=point.name)
-        return broken(_one_line(error))
+        return broken(reason_of(error))
     if not manager.get_hookcallers(module):
         return broken("it implements no hook of enginebay (are its functions marked with @hookimpl?)")
     found: list[Declaration] = []
@@ -229,9 +235,10 @@ def _load_plugin(
     for kind in hooks.INTERFACE_VERSIONS:
         caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
         try:
-            caller(register=_collector(kind, found))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
-            return broken(f"{hooks.hook_name(kind)} failed: {_one_line(error)}")
+            with guarded(who):
+                caller(register=_collector(kind, found))
+        except Exception as error:  # noqa: BLE001  # as above
+            return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
     entries: list[Entry] = []
     for declaration in found:
         state, reason = _state(declaration, distribution, before + entries)

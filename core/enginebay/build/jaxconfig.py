@@ -1,4 +1,4 @@
-"""The one place that touches jax.config: the platforms to start, and the compilation cache, in a folder of the user's own."""
+"""The one place that sets jax.config: the platforms to start, and the compilation cache, in a folder of the user's own."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 from enginebay.config import PHASES, EngineConfig, Reason
 from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.hooks import Declaration
+from enginebay.importing import guarded, reason_of
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
 from enginebay.registry import Entry, Registry
@@ -85,14 +86,14 @@ def import_path(path: str, what: str) -> Any:
         )  # and it stays: what the module imports later is looked for in the same places
     importlib.invalidate_caches()
     try:
-        found: Any = importlib.import_module(module)
+        with guarded(f"module {module!r}"):
+            found: Any = importlib.import_module(module)
     except UnsupportedError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception as error:  # a stranger's module may raise anything
         raise ConfigError(
             explain(
-                f"{what} {path!r}: importing {module} failed: {reason}",
+                f"{what} {path!r}: importing {module} failed: {reason_of(error)}",
                 f"a module that can be imported, from {here} too",
                 "Correct the path, or mend the module.",
             )

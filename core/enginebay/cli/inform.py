@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,6 +26,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         add_engine_arguments(parser)
     else:
         parser.add_argument("--config", metavar="FILE", help="TOML file to check; it changes nothing here")
+    if name == "plugins":
+        parser.add_argument(
+            "--timings",
+            action="store_true",
+            help="seconds that the import of each plugin took, slowest first",
+        )
     if name == "config":
         parser.add_argument("--schema", action="store_true", help="print the JSON schema of configurations")
 
@@ -53,12 +59,24 @@ def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str,
 def _plugins(args: argparse.Namespace) -> None:
     from enginebay.registry import load_registry
 
-    records = [entry.record() for entry in load_registry().entries]
+    registry = load_registry()
+    if args.timings:
+        _print_timings(registry.import_s, args)
+        return
+    records = [entry.record() for entry in registry.entries]
     if args.json:
         _print_json(records)
     else:
         columns = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")
         _print_table("", columns, [tuple(r[c] for c in columns) for r in records])
+
+
+def _print_timings(import_s: Mapping[str, float], args: argparse.Namespace) -> None:
+    slowest = sorted(import_s.items(), key=lambda item: -item[1])
+    if args.json:
+        _print_json([{"plugin": name, "seconds": seconds} for name, seconds in slowest])
+    else:
+        _print_table("", ("plugin", "seconds"), [(name, f"{seconds:.3f}") for name, seconds in slowest])
 
 
 def _explain(args: argparse.Namespace) -> None:

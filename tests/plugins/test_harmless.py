@@ -1,0 +1,202 @@
+"""Whatever a plugin does while it is imported harms nobody: it is named, and put back where it can be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from enginebay import LLM
+from enginebay.errors import InternalError, PluginError
+from enginebay.importing import guarded
+from enginebay.registry import Registry, import_target, load_registry
+from tests.brief import BRIEF
+from tests.unit.serving import SIZES
+
+GOOD = """
+from enginebay.hooks import hookimpl
+@hookimpl
+def register_schedulers(register):
+    register("{module}_part", "enginebay_schedulers.fcfs:Fcfs")
+"""
+
+PLUGINS = {
+    "interrupting": "raise KeyboardInterrupt('from a plugin')",
+    "exiting": "import sys\nsys.exit(3)",
+    "ending": "class End(BaseException): pass\nraise End('of everything')",
+    "printing": "import sys\nprint('loud', 'and', 'clear')\nprint('no end of line', end='')\nsys.stderr.write('warned\\n')",
+    "widening": "import jax\njax.config.update('jax_enable_x64', True)",
+    "threading_on": "import threading\nthreading.Thread(target=threading.Event().wait, name='for_ever').start()",
+    "replacing": "import io, sys, signal\nsys.stdout = io.StringIO()\nsignal.signal(signal.SIGINT, signal.SIG_IGN)",
+    "slow": "import time\ntime.sleep(0.2)",
+    "failing": """
+from enginebay.scheduler import Scheduler
+class Failing(Scheduler):
+    def initial_state(self):
+        return None
+    def decide(self, view, state):
+        raise RuntimeError("no decision")
+from enginebay.hooks import hookimpl
+@hookimpl
+def register_schedulers(register):
+    register("never", "harmful_failing:Failing")
+""",
+    "hooking": """
+from enginebay.hooks import hookimpl
+@hookimpl
+def register_kernels(register):
+    raise KeyboardInterrupt
+""",
+}  # fmt: skip
+BROKEN = {
+    "interrupting": "KeyboardInterrupt: from a plugin",
+    "exiting": "SystemExit: 3",
+    "ending": "End: of everything",
+    "hooking": "register_kernels failed: KeyboardInterrupt: ",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one distribution for each plugin."""
+    folder = tmp_path_factory.mktemp("harmful")
+    for name, source in PLUGINS.items():
+        module = f"harmful_{name}"
+        info = folder / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[enginebay]\n{name} = {module}\n")
+        (folder / f"{module}.py").write_text(
+            f"{source}\n{'' if 'register_' in source else GOOD}".replace("{module}", name)
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def listing(site: Path) -> subprocess.CompletedProcess[str]:
+    """`plugins --json --timings` in a process of its own, which a thread of a plugin must not keep alive."""
+    code = (
+        "import json, sys\n"
+        "from enginebay.cli.main import main\n"
+        "code = main(['plugins', '--json', '--timings'])\n"
+        "import jax\n"
+        "print(json.dumps({'x64': jax.config.jax_enable_x64}), file=sys.stderr)\n"
+        "sys.exit(code)\n"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_ends_and_prints_nothing_but_its_table(listing: subprocess.CompletedProcess[str]) -> None:
+    assert listing.returncode == 0, listing.stderr
+    assert {row["plugin"] for row in json.loads(listing.stdout)} >= {*PLUGINS, "schedulers"}
+
+
+def test_output_at_import_is_labelled(listing: subprocess.CompletedProcess[str]) -> None:
+    lines = listing.stderr.splitlines()
+    for text in ("loud and clear", "no end of line", "warned"):
+        assert f"plugin 'printing': {text}" in lines
+
+
+def test_changed_configuration_of_jax_is_named_and_put_back(
+    listing: subprocess.CompletedProcess[str],
+) -> None:
+    assert "plugin 'widening' changed JAX's configuration" in listing.stderr
+    assert "jax_enable_x64 False -> True" in listing.stderr
+    assert '{"x64": false}' in listing.stderr
+
+
+def test_threads_are_named(listing: subprocess.CompletedProcess[str]) -> None:
+    assert "plugin 'threading_on' starts the thread 'for_ever'" in listing.stderr
+
+
+def test_timings_say_who_is_slow(listing: subprocess.CompletedProcess[str]) -> None:
+    rows = json.loads(listing.stdout)
+    seconds = {row["plugin"]: row["seconds"] for row in rows}
+    assert seconds["slow"] > 0.2 > seconds["schedulers"]
+    assert [row["seconds"] for row in rows] == sorted(seconds.values(), reverse=True)
+
+
+@pytest.fixture
+def registry(site: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.syspath_prepend(site)
+    for name in PLUGINS:
+        monkeypatch.delitem(sys.modules, f"harmful_{name}", raising=False)
+    monkeypatch.setenv("ENGINEBAY_PLUGINS", ",".join([*BROKEN, "schedulers", "widening"]))
+    return load_registry()
+
+
+def test_a_plugin_that_raises_no_exception_is_broken_and_the_others_are_there(registry: Registry) -> None:
+    broken = {entry.name: entry.reason for entry in registry.entries if entry.kind == "plugin"}
+    assert broken.keys() == BROKEN.keys()
+    for name, reason in BROKEN.items():
+        assert reason.strip() in broken[name]
+    assert registry.find("scheduler", "fcfs").state == "ready"
+    with pytest.raises(PluginError, match="KeyboardInterrupt: from a plugin"):
+        registry.find("scheduler", "interrupting")
+
+
+def test_jax_that_was_imported_before_is_put_back_too(
+    caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    import jax
+
+    request.getfixturevalue("registry")
+    assert "plugin 'widening' changed JAX's configuration" in caplog.text
+    assert not jax.config.jax_enable_x64
+
+
+def test_a_part_that_raises_no_exception_when_it_is_imported_is_a_plugin_error(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(site)
+    with pytest.raises(PluginError, match=r"scheduler 'x': importing .* failed: KeyboardInterrupt"):
+        import_target("harmful_interrupting:Part", "scheduler 'x'")
+
+
+@pytest.mark.usefixtures("faked")
+def test_the_plugin_whose_part_failed_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("ENGINEBAY_PLUGINS", "failing,models,oengine,samplers,schedulers,xla")
+    with LLM(BRIEF, scheduler="never", **SIZES) as llm:
+        with pytest.raises(InternalError, match="no decision") as caught:
+            llm.generate("Once upon a time")
+    assert "Please report this as a fault of plugin 'failing' of harmful_failing 1.0." in str(caught.value)
+
+
+CTRL_C = """
+import signal
+from enginebay.importing import guarded
+try:
+    with guarded("plugin 'slow'"):
+        signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_real_ctrl_c_ends_the_import() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "interrupted\n", done.stderr
+
+
+def test_streams_and_threads_are_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    import threading
+
+    before = (sys.stdout, sys.stderr, threading.Thread.start)
+    with guarded("plugin 'outer'"), guarded("plugin 'inner'"):
+        print("from within")
+        other = threading.Thread(target=print, args=("from another thread",))
+        other.start()
+        other.join()
+    assert (sys.stdout, sys.stderr, threading.Thread.start) == before
+    print("from outside")
+    told = capsys.readouterr()
+    assert told.out == "from another thread\nfrom outside\n"
+    assert "plugin 'inner': from within\n" in told.err
