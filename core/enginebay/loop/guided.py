@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from enginebay.blame import please_report
 from enginebay.constraint import BITS, GUIDED, with_tokens
 from enginebay.errors import EnginebayError, InternalError, RequestError, explain
 from enginebay.loop.book import Tracked
@@ -48,7 +49,6 @@ def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
     except Exception as error:  # whatever a library of grammars raises must not end anybody else's request
         log.exception("the constraint of request %s failed", tracked.request.request_id)
         given = f"a constraint that failed: {type(error).__name__}: {error}"
-        return InternalError(
-            explain(given, "one that can be followed", "The service goes on; please report this.")
-        )
+        todo = f"The service goes on. {please_report(error)}"
+        return InternalError(explain(given, "one that can be followed", todo))
     return None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from enginebay.blame import please_report
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, InternalError, StoppedError, explain
@@ -193,9 +194,8 @@ class EngineLoop:
             told = error
         else:
             given = f"a step failed: {type(error).__name__}: {error}"
-            told = InternalError(
-                explain(given, "steps that succeed", "The service goes on; please report this.")
-            )
+            todo = f"The service goes on. {please_report(error)}"
+            told = InternalError(explain(given, "steps that succeed", todo))
         try:
             at_work, running = self._steps.at_work, list(self._book.running.values())
             for tracked in (running or self._book.everything) if at_work is None else at_work:
