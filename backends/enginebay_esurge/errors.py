@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.errors import EnginebayError, StoppedError, UnsupportedError
+from enginebay.errors import EnginebayError, StoppedError, UnsupportedError, explain
 
 
 class NotRunningError(StoppedError, RuntimeError):
@@ -15,3 +15,9 @@ class BusyError(EnginebayError, RuntimeError):
 
 class NoTemplateError(UnsupportedError, RuntimeError):
     """A chat with a tokenizer that has no chat template."""
+
+
+def no_template() -> NoTemplateError:
+    """The error of a chat for which there is no chat template."""
+    given = "a chat with a tokenizer without a chat template"
+    return NoTemplateError(explain(given, "one that has it", "Give chat_template, or use generate."))

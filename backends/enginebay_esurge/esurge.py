@@ -9,21 +9,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import jax.numpy as jnp
 
 from enginebay.build.compose import Plan
 from enginebay.errors import RequestError, explain
 from enginebay.llm.override import Given
-from enginebay.llm.prepare import Prompt, Prompts, as_prompts
+from enginebay.llm.prepare import Param, Prompt, Prompts, as_prompts
 from enginebay.llm.standing import Priorities, Tenants, standings
 from enginebay.model import Checkpoint
-from enginebay.types import SamplingParams
 from enginebay.worker.chat import Message
 from enginebay_esurge.audience import Audience
 from enginebay_esurge.context import ContextRules, TruncateMode
-from enginebay_esurge.errors import NoTemplateError
+from enginebay_esurge.errors import no_template
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
 from enginebay_esurge.monitoring import Monitoring, MonitoringSettings
 from enginebay_esurge.opening import load_engine, open_subject
@@ -31,7 +30,7 @@ from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.profiling import Profiler
 from enginebay_esurge.service import Service
 from enginebay_esurge.serving import Serving, Updates
-from enginebay_esurge.settings import EngineSettings, refuse_unserved
+from enginebay_esurge.settings import EngineSettings, FurtherChoices, refuse_unserved
 from enginebay_esurge.weights import load_changes, paged, swap
 
 log = logging.getLogger("enginebay.esurge")
@@ -79,7 +78,7 @@ class eSurge:  # noqa: N801  # the name its users know
         sampling_params_callback: SamplingCallback | None = None,
         extra_eos_token_ids: Sequence[int] | None = None,
         silent_mode: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[FurtherChoices],
     ) -> None:
         refuse_unserved(min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint)
         settings = EngineSettings(
@@ -111,6 +110,9 @@ class eSurge:  # noqa: N801  # the name its users know
         # One that nobody terminated, at exit too: no thread, server or trace may outlive it, or JAX.
         for stop in (self._monitoring.stop, self._profiler.stop, self._service.stop):
             weakref.finalize(self, stop)
+
+    def __repr__(self) -> str:
+        return f"eSurge({self.plan.config.model!r}, esurge_name={self._name!r}, {self._service.state})"
 
     def __enter__(self) -> Self:
         self.initiate()
@@ -192,7 +194,7 @@ class eSurge:  # noqa: N801  # the name its users know
     def generate(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Param = None,
         request_id: str | Sequence[str] | None = None,
         use_tqdm: bool = True,
         *,
@@ -216,7 +218,7 @@ class eSurge:  # noqa: N801  # the name its users know
     def stream(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Param = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -243,7 +245,7 @@ class eSurge:  # noqa: N801  # the name its users know
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Param = None,
         request_id: str | None = None,
         stream: bool = False,
         chat_template: str | None = None,
@@ -258,13 +260,7 @@ class eSurge:  # noqa: N801  # the name its users know
         """
         self._service.check_running()
         if chat_template is None and not self._tokenizer.has_chat_template:
-            raise NoTemplateError(
-                explain(
-                    "a chat with a tokenizer without a chat template",
-                    "one that has it",
-                    "Give chat_template, or use generate.",
-                )
-            )
+            raise no_template()
         ids: list[Prompt] = [
             self._tokenizer.apply_chat_template(messages, tools=tools, chat_template=chat_template)
         ]

@@ -11,9 +11,9 @@ from typing import Any
 
 from enginebay.errors import RequestError, explain
 from enginebay.llm.choice import Choice
-from enginebay.llm.prepare import Preparer, Prompt
+from enginebay.llm.prepare import Param, Preparer, Prompt
 from enginebay.llm.standing import Standing
-from enginebay.types import Request, SamplingParams
+from enginebay.types import Request, SamplingParams, as_sampling_params
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 
 SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | None]
@@ -52,20 +52,17 @@ class Jobs:
     def make(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | None,
+        params: Param,
         request_ids: Sequence[str],
         standing: Sequence[Standing],
         engine: Any,
     ) -> list[Job]:
         """A checked job of each prompt, in order. RequestError (a ValueError) for the first that cannot be served."""
-        params = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS) if params is None else params
-        if not isinstance(params, SamplingParams):
-            given = f"sampling_params of type {type(params).__name__}"
-            raise RequestError(
-                explain(given, "SamplingParams, or None", "Make them with SamplingParams(...).")
-            )
+        if params is None or isinstance(params, Mapping):
+            params = {"max_tokens": DEFAULT_MAX_TOKENS, **(params or {})}
+        checked = as_sampling_params(params)
         return [
-            self._make_one(prompt, params, request_id, own, engine)
+            self._make_one(prompt, checked, request_id, own, engine)
             for prompt, request_id, own in zip(prompts, request_ids, standing, strict=True)
         ]
 

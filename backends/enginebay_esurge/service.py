@@ -38,6 +38,11 @@ class Service:
         return loop is not None and not loop.is_paused
 
     @property
+    def state(self) -> str:
+        """What the service does: "running", "paused" or "stopped"."""
+        return "running" if self.is_running else "stopped" if self._loop is None else "paused"
+
+    @property
     def num_waiting(self) -> int:
         """Completions that wait for their turn."""
         loop = self._loop
@@ -85,9 +90,8 @@ class Service:
     def check_running(self) -> None:
         """NotRunningError when nothing runs."""
         if not self.is_running:
-            state, todo = (
-                ("stopped", "initiate()") if self._loop is None else ("paused", "resume() or initiate()")
-            )
+            state = self.state
+            todo = "initiate()" if state == "stopped" else "resume() or initiate()"
             raise NotRunningError(
                 explain(f"a request for a {state} engine", "a running one", f"Call {todo} first.")
             )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.keywords import ServingChoices
 
 ENGINE = "oengine"
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
@@ -21,6 +22,14 @@ DEFAULT_MODEL_LEN = 8192
 SIZES_OF_CACHE = ("num_pages", "cache_bytes", "memory_utilization")
 OURS = ("model", "dtype", "engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "mesh")
 """Fields of EngineConfig that documented options set, so that no keyword may."""
+
+
+class FurtherChoices(ServingChoices, total=False):
+    """Keywords of eSurge besides the documented ones: fields of EngineConfig that no documented option stands for, and options
+    of the engine "oengine".
+    """
+
+    engine_options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class EngineSettings:
     auto_shard_model: bool
     sharding_axis_dims: Sequence[int]
     overlap_execution: bool
-    more: Mapping[str, Any]
+    more: FurtherChoices
 
     def __post_init__(self) -> None:
         taken = sorted(set(self.more) & {*OURS, "forbid_compiling"})

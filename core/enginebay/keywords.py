@@ -70,6 +70,7 @@ class ServingChoices(TypedDict, total=False):
     tuned: Literal["auto", "off", "require"]
     tuned_folder: str
     decode_steps: int
+    template_limits: Mapping[str, Any] | BaseModel
     axis_rules: Mapping[str, str | None]
     seed: int | None
     verify_weights: bool

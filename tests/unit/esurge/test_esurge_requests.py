@@ -115,7 +115,7 @@ def test_wrong_ids_prompts_and_parameters_are_refused_before_anything_is_queued(
         with pytest.raises(ValueError, match="prompt"):
             slow_engine.generate(wrong, GREEDY)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="SamplingParams"):
-        slow_engine.generate(PROMPT, {"max_tokens": 3})  # type: ignore[arg-type]
+        slow_engine.generate(PROMPT, 3)  # type: ignore[arg-type]
     updates = slow_engine.stream(PROMPT, LONG, "mine")
     for call in (slow_engine.generate, slow_engine.stream):
         with pytest.raises(ValueError, match="'mine', which is under way"):
