@@ -138,3 +138,19 @@ def test_promises_name_tests_that_exist() -> None:
         assert source.is_file(), f"{file} is named in promises.md and does not exist"
         defined = re.search(rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE)
         assert defined, f"{file} has no {test}, which promises.md names"
+
+
+def test_promises_of_the_documented_apis_are_cited_by_their_tests() -> None:
+    """`# holds V38` beside a test or a group of tests leads its reader to the promise."""
+    cited: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for ids in re.findall(r"# holds ([A-Z]+\d+(?:, [A-Z]+\d+)*)", path.read_text(encoding="utf-8")):
+            for one in ids.split(", "):
+                cited.setdefault(one, set()).add(path.relative_to(ROOT).as_posix())
+    text = page("promises.md")
+    rows = dict(re.findall(r"^\| ([A-Z]+\d+) \|(.*)$", text, re.MULTILINE))
+    assert not cited.keys() - rows.keys(), "tests cite promises that are not on the page"
+    for name, row in rows.items():
+        if re.fullmatch(r"[VBSO]G?\d+", name):
+            files = {file for file, _ in TEST_NAME.findall(row)}
+            assert files & cited.get(name, set()), f"no test that holds {name} cites it"

@@ -68,7 +68,9 @@ def small_start(monkeypatch: pytest.MonkeyPatch, expected: Expected) -> None:
 
 
 @pytest.mark.usefixtures("small_start")
-def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(expected: Expected) -> None:
+def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(
+    expected: Expected,
+) -> None:  # holds OG1
     with make_llm() as llm:
         assert tokens(llm, [PROMPT], SHORT) == expected.short
         assert pages_of(llm) == {FIRST_PAGES}
@@ -82,7 +84,9 @@ def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(expected: 
 
 
 @pytest.mark.usefixtures("small_start")
-def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_be(expected: Expected) -> None:
+def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_be(
+    expected: Expected,
+) -> None:  # holds OG1
     """Prefixes that are kept take the first pages, so that a request that fits in them gets others."""
     with make_llm() as llm:
         for number in range(4):
@@ -92,7 +96,7 @@ def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_b
 
 
 @pytest.mark.usefixtures("small_start")
-def test_a_warm_up_allocates_all_and_compiles_for_that_alone() -> None:
+def test_a_warm_up_allocates_all_and_compiles_for_that_alone() -> None:  # holds OG1
     with make_llm() as llm:
         assert pages_of(llm) == {FIRST_PAGES}
         engine = llm.engine

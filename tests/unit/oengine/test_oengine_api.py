@@ -59,7 +59,7 @@ def parts_of(model: OpenedModel, num_pages: int = 3) -> tuple[PagedAttentionCach
     return PagedAttentionCache.init_cache(metadata), HBMPageManager(metadata)
 
 
-def test_constructor_has_the_documented_signature_and_defaults(model: OpenedModel) -> None:
+def test_constructor_has_the_documented_signature_and_defaults(model: OpenedModel) -> None:  # holds O01
     parameters = list(inspect.signature(oEngine).parameters.values())
     assert [p.name for p in parameters[:4]] == ["model", "processor", "storage", "manager"]
     assert {p.name: p.default for p in parameters[4:]} == DOCUMENTED
@@ -77,7 +77,7 @@ def test_constructor_has_the_documented_signature_and_defaults(model: OpenedMode
     assert engine.graphothers == {}
 
 
-def test_properties_are_what_was_given(model: OpenedModel) -> None:
+def test_properties_are_what_was_given(model: OpenedModel) -> None:  # holds O02
     given: dict[str, Any] = {
         "max_concurrent_decodes": 3,
         "max_concurrent_prefill": 2,
@@ -111,12 +111,14 @@ def test_properties_are_what_was_given(model: OpenedModel) -> None:
         {"seed": "a"},
     ],
 )
-def test_wrong_values_are_refused(model: OpenedModel, wrong: dict[str, Any]) -> None:
+def test_wrong_values_are_refused(model: OpenedModel, wrong: dict[str, Any]) -> None:  # holds O01
     with pytest.raises(ConfigError, match="Allowed"):
         oEngine(model, None, *parts_of(model), **wrong)
 
 
-def test_storage_is_donated_to_every_step(model: OpenedModel, engine: oEngine, prompts: Any) -> None:
+def test_storage_is_donated_to_every_step(
+    model: OpenedModel, engine: oEngine, prompts: Any
+) -> None:  # holds O01
     before = jax.tree.leaves(engine.storage)
     state = engine.init_decode_state()
     rows = state.rows
@@ -140,7 +142,7 @@ def test_storage_is_donated_to_every_step(model: OpenedModel, engine: oEngine, p
 
 
 @pytest.mark.parametrize(("method", "refused"), [("8bit", True), ("none", False), (None, False)])
-def test_a_quantised_cache_is_refused(tmp_path: Path, method: str | None, refused: bool) -> None:
+def test_a_quantised_cache_is_refused(tmp_path: Path, method: str | None, refused: bool) -> None:  # holds O01
     folder = write_tiny_checkpoint(tmp_path / "tiny", load_registry())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"kv_cache_quantization_method": method}))
@@ -190,19 +192,19 @@ class Processor:
 )
 def test_special_tokens_are_the_processors_and_the_models(
     model: OpenedModel, processor: Any, ends: Any, expected: Any
-) -> None:
+) -> None:  # holds O03
     named = dataclasses.replace(model, generation_config=GenerationConfig(ends))
     engine = oEngine(named, processor, *parts_of(model))
     assert (engine.pad_token_id, engine.eos_token_ids) == expected
 
 
-def test_wrong_special_tokens_are_refused(model: OpenedModel) -> None:
+def test_wrong_special_tokens_are_refused(model: OpenedModel) -> None:  # holds O03
     for ends in ("</s>", list(range(17))):
         with pytest.raises(ConfigError, match="Allowed"):
             oEngine(model, Special(0, ends), *parts_of(model))
 
 
-def test_keys_never_repeat_and_follow_from_the_seed(model: OpenedModel) -> None:
+def test_keys_never_repeat_and_follow_from_the_seed(model: OpenedModel) -> None:  # holds O04
     def keys(seed: int) -> list[tuple[int, ...]]:
         engine = oEngine(model, None, *parts_of(model), seed=seed)
         return [tuple(np.asarray(engine.prng_key).tolist()) for _ in range(50)]
@@ -213,7 +215,7 @@ def test_keys_never_repeat_and_follow_from_the_seed(model: OpenedModel) -> None:
     assert not set(first) & set(keys(895))
 
 
-def test_keys_do_not_repeat_among_threads(engine: oEngine) -> None:
+def test_keys_do_not_repeat_among_threads(engine: oEngine) -> None:  # holds O04
     found: list[bytes] = []
     threads = [
         threading.Thread(
@@ -228,7 +230,7 @@ def test_keys_do_not_repeat_among_threads(engine: oEngine) -> None:
     assert len(set(found)) == 80
 
 
-def test_a_new_state_is_empty_and_has_its_own_lock(engine: oEngine) -> None:
+def test_a_new_state_is_empty_and_has_its_own_lock(engine: oEngine) -> None:  # holds O06
     state, other = engine.init_decode_state(), engine.init_decode_state()
     assert isinstance(state, ActiveSequenceBatch)
     assert not np.asarray(state.token_ids).any()
@@ -248,7 +250,9 @@ def test_a_new_state_is_empty_and_has_its_own_lock(engine: oEngine) -> None:
     assert other.available_slots.qsize() == NUM_SLOTS
 
 
-def test_colocated_cpus_are_this_processes(engine: oEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colocated_cpus_are_this_processes(
+    engine: oEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:  # holds O08
     cpus = engine.colocated_cpus
     assert cpus == jax.local_devices(backend="cpu")
     assert all(device.platform == "cpu" for device in cpus or [])
@@ -274,7 +278,7 @@ def test_other_weights_can_be_given_to_every_call(engine: oEngine, prompts: Any)
     assert prefix.lengths == (37,)
 
 
-def test_the_contract_has_seventeen_abstract_members() -> None:
+def test_the_contract_has_seventeen_abstract_members() -> None:  # holds O09
     members = AbstractInferenceEngine.__abstractmethods__
     assert len(members) == 17
     assert issubclass(oEngine, AbstractInferenceEngine)
@@ -282,7 +286,7 @@ def test_the_contract_has_seventeen_abstract_members() -> None:
     assert {"prefill", "decode", "insert", "bulk_insert", "free_resource", "colocated_cpus"} <= members
 
 
-def test_page_manager_gives_and_takes_pages_but_the_dummy(model: OpenedModel) -> None:
+def test_page_manager_gives_and_takes_pages_but_the_dummy(model: OpenedModel) -> None:  # holds O09
     metadata = PagedAttentionCache.create_metadata(model, page_size=PAGE_SIZE, num_pages=9)
     manager = HBMPageManager(metadata)
     assert (manager.page_size, manager.num_free_pages, manager.dummy_page_index) == (PAGE_SIZE, 8, 0)
@@ -340,7 +344,7 @@ def test_caches_are_sized_by_number_or_by_memory_and_wrong_sizes_refused(model: 
             create(model, **wrong)
 
 
-def test_cjit_compiles_once_for_each_kind_of_arguments() -> None:
+def test_cjit_compiles_once_for_each_kind_of_arguments() -> None:  # holds O09
     compilations = Compilations()
     traced: list[Any] = []
 
@@ -369,7 +373,7 @@ def test_execute_forward_of_nothing_changes_nothing(model: OpenedModel, engine: 
     assert same.length is rows.length
 
 
-def test_a_plan_has_the_documented_fields() -> None:
+def test_a_plan_has_the_documented_fields() -> None:  # holds O09
     names = [field.name for field in dataclasses.fields(NextIterationPlan)]
     assert names[:6] == [
         "prefill_request",

@@ -42,7 +42,7 @@ def ragged(count: int, seed: int, **more: Any) -> list[InitialSequenceRequest]:
 
 def test_steps_of_every_kind_give_the_reference_models_tokens(
     engine: oEngine, reference: ReferenceModel
-) -> None:
+) -> None:  # holds O07
     requests, kinds = ragged(14, seed=1, ignore_eos=True), set[str]()
     tokens = serve(engine, requests, kinds)
     assert kinds >= {"prefill", "decode", "mixed"}
@@ -52,7 +52,9 @@ def test_steps_of_every_kind_give_the_reference_models_tokens(
         assert reference.first_wrong_token(prompt, tokens[request.id], TOLERANCE) is None
 
 
-def test_pages_hold_the_keys_and_values_of_a_dense_prefill(engine: oEngine, model: OpenedModel) -> None:
+def test_pages_hold_the_keys_and_values_of_a_dense_prefill(
+    engine: oEngine, model: OpenedModel
+) -> None:  # holds O07
     state, model_at_once, pages = engine.init_decode_state(), DenseModel(model), PagedReader(engine)
     for request in ragged(9, seed=3, ignore_eos=True):
         engine.scheduler.enqueue_prefill_request(request)
@@ -72,13 +74,13 @@ def test_pages_hold_the_keys_and_values_of_a_dense_prefill(engine: oEngine, mode
     assert checked >= 8
 
 
-def test_tokens_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_tokens_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:  # holds O07
     requests = [InitialSequenceRequest(str(i), prompt, max_tokens=24) for i, prompt in enumerate(prompts)]
     tokens = serve(engine, requests)
     assert [tokens[str(i)] for i in range(4)] == [oracle(prompt, GREEDY) for prompt in prompts]
 
 
-def test_each_row_has_its_own_sampling(engine: oEngine, reference: ReferenceModel) -> None:
+def test_each_row_has_its_own_sampling(engine: oEngine, reference: ReferenceModel) -> None:  # holds O07
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.3, "top_k": 4},
@@ -99,7 +101,7 @@ def test_each_row_has_its_own_sampling(engine: oEngine, reference: ReferenceMode
 
 def test_too_few_pages_preempt_and_change_no_token(
     engine: oEngine, prompts: Any, oracle: Any, reference: ReferenceModel
-) -> None:
+) -> None:  # holds O07
     free = engine.manager.num_free_pages
     taken = engine.manager.alloc_hbm_pages(free - 10)  # three of the prompts alone, none of them to its end
     requests = [InitialSequenceRequest(str(i), prompts[3], max_tokens=60, ignore_eos=True) for i in range(6)]
@@ -115,7 +117,7 @@ def test_too_few_pages_preempt_and_change_no_token(
 
 def test_stop_tokens_end_a_request_and_free_its_slot_and_pages(
     engine: oEngine, prompts: Any, oracle: Any
-) -> None:
+) -> None:  # holds O07
     expected = oracle(prompts[0], GREEDY)
     at = next(i for i in range(3, 24) if expected[i] not in expected[:i])
     requests = [
@@ -140,7 +142,7 @@ def test_a_sequence_ends_where_the_engine_does(engine: oEngine) -> None:
     assert len(tokens["a"]) == 10
 
 
-def test_plans_say_what_they_do(engine: oEngine, prompts: Any) -> None:
+def test_plans_say_what_they_do(engine: oEngine, prompts: Any) -> None:  # holds O09
     state, scheduler = engine.init_decode_state(), engine.scheduler
     assert scheduler.create_plan(None, state) is None
     request = InitialSequenceRequest("a", prompts[3], max_tokens=14)
@@ -192,7 +194,9 @@ def test_a_slot_can_be_freed_while_it_runs(engine: oEngine, prompts: Any) -> Non
     assert seen.count("1") == 9
 
 
-def test_threads_enqueue_while_plans_are_made(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_threads_enqueue_while_plans_are_made(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:  # holds O09
     state, scheduler = engine.init_decode_state(), engine.scheduler
     total = 24
 

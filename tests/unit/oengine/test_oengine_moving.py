@@ -32,7 +32,7 @@ def split_engine() -> oEngine:
 
 def test_a_prefix_moves_to_another_mesh_and_back(
     engine: oEngine, split_engine: oEngine, prompts: Any, oracle: Any
-) -> None:
+) -> None:  # holds O08
     prompt = prompts[3][: PIECES[0]]
     for source, target in ((engine, split_engine), (split_engine, engine)):
         prefix, first = prefill(source, prompt)
@@ -75,7 +75,7 @@ def test_moving_takes_the_sampling_along(engine: oEngine, split_engine: oEngine,
 
 def test_destination_is_a_tree_of_named_shardings_like_the_prefix(
     split_engine: oEngine, prompts: Any
-) -> None:
+) -> None:  # holds O08
     where = split_engine.get_prefix_destination_sharding()
     assert isinstance(where, GenerationState)
     assert all(isinstance(leaf, NamedSharding) for leaf in jax.tree.leaves(where))
@@ -87,7 +87,7 @@ def test_destination_is_a_tree_of_named_shardings_like_the_prefix(
     assert any("tensor" in tuple(leaf.spec) for leaf in jax.tree.leaves(where))
 
 
-def test_rules_of_states_match_every_leaf(split_engine: oEngine, prompts: Any) -> None:
+def test_rules_of_states_match_every_leaf(split_engine: oEngine, prompts: Any) -> None:  # holds O05
     prefix, _ = prefill(split_engine, prompts[0])
     where = jax.tree.leaves(split_engine.get_prefix_destination_sharding())
     leaves = jax.tree_util.tree_leaves_with_path(prefix)

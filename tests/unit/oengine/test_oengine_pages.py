@@ -24,7 +24,9 @@ from tests.unit.oengine.small import (
 pytestmark = pytest.mark.xdist_group("oengine_api")
 
 
-def test_many_more_requests_than_slots_leak_nothing(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_many_more_requests_than_slots_leak_nothing(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:  # holds O08
     state = engine.init_decode_state()
     waiting = [prompts[i % 4] for i in range(10 * NUM_SLOTS)]
     expected = [oracle(prompt, GREEDY)[: 2 + i % 3] for i, prompt in enumerate(prompts)]
@@ -62,7 +64,9 @@ def test_a_sequence_ends_at_the_longest_length(engine: oEngine) -> None:
     assert engine.free_resource(0)
 
 
-def test_a_sequence_ends_at_an_end_of_sequence(model: OpenedModel, prompts: Any, oracle: Any) -> None:
+def test_a_sequence_ends_at_an_end_of_sequence(
+    model: OpenedModel, prompts: Any, oracle: Any
+) -> None:  # holds O08
     """With its first token, or with a later one; its pages are there for another one before its slot is freed."""
     long, short = oracle(prompts[3], GREEDY), oracle(prompts[0], GREEDY)
     at = next(i for i in range(5, 24) if long[i] not in long[:i])
@@ -90,7 +94,7 @@ def test_a_sequence_ends_at_an_end_of_sequence(model: OpenedModel, prompts: Any,
 @pytest.mark.parametrize(("num_left", "begins_again"), [(1, False), (0, True)])
 def test_slots_without_pages_wait_or_begin_again_and_get_the_same_tokens(
     engine: oEngine, prompts: Any, oracle: Any, num_left: int, begins_again: bool
-) -> None:
+) -> None:  # holds O08
     state = engine.init_decode_state()
     first = []
     for slot in range(3):

@@ -27,7 +27,7 @@ from tests.unit.oengine.small import (
 pytestmark = pytest.mark.xdist_group("oengine_api")
 
 
-def test_tokens_of_a_prompt_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_tokens_of_a_prompt_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:  # holds O08
     state = engine.init_decode_state()
     first = []
     for slot, prompt in enumerate(prompts):
@@ -54,7 +54,7 @@ def test_a_sampled_prompt_gets_what_llm_gives_its_seed(engine: oEngine, prompts:
 
 def test_each_slot_has_its_own_sampling_and_neighbours_do_not_matter(
     engine: oEngine, prompts: Any, reference: ReferenceModel
-) -> None:
+) -> None:  # holds O08
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.5, "top_k": 5},
@@ -81,7 +81,7 @@ def test_each_slot_has_its_own_sampling_and_neighbours_do_not_matter(
 
 def test_padding_does_not_matter_and_long_prompts_are_processed_in_chunks(
     engine: oEngine, prompts: Any
-) -> None:
+) -> None:  # holds O08
     prompt = prompts[3]
     assert len(prompt) > CHUNK == engine.max_prefill_length
     rng = np.random.default_rng(0)
@@ -121,7 +121,9 @@ def prefill_two(engine: oEngine, prompts: Any) -> tuple[Any, Any]:
     return engine.prefill(engine.graphstate, engine.graphothers, both, valids, lengths, [0.0, 0.0], 1.0, 0)
 
 
-def test_a_batch_of_prompts_goes_into_as_many_slots(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_a_batch_of_prompts_goes_into_as_many_slots(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:  # holds O08
     prefix, result = prefill_two(engine, prompts)
     state = engine.init_decode_state()
     engine.bulk_insert(prefix, state, [3, 1])
@@ -132,7 +134,7 @@ def test_a_batch_of_prompts_goes_into_as_many_slots(engine: oEngine, prompts: An
 
 def test_one_prefix_in_several_slots_shares_pages_until_they_are_written_to(
     engine: oEngine, prompts: Any
-) -> None:
+) -> None:  # holds O08
     prompt = prompts[3]  # two full pages and a part of one
     num_pages = -(-len(prompt) // PAGE_SIZE)
     before = engine.manager.num_free_pages
@@ -191,7 +193,7 @@ def test_a_greedy_prefix_continues_alike_in_every_slot(engine: oEngine, prompts:
 )
 def test_wrong_slots_are_refused_and_change_nothing(
     engine: oEngine, prompts: Any, slots: list[int], message: str
-) -> None:
+) -> None:  # holds O08
     prefix, _ = prefill(engine, prompts[0])
     state = engine.init_decode_state()
     engine.insert(prefix, state, 1)
@@ -235,7 +237,9 @@ def test_wrong_prompts_are_refused(engine: oEngine, change: dict[str, Any], mess
         engine.prefill(engine.graphstate, engine.graphothers, **(arguments | change))
 
 
-def test_free_resource_frees_once_and_the_slot_can_be_used_again(engine: oEngine, prompts: Any) -> None:
+def test_free_resource_frees_once_and_the_slot_can_be_used_again(
+    engine: oEngine, prompts: Any
+) -> None:  # holds O08
     before = engine.manager.num_free_pages
     state = engine.init_decode_state()
     prefix, _ = prefill(engine, prompts[3])
@@ -268,7 +272,9 @@ def test_a_key_for_a_step_changes_samples_and_greedy_ones_not(engine: oEngine, p
     assert run(0.0, 3) == run(0.0, None)
 
 
-def test_result_tokens_are_one_array_that_is_copied_at_once(engine: oEngine, prompts: Any) -> None:
+def test_result_tokens_are_one_array_that_is_copied_at_once(
+    engine: oEngine, prompts: Any
+) -> None:  # holds O08
     state = engine.init_decode_state()
     prefix, first = prefill(engine, prompts[0])
     engine.insert(prefix, state, 2)
