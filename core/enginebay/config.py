@@ -311,11 +311,12 @@ def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
     """EngineConfig from layers of values, later ones over earlier ones; sections merge key by key."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _merge(merged, layer)
+        merged = merge(merged, layer)
     return EngineConfig(**merged)
 
 
-def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of one layer over those of another, sections key by key."""
     merged = dict(under)
     for key, value in over.items():
         old, new = _written_out(key, merged.get(key)), _written_out(key, value)

@@ -42,7 +42,10 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="one stream, a batch of mixed requests, or the implementations of an op",
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help=f"rounds to measure ({ROUNDS}; kernels: {KERNEL_ROUNDS})"
+        "--rounds",
+        type=int,
+        metavar="N",
+        help=f"rounds to measure (default: {ROUNDS}; kernels: {KERNEL_ROUNDS})",
     )
     parser.add_argument(
         "--prompt-len",
@@ -54,7 +57,10 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--new-tokens", type=int, metavar="N", help="tokens; throughput: the most (default: as --prompt-len)"
     )
     parser.add_argument(
-        "--num-requests", type=int, metavar="N", help=f"throughput: requests of the batch ({NUM_REQUESTS})"
+        "--num-requests",
+        type=int,
+        metavar="N",
+        help=f"throughput: requests of the batch (default: {NUM_REQUESTS})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_profile_argument(parser)

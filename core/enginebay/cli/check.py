@@ -40,9 +40,13 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--timeout", type=float, default=TIMEOUT_S, metavar="S", help=f"seconds for a case ({TIMEOUT_S:g})"
+        "--timeout",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help=f"seconds for a case (default: {TIMEOUT_S:g})",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes (1)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)")
     parser.add_argument("--matrix", metavar="FILE", help="write the support matrix of the parts as JSON")
 
 

@@ -34,13 +34,24 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="what the reference has besides float32 and xla kernels: model, platform, dtype, engine, layout, a size, or an op",
     )
     parser.add_argument(
-        "--num-tokens", type=int, default=2048, metavar="N", help="most tokens taken of the text (2048)"
+        "--num-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="most tokens taken of the text (default: 2048)",
     )
     parser.add_argument(
-        "--passage-len", type=int, metavar="N", help="tokens scored together (what fits, at most 512)"
+        "--passage-len",
+        type=int,
+        metavar="N",
+        help="tokens scored together (default: what fits, at most 512)",
     )
     parser.add_argument(
-        "--new-tokens", type=int, default=32, metavar="N", help="greedy tokens after each passage (32)"
+        "--new-tokens",
+        type=int,
+        default=32,
+        metavar="N",
+        help="greedy tokens after each passage (default: 32)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_profile_argument(parser)

@@ -38,9 +38,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt-ids", metavar="1,2,3", help="token ids instead of a text")
     parser.add_argument("--json", action="store_true", help="print one JSON object per completion")
-    group = parser.add_argument_group("turn, for schedulers that look at it")
+    group = parser.add_argument_group("order of requests, for schedulers that use it")
     group.add_argument("--priority", type=int, default=0, metavar="N", help="larger is more urgent")
-    group.add_argument("--tenant", metavar="NAME", help="on whose account the prompt runs")
+    group.add_argument("--tenant", metavar="NAME", help="tenant that the request is charged to")
     add_sampling_arguments(parser)
     add_profile_argument(parser)
     add_engine_arguments(parser)
@@ -51,9 +51,15 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most new tokens")
     group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy")
-    group.add_argument("--top-k", type=int, default=0, metavar="K")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P")
+    group.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="keep the K best tokens; 0 keeps all"
+    )
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="keep the smallest set with this mass"
+    )
+    group.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the best one's mass"
+    )
     for name in ("presence", "frequency"):
         group.add_argument(
             f"--{name}-penalty", type=float, default=0.0, metavar="X", help="-2 to 2; on tokens of the output"

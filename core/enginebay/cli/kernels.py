@@ -40,25 +40,34 @@ CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
 OF_KERNELS = ("op", "impl", "shapes", "page_size", "lengths", "max_call_s")
 OF_ENGINES = (
     *("config", "model", "engine", "scheduler", "sampler", "attention", "kernel", "mesh", "max_model_len"),
-    *("max_num_seqs", "max_num_batched_tokens", "decode_steps", "verify_weights"),
+    *("max_num_seqs", "max_num_batched_tokens", "decode_steps", "verify_weights", "settings"),
 )
 
 
 def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     """--op, --impl, --shapes and what they are measured with."""
-    parser.add_argument("--op", metavar="OP,...", help="ops (attention)")
-    parser.add_argument("--impl", metavar="NAME,...", help="implementations (all that are registered)")
+    parser.add_argument("--op", metavar="OP,...", help="ops to measure (default: attention)")
     parser.add_argument(
-        "--shapes", metavar="SHAPE,...", help="MODEL/MODE/bROWS/cCONTEXT, beginnings of it, or all"
+        "--impl", metavar="NAME,...", help="implementations (default: all that are registered)"
     )
     parser.add_argument(
-        "--page-size", type=int, metavar="N", help=f"tokens in a page of the cache ({PAGE_SIZE})"
+        "--shapes",
+        metavar="SHAPE,...",
+        help="MODEL/MODE/bROWS/cCONTEXT, beginnings of it, or all (default: a small model's)",
     )
     parser.add_argument(
-        "--lengths", choices=["full", "ragged"], help="all rows of the whole context, or from an eighth of it"
+        "--page-size", type=int, metavar="N", help=f"tokens in a page of the cache (default: {PAGE_SIZE})"
     )
     parser.add_argument(
-        "--max-call-s", type=float, metavar="S", help=f"leave out shapes whose call takes longer ({CALL_S:g})"
+        "--lengths",
+        choices=["full", "ragged"],
+        help="all rows of the whole context, or from an eighth of it (default: full; tune: ragged)",
+    )
+    parser.add_argument(
+        "--max-call-s",
+        type=float,
+        metavar="S",
+        help=f"leave out shapes whose call takes longer, in seconds (default: {CALL_S:g})",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
@@ -10,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from enginebay import __version__
-from enginebay.errors import EnginebayError, InputError, unknown_name
+from enginebay.cli.parsing import Parser, refuse_rest
+from enginebay.errors import EnginebayError, InputError, explain, unknown_name
 
 COMMANDS = {
     "generate": ("enginebay.cli.generate", "complete a prompt"),
@@ -42,13 +42,6 @@ WITHOUT_JAX = ("plugins", "config")
 INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are InputErrors, so that all wrong input ends the same way."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise InputError(f"{message}. See `{self.prog} --help`.")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -67,29 +60,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     name = next((a for a in arguments if not a.startswith("-")), None)
+    _refuse_flags_before(arguments)
     if name is not None and name not in COMMANDS:
         return _run_plugin_command(name, arguments)
     if name is not None and name not in WITHOUT_JAX and not {"-h", "--help"} & set(arguments):
         from enginebay.build.start import start_jax
 
         start_jax()
-    parser = _Parser(prog="enginebay", description="Serve language models with JAX out of replaceable parts.")
+    parser = Parser(prog="enginebay", description="Serve language models with JAX out of replaceable parts.")
     parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, (module, summary) in COMMANDS.items():
         sub = commands.add_parser(command, help=summary, description=summary[0].upper() + summary[1:] + ".")
         sub.add_argument(
             "--log-level",
             default="warning",
             choices=["debug", "info", "warning", "error"],
-            help="how much to tell on stderr",
+            help="least severe messages that are written to stderr",
         )
         if command == name:
             importlib.import_module(module).add_arguments(command, sub)
     if name is None and {"-h", "--help"} & set(arguments):
         for command, summary in _plugin_commands():
             commands.add_parser(command, help=summary)
-    args = parser.parse_args(arguments)
+    args, rest = parser.parse_known_args(arguments)
+    refuse_rest(commands.choices[args.command], args, rest)
     logging.basicConfig(
         level=args.log_level.upper(),
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
@@ -97,6 +92,15 @@ def _dispatch(arguments: list[str]) -> int:
     )
     code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
     return code
+
+
+def _refuse_flags_before(arguments: list[str]) -> None:
+    """InputError for a flag before the command: the program itself has two."""
+    first = arguments[0] if arguments else ""
+    command = next((a for a in arguments if a in COMMANDS), None)
+    if first.startswith("-") and first not in ("-h", "--help", "--version") and command is not None:
+        todo = f"Put it behind the command: enginebay {command} {first}"
+        raise InputError(explain(f"{first} before the command", "--help or --version", todo))
 
 
 def _plugin_commands() -> list[tuple[str, str]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from enginebay.config import PHASES, EngineConfig, make_config, read_toml
+from enginebay.config import PHASES, Choice, EngineConfig, make_config, merge, read_toml
 from enginebay.errors import InputError, explain
 
 
@@ -15,36 +16,44 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """--config and a flag for each choice; flags win over the file."""
     group = parser.add_argument_group("engine")
     group.add_argument("--config", metavar="FILE", help="TOML file with any of the choices below")
-    group.add_argument("--model", metavar="DIR|ID", help="folder, hub id, or demo: the embedded model")
-    group.add_argument("--platform", metavar="NAME", help="devices to run on")
-    group.add_argument("--dtype", metavar="T", help="float32, bfloat16, float16 or auto")
-    group.add_argument("--engine", metavar="NAME")
-    group.add_argument("--scheduler", metavar="NAME")
-    group.add_argument("--sampler", metavar="NAME")
-    group.add_argument(
-        "--proposer", metavar="NAME", help="who drafts tokens that a step verifies; none by default"
-    )
+    for name, metavar, what in (
+        ("model", "DIR|ID", "folder, hub id, or demo: the embedded model"),
+        ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
+        ("dtype", "T", "of weights, activations and cache: float32, bfloat16, float16 or auto"),
+        ("engine", "NAME", "engine that runs the steps"),
+        ("scheduler", "NAME", "policy that decides which requests run next"),
+        ("sampler", "NAME", "part that chooses each next token"),
+        ("proposer", "NAME", "part that drafts tokens, which the next step verifies"),
+    ):
+        group.add_argument(f"--{name}", metavar=metavar, help=with_default(what, name))
     _add_kernel_arguments(group)
-    group.add_argument("--layout", metavar="NAME", help="cache layout")
+    group.add_argument("--layout", metavar="NAME", help=with_default("cache layout", "layout"))
     group.add_argument(
-        "--tuned", choices=["auto", "off", "require"], help="use of tuned kernel configurations"
+        "--tuned",
+        choices=["auto", "off", "require"],
+        help=with_default("use of tuned kernel configurations", "tuned"),
     )
-    group.add_argument("--tuned-folder", metavar="DIR", help="folder of your own tables of tuned kernels")
+    group.add_argument(
+        "--tuned-folder",
+        metavar="DIR",
+        help=with_default("folder of your own tables of tuned kernels", "tuned_folder"),
+    )
     group.add_argument(
         "--mesh",
         metavar="AXIS=N",
         action="append",
         default=[],
-        help="devices along a mesh axis, such as tensor=2",
+        help="devices along a mesh axis, such as tensor=2 (default: one device)",
     )
     for name, what in (
-        ("max-model-len", "longest prompt plus output, in tokens"),
-        ("max-num-seqs", "most requests that run together"),
-        ("max-num-batched-tokens", "most prompt tokens in one step"),
-        ("decode-steps", "most tokens a row gets in one compiled call"),
-        ("draft-tokens", "most tokens of a row that are drafted for one pass of the model"),
+        ("max_model_len", "longest prompt plus output, in tokens"),
+        ("max_num_seqs", "most requests that run together"),
+        ("max_num_batched_tokens", "most prompt tokens in one step"),
+        ("decode_steps", "most tokens a row gets in one compiled call"),
+        ("draft_tokens", "most tokens of a row that are drafted for one pass of the model"),
     ):
-        group.add_argument(f"--{name}", type=int, metavar="N", help=what)
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=int, metavar="N", help=with_default(what, name))
     group.add_argument(
         "--no-overlap",
         dest="overlap_execution",
@@ -55,10 +64,31 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
     )
-    group.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
+    group.add_argument(
+        "--compile-cache",
+        metavar="DIR",
+        help=with_default('folder of compiled programs, auto, or "off"', "compile_cache"),
+    )
     group.add_argument(
         "--dump-step", metavar="DIR", help="write text and memory use of every compiled program into a folder"
     )
+    group.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any setting by its name in a configuration file, such as engine.page_size=32 or seed=3; may be repeated",
+    )
+
+
+def with_default(what: str, field: str) -> str:
+    """A help text with the default of a field of EngineConfig."""
+    found = EngineConfig.model_fields[field]
+    default = found.default.name if isinstance(found.default, Choice) else found.default
+    if default is None:  # the description says what stands for it
+        default = str(found.description).partition("unset: ")[2] or "none"
+    return f"{what} (default: {default})".replace("%", "%%")
 
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
@@ -87,14 +117,15 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="[PHASE=]NAME",
         action="append",
         default=[],
-        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill or mixed; may be repeated",
+        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill or mixed; may be repeated "
+        "(default: auto)",
     )
     group.add_argument(
         "--kernel",
         metavar="OP[.PHASE]=NAME",
         action="append",
         default=[],
-        help="kernel of an op; may be repeated",
+        help="kernel of an op; may be repeated (default: auto for each)",
     )
     group.add_argument(
         "--interpret",
@@ -107,7 +138,7 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="OP=NAME[@SHARE]",
         action="append",
         default=[],
-        help="compare a candidate with the chosen kernel on a share of the steps (0.05)",
+        help="compare a candidate with the chosen kernel on a share of the steps (0.05 unless SHARE is given; default: no candidate)",
     )
     group.add_argument(
         "--no-verify-kernels",
@@ -167,7 +198,21 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
         values["mesh"] = {
             axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)
         }
+    for text in args.settings:
+        values = merge(values, _setting(text))
     return values
+
+
+def _setting(text: str) -> dict[str, Any]:
+    """The section that --set KEY=VALUE stands for; a value that is no TOML is a text."""
+    key, written = split_pair(text, "--set", "KEY=VALUE")
+    try:
+        value: Any = tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = written
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
 
 
 def attention_by_phase(given: list[str]) -> dict[str, str]:
@@ -201,5 +246,7 @@ def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
 
 def _count(text: str, axis: str) -> int:
     if not text.isdecimal():
-        raise InputError(explain(f"--mesh {axis}={text}", "a whole number of devices", "Correct it."))
+        raise InputError(
+            explain(f"--mesh {axis}={text}", "a whole number of devices", f"Pass --mesh {axis}=2.")
+        )
     return int(text)

@@ -42,13 +42,17 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="tune the kernels and buckets of the engine that a TOML file makes"
     )
-    parser.add_argument("--platform", metavar="NAME", help="devices to run on")
-    parser.add_argument("--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto")
-    parser.add_argument("--layout", metavar="NAME", help="cache layout")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure (10)")
-    parser.add_argument("--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off"')
+    parser.add_argument("--platform", metavar="NAME", help="devices to run on (default: auto)")
+    parser.add_argument("--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto (default: auto)")
+    parser.add_argument("--layout", metavar="NAME", help="cache layout (default: auto)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure (default: 10)")
     parser.add_argument(
-        "--tuned-folder", metavar="DIR", help="where the tables go (auto: where engines find your own)"
+        "--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off" (default: auto)'
+    )
+    parser.add_argument(
+        "--tuned-folder",
+        metavar="DIR",
+        help="where the tables go (default: auto, where engines find your own)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

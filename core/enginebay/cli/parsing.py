@@ -1,0 +1,109 @@
+"""The program's argument parser: flags in full, a default in every help text, errors of one line that say what to do."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+
+from enginebay.errors import InputError, explain, nearest, shown
+from enginebay.validation import other_program_hint
+
+NUMBERS = {"int": "a whole number", "float": "a number"}
+WRONG_VALUE = re.compile(r"argument (?P<name>.+?): invalid (?P<kind>\w+) value: (?P<value>.*)", re.DOTALL)
+WRONG_CHOICE = re.compile(
+    r"argument (?P<name>.+?): invalid choice: (?P<value>.+) \(choose from (?P<choices>.*)\)", re.DOTALL
+)
+NO_VALUE = re.compile(r"argument (?P<name>.+?): expected (one|at least one) argument")
+
+
+class HelpWithDefaults(argparse.HelpFormatter):
+    """Help in which every flag has its default: the one that its text says, or the parser's own."""
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None = None,
+    ) -> None:
+        """The words and the flags that must be given; all flags are listed below with what they do."""
+        listed = list(actions)
+        needed = [action for action in listed if action.required or not action.option_strings]
+        if len(needed) < len(listed):
+            self._prog = f"{self._prog} [flags]"
+        super().add_usage(usage, needed, groups if len(needed) == len(listed) else (), prefix)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        if not action.option_strings or action.required or "default" in text:
+            return text
+        if isinstance(action, argparse._HelpAction | argparse._VersionAction):
+            return text
+        if action.nargs == 0:  # a switch
+            return f"{text} (default: off)"
+        is_empty = action.default is None or action.default == []
+        return f"{text} (default: {'none' if is_empty else '%(default)s'})"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are InputErrors, so that all wrong input ends the same way, and whose flags are not abbreviated."""
+
+    def __init__(self, *, prog: str, description: str | None = None) -> None:
+        super().__init__(
+            prog=prog, description=description, allow_abbrev=False, formatter_class=HelpWithDefaults
+        )
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise InputError(_reworded(message, self.prog))
+
+
+def refuse_rest(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]) -> None:
+    """InputError for words that a command's parser left over, flags first."""
+    flags = [word for word in rest if word.startswith("-") and word not in ("-", "--")]
+    if flags:
+        raise InputError(_unknown_flag(parser, flags[0].partition("=")[0]))
+    if rest:
+        raise InputError(_second_word(parser, args, rest))
+
+
+def _unknown_flag(parser: argparse.ArgumentParser, name: str) -> str:
+    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    longer = [flag for flag in known if flag.startswith(name)]
+    near = nearest(name, known, cutoff=0.65)
+    if longer:
+        return explain(f"{name}, which is no whole flag", " or ".join(longer[:6]), "Write the flag in full.")
+    todo = other_program_hint(name, is_flag=True) or (f"Did you mean {near}?" if near else "Leave it out.")
+    return explain(f"unknown flag {shown(name)[1:-1]}", f"the flags of `{parser.prog} --help`", todo)
+
+
+def _second_word(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]) -> str:
+    positional = next((a for a in parser._actions if not a.option_strings and a.nargs == "?"), None)
+    first = None if positional is None else getattr(args, positional.dest, None)
+    if positional is None or first is None:
+        return explain(f"the word {shown(rest[0])}", f"flags alone after `{parser.prog}`", "Leave it out.")
+    quoted = shlex.quote(" ".join([str(first), *rest]))
+    return explain(
+        f"a second word {shown(rest[0])} after {shown(first)}",
+        f"one {positional.metavar or positional.dest}",
+        f"Quote a text of several words: {parser.prog} {shown(quoted)[1:-1] if len(quoted) > 100 else quoted}",
+    )
+
+
+def _reworded(message: str, prog: str) -> str:
+    """A message of argparse in our three parts."""
+    if found := WRONG_VALUE.fullmatch(message):
+        allowed = NUMBERS.get(found["kind"], found["kind"])
+        return explain(f"{found['name']} {found['value']}", allowed, f"See `{prog} --help`.")
+    if found := WRONG_CHOICE.fullmatch(message):
+        choices = [choice.strip().strip("'\"") for choice in found["choices"].split(",")]
+        near = nearest(found["value"].strip("'\""), choices)
+        todo = f"Did you mean {near!r}?" if near else "Choose one of these."
+        return explain(f"{found['name']} {found['value']}", ", ".join(choices), todo)
+    if found := NO_VALUE.fullmatch(message):
+        flag = found["name"]
+        return explain(
+            f"{flag} without a value", f"{flag} VALUE", f"Write {flag}=VALUE where it begins with -."
+        )
+    return f"{message}. See `{prog} --help`."
