@@ -34,9 +34,12 @@ _DATA = (
     "_time_spent_computing",
 )
 
+_TAKEN_OVER = ("current_length", "sequences", "running_token", "is_sequence_finished", "model_kwargs")
+"""The fields whose arrays a step takes over."""
+
 
 @functools.partial(tree_util.register_dataclass, data_fields=list(_DATA), meta_fields=["_compile_config"])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SampleState:
     """Everything that the rest of a generation depends on, for B rows (B is a batch times its return sequences).
 
@@ -49,8 +52,9 @@ class SampleState:
     of the engine's layout. generated_tokens: tokens sampled so far over all rows. tokens_per_second, and seconds in
     `_time_spent_computing`: of decoding, prefill left out.
 
-    The steps take a state's arrays over: a state is valid until it is given to the step after it, holds the cache
-    without a copy, and raises SpentStateError when it is given to another. `copy()` makes one that stays.
+    The steps take a state's arrays over: a state is valid until it is given to the step after it, and holds the cache
+    without a copy. Later, whoever gives it to a step or reads one of its arrays gets SpentStateError; the numbers stay
+    readable. `copy()` makes one that stays.
     """
 
     current_length: Any
@@ -65,22 +69,27 @@ class SampleState:
     _time_spent_computing: Any = 0.0
     _compile_config: vInferencePreCompileConfig | None = None
 
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name in _TAKEN_OVER and _is_deleted(value):
+            raise _spent()
+        return value
+
+    def __repr__(self) -> str:
+        """Its size and progress, not its arrays; also of a spent state."""
+        shape = getattr(object.__getattribute__(self, "sequences"), "shape", None)
+        end = ", spent" if self.is_spent else ""
+        return f"SampleState(sequences {list(shape or ())}, generated_tokens={self.generated_tokens}{end})"
+
     @property
     def is_spent(self) -> bool:
         """Whether its arrays went into a later step."""
-        leaves = jax.tree.leaves((self.sequences, self.running_token, self.model_kwargs))
-        return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+        return any(_is_deleted(object.__getattribute__(self, name)) for name in _TAKEN_OVER)
 
     def check_not_spent(self) -> None:
         """SpentStateError when it is."""
         if self.is_spent:
-            raise SpentStateError(
-                explain(
-                    "a state whose arrays went into the step after it",
-                    "the newest state, or a copy",
-                    "Keep state.copy() of a state that is to be used again.",
-                )
-            )
+            raise _spent()
 
     def copy(self) -> SampleState:
         """The same state in arrays of its own, which no step takes over."""
@@ -146,6 +155,21 @@ class SampleState:
                 )
             )
         return cls(**fields)
+
+
+def _is_deleted(value: Any) -> bool:
+    arrays = (leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array))
+    return any(not isinstance(array, jax.core.Tracer) and array.is_deleted() for array in arrays)
+
+
+def _spent() -> SpentStateError:
+    return SpentStateError(
+        explain(
+            "a state whose arrays went into the step after it",
+            "the newest state, or a copy",
+            "Keep state.copy() of a state that is to be used again.",
+        )
+    )
 
 
 def check_key(key: jax.Array, num_rows: int) -> None:

@@ -270,6 +270,23 @@ def test_a_state_is_valid_until_the_next_step_and_holds_the_cache_without_a_copy
             use()
 
 
+@pytest.mark.parametrize(
+    "field", ["current_length", "sequences", "running_token", "is_sequence_finished", "model_kwargs"]
+)
+def test_a_spent_state_that_is_read_late_says_so(inference: vInference, field: str) -> None:  # holds V03
+    ids, mask = encode(inference, TEXTS[0])
+    first, *_, newest = inference.generate(ids, mask, sampling_params=GREEDY)
+    with pytest.raises(SpentStateError, match=re.escape("state.copy()")):
+        getattr(first, field)
+    for read in (lambda: first.replace(generated_tokens=0), lambda: jax.tree.leaves(first)):
+        with pytest.raises(SpentStateError):
+            read()
+    assert 0 < first.generated_tokens < newest.generated_tokens
+    assert "spent" in repr(first)
+    assert "spent" not in repr(newest)
+    assert jax.tree.leaves(getattr(newest, field))
+
+
 def test_a_copy_outlives_the_steps_after_it(inference: vInference) -> None:
     ids, mask = encode(inference, TEXTS[0])
     states = inference.generate(ids, mask, sampling_params=GREEDY)
