@@ -14,8 +14,12 @@ import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, derive_batch
+from enginebay.testing.score_ranges import directions, random_keys
 
 SPARE_PAGES = 2
+
+MANY_PAGES = 66
+"""A cache of more has no page for the unused entries of its rows' tables."""
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
@@ -52,7 +56,8 @@ class AttentionCase:
     """One step's rows for one layer kind. Rows must be sorted as derive_batch wants them.
 
     `contiguous` gives each row one page of `capacity` tokens; with `rows_are_pages` row i's is page i. `poison` is what
-    lies in every place that holds no key or value. `max_kv_len` 0 means the capacity.
+    lies in every place that holds no key or value. `max_kv_len` 0 means the capacity. `scores` and `config` are the values of
+    these axes (see enginebay.ops.axes). With `shares_pages` rows begin with the same full pages as far as they can.
     """
 
     name: str
@@ -69,6 +74,9 @@ class AttentionCase:
     max_kv_len: int = 0
     constant_v: bool = False
     poison: float = float("nan")
+    scores: str = "plain"
+    shares_pages: bool = False
+    config: str = "default"
 
     @property
     def bucket(self) -> Bucket:
@@ -92,10 +100,12 @@ class AttentionCase:
 
     def layout(self, layout_type: type[KVLayout]) -> KVLayout:
         """The cache layout of this case, with pages to spare unless rows are pages."""
-        bucket = self.bucket
+        bucket, size = self.bucket, self.actual_page_size
         num_pages = bucket.seqs if self.rows_are_pages else bucket.seqs * bucket.pages_per_seq + SPARE_PAGES
+        if not self.rows_are_pages and num_pages > MANY_PAGES:
+            num_pages = sum(-(-total // size) for total in self.kv_lens) + SPARE_PAGES
         spec = self.spec
-        return layout_type(num_pages, self.actual_page_size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype)
+        return layout_type(num_pages, size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,29 +131,47 @@ class AttentionProblem:
     """`contents` of the cache."""
 
 
-def make_problem(case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0) -> AttentionProblem:
-    """Random arrays of a case; rows and page tables depend on the case's name and `seed` alone."""
+def make_problem(
+    case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
+) -> AttentionProblem:
+    """Random arrays of a case; rows and page tables depend on the case's name and `seed` alone.
+
+    An empty step has the case's static shapes and cache, and no row that takes part.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     spec, bucket, layout = case.spec, case.bucket, case.layout(layout_type)
     dtype = jnp.dtype(spec.kv_dtype)
     shape = (spec.num_kv_heads, spec.head_dim)
-    keys = tuple(rng.normal(size=(n, *shape)).astype(dtype) for n in case.kv_lens)
+    toward = directions(case.spec, case.scores, rng)
+    keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
     values = tuple(
         np.ones((n, *shape), dtype) if case.constant_v else rng.normal(size=(n, *shape)).astype(dtype)
         for n in case.kv_lens
     )
     table, q_lens, kv_lens = _tables(case, layout, rng)
+    if case.shares_pages:
+        _share_pages(case, layout, table, keys, values)
     token_rows = _token_rows(case)
-    q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), case.poison).astype(spec.q_dtype)
-    k, v = np.full((2, bucket.tokens, *shape), case.poison).astype(dtype)
+    places = _places_before(case, layout, keys, values, table)
+    if empty:
+        q_lens, kv_lens, token_rows = (
+            np.zeros_like(q_lens),
+            np.zeros_like(kv_lens),
+            np.full_like(token_rows, -1),
+        )
+        keys = values = ()
+    q = _poisoned(case, (bucket.tokens, spec.num_q_heads, spec.head_dim), spec.q_dtype)
+    k, v = _poisoned(case, (2, bucket.tokens, *shape), spec.kv_dtype)
+    sign = -1.0 if case.scores == "low" else 1.0
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         mine = token_rows == i
-        q[mine] = rng.normal(size=(new, spec.num_q_heads, spec.head_dim)).astype(spec.q_dtype)
+        if empty or not total:
+            continue
+        random = rng.normal(size=(new, spec.num_q_heads, spec.head_dim))
+        q[mine] = (random + sign * np.repeat(toward, spec.group, axis=0)).astype(spec.q_dtype)
         k[mine], v[mine] = keys[i][total - new :], values[i][total - new :]
-    cache, batch, before = _on_device(
-        layout, bucket, _places_before(case, layout, keys, values, table), q_lens, kv_lens, table
-    )
-    sinks = rng.normal(size=spec.num_q_heads).astype(np.float32) if spec.sinks else None
+    cache, batch, before = _on_device(layout, bucket, places, q_lens, kv_lens, table)
+    sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
     arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "sinks": sinks})
     return AttentionProblem(
         case=case,
@@ -158,6 +186,14 @@ def make_problem(case: AttentionCase, layout_type: type[KVLayout], *, seed: int 
     )
 
 
+def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Poison everywhere: the case's, or the largest number that the dtype has."""
+    largest = float(jnp.finfo(dtype).max)
+    return np.full(
+        shape, case.poison if np.isnan(case.poison) else min(case.poison, largest), jnp.dtype(dtype)
+    )
+
+
 def _tables(
     case: AttentionCase, layout: KVLayout, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -168,11 +204,29 @@ def _tables(
     lens = np.zeros((2, bucket.seqs), np.int32)
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         used = -(-total // layout.page_size)
-        table[i, :used] = i if case.rows_are_pages else pages[i * bucket.pages_per_seq :][:used]
+        mine, pages = pages[:used], pages[used:]
+        table[i, :used] = i if case.rows_are_pages else mine
         lens[:, i] = new, total
     if case.rows_are_pages:
         table[:, 0] = np.arange(bucket.seqs)
     return table, lens[0], lens[1]
+
+
+def _share_pages(
+    case: AttentionCase,
+    layout: KVLayout,
+    table: np.ndarray,
+    keys: tuple[np.ndarray, ...],
+    values: tuple[np.ndarray, ...],
+) -> None:
+    """Let every row begin with the full pages of the longest prefix, with its keys and values, and write to none of them."""
+    prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
+    source = int(np.argmax(prefixes))
+    for row, prefix in enumerate(prefixes):
+        num = min(prefix, prefixes[source]) // layout.page_size
+        tokens = num * layout.page_size
+        table[row, :num] = table[source, :num]
+        keys[row][:tokens], values[row][:tokens] = keys[source][:tokens], values[source][:tokens]
 
 
 def _token_rows(case: AttentionCase) -> np.ndarray:
@@ -216,7 +270,7 @@ def _places_before(
 ) -> tuple[np.ndarray, np.ndarray]:
     """k, v of every slot: poison but at the tokens of earlier steps (all tokens where the layer shares a cache)."""
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
-    k, v = np.full((2, *shape), case.poison).astype(layout.dtype)
+    k, v = _poisoned(case, (2, *shape), layout.dtype)
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         positions = np.arange(total if case.spec.kv_shared else total - new)
         slots = table[i, positions // layout.page_size] * layout.page_size + positions % layout.page_size

@@ -10,18 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
-from enginebay.testing.attention_cases import (
-    HEAD_DIMS,
-    PAGE_SIZES,
-    REPRESENTATIVE,
-    AttentionCase,
-    attention_cases,
+from enginebay.testing.attention_axes import DEVICE, INTERPRETED, covering_cases
+from enginebay.testing.attention_cases import HEAD_DIMS, PAGE_SIZES, AttentionCase, attention_cases
+from enginebay.testing.attention_runs import (
+    DEVICE_RUNS,
+    INTERPRETED_RUNS,
+    OFTEN_INTERPRETED,
+    Runs,
+    check_case,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCheck:
-    """A case in a layout, and the function that holds the kernel to it; SkipTest says why the kernel does not do it."""
+    """A case in a layout, and the function that holds the kernel to it; SkipTest says why the kernel does not do it.
+
+    `representative` cases have every pair of values of different axes (see enginebay.ops.axes).
+    """
 
     name: str
     case: AttentionCase
@@ -30,9 +35,69 @@ class AttentionCheck:
 
 
 def attention_checks(
+    kernel: AttentionImpl,
+    env: Env,
+    layouts: Sequence[type[KVLayout]],
+    *,
+    interpreted: bool = False,
+    triples: bool = True,
+    num_seeds: int = 1,
+) -> Iterator[AttentionCheck]:
+    """All pairs first; then all triples, unless they are left out, and the cases by name.
+
+    With several seeds each constructed case runs with as many sets of arrays.
+    """
+    found = set()
+    for strength in (False, True) if triples else (False,):
+        for check in constructed_checks(
+            kernel, env, layouts, interpreted=interpreted, triples=strength, num_seeds=num_seeds
+        ):
+            if check.name not in found:
+                found.add(check.name)
+                yield check
+    yield from named_checks(kernel, env, layouts)
+
+
+def constructed_checks(
+    kernel: AttentionImpl,
+    env: Env,
+    layouts: Sequence[type[KVLayout]],
+    *,
+    interpreted: bool = False,
+    triples: bool = False,
+    num_seeds: int = 1,
+) -> Iterator[AttentionCheck]:
+    """The cases with every pair, or triple, of values that the kernel declares, and the kernel's own lengths."""
+    kinds = {layout.__name__: layout for layout in layouts}
+    reach = INTERPRETED if interpreted else DEVICE
+    cases = list(covering_cases(kernel, env, kinds, reach, triples=triples))
+    shortest = _shortest([case for case, _ in cases])
+    for case, layout in cases:
+        runs = DEVICE_RUNS
+        if interpreted:
+            runs = OFTEN_INTERPRETED if case.name in shortest else INTERPRETED_RUNS
+        run = functools.partial(
+            _run_constructed, kernel, case, layout, env, dataclasses.replace(runs, num_seeds=num_seeds)
+        )
+        yield AttentionCheck(f"{case.name}[{layout.__name__}]", case, run, representative=not triples)
+
+
+def _shortest(cases: Sequence[AttentionCase]) -> set[str]:
+    """The name of the case of the fewest tokens, if there is any."""
+    return {min(cases, key=lambda c: sum(c.kv_lens) + 10 * sum(c.q_lens)).name} if cases else set()
+
+
+def _run_constructed(
+    kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env, runs: Runs
+) -> None:
+    _refuse(kernel, case, layout, env)
+    check_case(kernel, case, layout, env, runs)
+
+
+def named_checks(
     kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[AttentionCheck]:
-    """Every case in the first layout, the plain ones in all; rows are compared bit by bit in one case of each mode.
+    """Every case of `attention_cases` in the first layout, the plain ones in all; rows alone and among others in each mode.
 
     A case whose head_dim or page size the kernel does not claim is given the next larger one that it does, and bears it in its
     name: what the case is about can be seen at any size.
@@ -50,20 +115,24 @@ def attention_checks(
             name = f"rows_are_independent[{case.mode}]"
             held += [(name, kernels.check_rows_are_independent, layout) for layout in layouts[:1]]
         for name, check, layout in held:
-            short = plain.name in REPRESENTATIVE and layout is layouts[0]
             run = functools.partial(_run, check, kernel, case, layout, env)
-            yield AttentionCheck(name, case, run, representative=short)
+            yield AttentionCheck(name, case, run, representative=False)
 
 
 def _run(
     held: Callable[..., None], kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env
 ) -> None:
+    _refuse(kernel, case, layout, env)
+    held(kernel, case, layout, env)
+
+
+def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env) -> None:
+    """SkipTest with the kernel's reason where it does not do a case."""
     from enginebay.testing import kernels
 
     reason = kernels.why_not(kernel, case, layout, env)
     if reason is not None:
         raise unittest.SkipTest(reason)
-    held(kernel, case, layout, env)
 
 
 def fitted(case: AttentionCase, caps: Caps) -> AttentionCase:

@@ -20,39 +20,42 @@ def attend(
     *,
     sinks: np.ndarray | None = None,
     weights_dtype: np.dtype | None = None,
+    positions: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row: q [n, Hq, D] are the last n of the positions of k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]).
+    """One row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]), f64.
 
-    With `weights_dtype` each unnormalised weight and the output are rounded to it, as an implementation for narrow
-    dtypes must: the error that this makes is the measure of what an implementation may make.
+    `positions` int [n] are the places of the queries, without them the last n. With `weights_dtype` each unnormalised weight
+    and the output are rounded to it, as an implementation for narrow dtypes must: the error that this makes is the
+    measure of what an implementation may make.
     """
     num_queries, kv_len = q.shape[0], k.shape[0]
-    out = np.zeros((*q.shape[:2], v.shape[-1]))
-    lse = np.full(q.shape[:2], -np.inf)
-    for i in range(num_queries):
-        position = kv_len - num_queries + i
-        first = 0 if spec.window is None else max(0, position - spec.window + 1)
-        last = position + 1 if spec.causal else kv_len
-        for head in range(spec.num_q_heads):
-            keys = k[first:last, head // spec.group].astype(np.float64)
-            values = v[first:last, head // spec.group].astype(np.float64)
-            scores = keys @ q[i, head].astype(np.float64) * spec.softmax_scale
-            if spec.softcap is not None:
-                scores = spec.softcap * np.tanh(scores / spec.softcap)
-            sink = None if sinks is None else float(sinks[head])
-            out[i, head], lse[i, head] = _weigh(scores, values, sink, weights_dtype)
+    if positions is None:
+        positions = np.arange(kv_len - num_queries, kv_len)
+    heads, group = spec.num_kv_heads, spec.group
+    grouped = q.astype(np.float64).reshape(num_queries, heads, group, -1).transpose(1, 2, 0, 3)
+    scores = grouped @ k.astype(np.float64).transpose(1, 2, 0)[:, None] * spec.softmax_scale
+    if spec.softcap is not None:
+        scores = spec.softcap * np.tanh(scores / spec.softcap)
+    scores = np.where(_visible(positions, kv_len, spec), scores, -np.inf)
+    highest = scores.max(axis=-1, keepdims=True)
+    sink = None if sinks is None else sinks.astype(np.float64).reshape(heads, group, 1, 1)
+    if sink is not None:
+        highest = np.maximum(highest, sink)
+    weights = np.exp(scores - highest)
+    total = weights.sum(axis=-1, keepdims=True) + (0.0 if sink is None else np.exp(sink - highest))
+    if weights_dtype is not None:
+        weights = weights.astype(weights_dtype).astype(np.float64)
+    out = weights @ v.astype(np.float64).transpose(1, 0, 2)[:, None] / total
+    lse = (highest + np.log(total))[..., 0]
+    out, lse = out.transpose(2, 0, 1, 3).reshape(q.shape), lse.transpose(2, 0, 1).reshape(q.shape[:2])
     return (out if weights_dtype is None else out.astype(weights_dtype).astype(np.float64)), lse
 
 
-def _weigh(
-    scores: np.ndarray, values: np.ndarray, sink: float | None, weights_dtype: np.dtype | None
-) -> tuple[np.ndarray, float]:
-    highest = scores.max() if sink is None else max(scores.max(), sink)
-    weights = np.exp(scores - highest)
-    total = weights.sum() + (0.0 if sink is None else math.exp(sink - highest))
-    if weights_dtype is not None:
-        weights = weights.astype(weights_dtype).astype(np.float64)
-    return weights @ values / total, highest + math.log(total)
+def _visible(positions: np.ndarray, kv_len: int, spec: AttnSpec) -> np.ndarray:
+    """bool [n, kv_len]: which keys queries at `positions` [n] look at."""
+    keys, queries = np.arange(kv_len)[None], positions[:, None]
+    seen = keys <= queries if spec.causal else np.ones((positions.size, kv_len), bool)
+    return seen if spec.window is None else seen & (keys > queries - spec.window)
 
 
 def largest_score(q: np.ndarray, k: np.ndarray, spec: AttnSpec) -> float:
