@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from enginebay.errors import PluginError
-from enginebay.registry import Entry, Registry, load_registry
-from enginebay.testing.suites import EVERYTHING, best_platform, label, part_checks, select
-from tests.conformance.covering import cases_that_are_left_out
+from enginebay.registry import Entry, load_registry
+from enginebay.testing.attention_cases import REPRESENTATIVE
+from enginebay.testing.suites import EVERYTHING, label, part_checks, select
 
 SHARES_STATE = ("engine", "model", "sampler")
 """Kinds whose checks share weights and compiled programs: all of a part in one process."""
 
 ATTENTION = "kernel:attention"
-"""Kernels whose checks are cut to those that cover all pairs of properties; they share programs."""
+"""Kernels whose checks run in one process, as they share programs."""
+
+CASES_IN_SHORT = {"attention": 10}
+"""Of the constructed cases of an op the first so many: each covers more pairs of values than those after it."""
+OTHER_OPS_IN_SHORT = 6
 
 SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves")
 """Of an engine's checks, by parts of their names, those that make engines of their own: slow ones."""
@@ -39,7 +41,7 @@ def group_of(part: str, kind: str) -> str | None:
     return part if kind in SHARES_STATE else None
 
 
-def slow_checks(registry: Registry, entry: Entry, names: Iterable[str]) -> set[str]:
+def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
     """Those of a part's checks that `make test` leaves to `make test-all`."""
     part = label(entry)
     if part == OTHER_OPTIONS:
@@ -50,10 +52,14 @@ def slow_checks(registry: Registry, entry: Entry, names: Iterable[str]) -> set[s
     if entry.kind == "model":
         numbers = SHARDED_IN_SHORT.get(entry.name, "24")
         return {name for name in names if name.endswith("_devices_equal_one") and name[0] not in numbers}
-    if part.startswith(ATTENTION) and entry.state == "ready":
-        with contextlib.suppress(PluginError):  # one that cannot be had here: its only check says so
-            return cases_that_are_left_out(registry, entry, best_platform(registry).env())
-    return set()
+    return slow_cases(entry.op, list(names)) if entry.kind == "kernel" else set()
+
+
+def slow_cases(op: str, names: list[str]) -> set[str]:
+    """The cases of a kernel but for the first ones, and for those with a name that stand for all named ones."""
+    named = {name for name in names if name.partition("[")[0] in {*REPRESENTATIVE, "rows_are_independent"}}
+    others = [name for name in names if "[" in name and name not in named]
+    return set(others[CASES_IN_SHORT.get(op, OTHER_OPS_IN_SHORT) :])
 
 
 def is_left_out(part: str, name: str) -> bool:
@@ -68,7 +74,7 @@ def registered_checks() -> Iterator[pytest.ParameterSet]:
         checks = [
             (name, check) for name, check in part_checks(registry, entry) if not is_left_out(part, name)
         ]
-        slow = slow_checks(registry, entry, [name for name, _ in checks])
+        slow = slow_checks(entry, [name for name, _ in checks])
         group = group_of(part, entry.kind)
         for name, check in checks:
             marks = [] if group is None else [pytest.mark.xdist_group(group)]

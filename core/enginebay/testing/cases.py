@@ -13,6 +13,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.levels import Interpretable, KernelCompiler
 from enginebay.registry import Entry, Registry, import_target
 from enginebay.testing import suites
+from enginebay.testing.op_cases import Extent, op_cases
 from enginebay.testing.verdicts import Run
 
 Level = Literal["interpret", "compile", "run"]
@@ -115,33 +116,26 @@ def _run_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         todo = explain(f"the suite needs {error.name}", "the extra test", "Install enginebay[test].")
         yield _unsupported("run", todo)
         return
-    known = {case.name: case for case in _attention_of(registry, entry, platform.env)}
+    kernels = {case.name: case for case in _kernel_cases(registry, entry)}
     for name, check in checks:
-        if name in known:
-            yield dataclasses.replace(known[name], level="run", target=target)
-        else:
+        if name not in kernels:
             short = entry.kind != "engine" or any(word in name for word in ENGINES_IN_SHORT)
             yield Case("run", target, name, check, short, _plain_traits(name))
+    yield from kernels.values()
 
 
-def _attention_of(registry: Registry, entry: Entry, env: Callable[[], Env]) -> Iterator[Case]:
-    """The cases of an attention kernel with what they are about; none of a part that is another or cannot be had."""
-    if entry.op != "attention":
+def _kernel_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
+    """The cases of a kernel on the platform of this machine; none of a part that is another or cannot be had."""
+    platform = suites.best_platform(registry)
+    if entry.kind != "kernel" or _why_not_run(entry, platform) is not None:
         return
     try:
         kernel = registry.load(entry)
     except PluginError:
         return
-    yield from _attention_cases(registry, kernel, env())
-
-
-def _attention_cases(registry: Registry, kernel: Any, env: Env) -> Iterator[Case]:
-    from enginebay.testing.attention_suite import attention_checks
-    from enginebay.testing.traits import traits_of
-
-    for check in attention_checks(kernel, env, suites.layouts_of(registry, kernel)):
-        traits = traits_of(check.case.spec, check.case.bucket.mode, check.case.actual_page_size)
-        yield Case("run", env.platform, check.name, check.run, check.representative, traits)
+    env = platform.env()
+    for case in op_cases(entry.op, kernel, env, suites.kernel_layouts(registry, entry, kernel)):
+        yield Case("run", env.platform, case.name, case.run, case.representative, case.traits)
 
 
 def _plain_traits(name: str) -> Mapping[str, str]:
@@ -163,15 +157,12 @@ def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
     except UnsupportedError as error:
         yield _unsupported("interpret", str(error))
         return
-    if entry.op == "attention":
-        for case in _attention_cases(registry, interpreted, HOST):
-            yield dataclasses.replace(case, level="interpret", target="interpreter")
-        return
-    checks = suites.op_checks(registry, entry, interpreted, HOST)
-    if not checks:
+    layouts = suites.kernel_layouts(registry, entry, interpreted)
+    cases = list(op_cases(entry.op, interpreted, HOST, layouts, Extent(interpreted=True)))
+    if not cases:
         yield _unsupported("interpret", f"there is no suite of op {entry.op}")
-    for name, check in checks:
-        yield Case("interpret", "interpreter", name, check, traits=_plain_traits(name))
+    for case in cases:
+        yield Case("interpret", "interpreter", case.name, case.run, case.representative, case.traits)
 
 
 def _compiler_target(entry: Entry) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import numpy as np
 
 from enginebay.ops import sampling
+from enginebay.ops.axes import Row
 from enginebay.ops.bound import SampleOp
 from enginebay.testing.sampling_oracle import Params, kept_tokens
 
@@ -173,3 +175,49 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint32(16))) * np.uint32(sampling.FACTORS[0])
     x = (x ^ (x >> np.uint32(15))) * np.uint32(sampling.FACTORS[1])
     return np.asarray(x ^ (x >> np.uint32(16)))
+
+
+TOP_K = {"all": 0, "few": 5, "one": 1}
+TOP_P = {"all": 1.0, "most": 0.95, "some": 0.6, "least": 1e-9}
+MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
+
+
+def check_sample_row(op: SampleOp, row: Row, seed: int, repeats: int) -> None:
+    """`check_sample` of a row of values of the op's axes; every second row keeps all, so that rows differ in what they need.
+
+    A repeated step gives the same tokens each time.
+    """
+    case = _case_of(row, seed)
+    call = jax.jit(op)
+    check_sample(call, case, seed)
+    seeds = telling_seeds(case, seed)
+    first = _run(call, case, seeds).tobytes()
+    for turn in range(1, repeats):
+        assert _run(call, case, seeds).tobytes() == first, (
+            f"run {turn + 1} of the same step gives other tokens"
+        )
+
+
+def _case_of(row: Row, seed: int) -> SampleCase:
+    vocab, rows = int(cast("int", row["vocab"])), int(cast("int", row["rows"]))
+    top_k = {**TOP_K, "most": max(1, vocab * 7 // 8), "all_but_one": vocab - 1}[str(row["top_k"])]
+    asked = Params(top_k=min(top_k, vocab), top_p=TOP_P[str(row["top_p"])], min_p=MIN_P[str(row["min_p"])])
+    params = tuple(Params() if i % 4 == 3 else asked for i in range(rows))
+    return SampleCase(
+        "-".join(f"{axis}_{v}" for axis, v in row.items()), _logits_of(row, vocab, rows, seed), params
+    )
+
+
+def _logits_of(row: Row, vocab: int, rows: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, vocab])
+    logits = rng.normal(size=(rows, vocab)) * np.tile([3.0, 1.0, 0.25, 8.0], rows)[:rows, None]
+    kind = row["logits"]
+    if kind == "flat":
+        logits *= 1e-3
+    elif kind == "peaked":
+        logits[np.arange(rows), rng.integers(0, vocab, rows)] += 60.0
+    elif kind == "equals":
+        logits = np.round(logits * 2.0) / 2.0
+    elif kind == "holes":
+        logits[:, rng.permutation(vocab)[: vocab // 2]] = -np.inf
+    return _shifted(logits)

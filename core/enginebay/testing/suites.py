@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
@@ -215,70 +215,30 @@ def _kernel(registry: Registry, entry: Entry) -> list[Check]:
 
 
 def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[Check]:
-    """Every check of one form of a kernel in an environment, whatever its declaration says of platforms."""
+    """Checks of one form of a kernel in an environment, whatever its declaration says of platforms.
+
+    All pairs of values of the op's axes, the cases of attention that have names, and no triples: these are run by
+    `enginebay check --all`.
+    """
+    from enginebay.testing.op_cases import Extent, op_cases
+
+    cases = op_cases(entry.op, kernel, env, kernel_layouts(registry, entry, kernel), Extent(triples=False))
+    return [(case.name, case.run) for case in cases]
+
+
+def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[KVLayout]]:
+    """The layouts that a kernel is checked in: those that it declares, all for an op that declares none."""
     if entry.op == "attention":
-        return list(_attention(registry, kernel, env))
+        return layouts_of(registry, kernel)
     declared = {} if entry.declaration is None else entry.declaration.capabilities
     names = declared.get("layouts") or registry.names("layout")
-    layouts = [registry.load(registry.find("layout", name)) for name in names]
-    return list(_plain_op(entry.op, kernel, layouts))
-
-
-def _attention(registry: Registry, kernel: Any, env: Env) -> Iterable[Check]:
-    from enginebay.testing.attention_suite import attention_checks
-
-    return ((check.name, check.run) for check in attention_checks(kernel, env, layouts_of(registry, kernel)))
+    return [registry.load(registry.find("layout", name)) for name in names]
 
 
 def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
     """The registered layouts of an attention kernel, in its order of preference."""
     known = registry.names("layout")
     return [registry.load(registry.find("layout", name)) for name in kernel.caps.layouts if name in known]
-
-
-def _plain_op(op: str, kernel: Any, layouts: Iterable[type[KVLayout]]) -> Iterable[Check]:
-    """Those that know the cache are checked in each of `layouts`."""
-    from enginebay.testing import fused, kernels
-    from enginebay.testing.sample_op import sample_checks
-
-    if op == "rope":
-        for name, spec in kernels.ROPE_SPECS.items():
-            yield f"rope[{name}]", functools.partial(kernels.check_rope, kernel, spec, "float32")
-    elif op == "kv_write":
-        for kind in layouts:
-            yield f"kv_write[{kind.__name__}]", functools.partial(check_kv_write, kernel, kind)
-    elif op == "rope_kv_write":
-        yield from fused.rope_kv_write_checks(kernel, layouts, DTYPES)
-    elif op == "sample":
-        yield from sample_checks(kernel)
-    for dtype in DTYPES:
-        if op == "rope":
-            yield (
-                f"rope[{dtype}]",
-                functools.partial(kernels.check_rope, kernel, kernels.ROPE_SPECS["default"], dtype),
-            )
-        elif op == "rms_norm":
-            yield f"rms_norm[{dtype}]", functools.partial(kernels.check_rms_norm, kernel, dtype)
-        elif op == "add_rms_norm":
-            yield f"add_rms_norm[{dtype}]", functools.partial(fused.check_add_rms_norm, kernel, dtype)
-        elif op == "embedding":
-            yield f"embedding[{dtype}]", functools.partial(kernels.check_embedding, kernel, dtype)
-        elif op == "linear":
-            for case, fields in LINEAR_CASES.items():
-                yield (
-                    f"linear[{dtype}-{case}]",
-                    functools.partial(kernels.check_linear, kernel, dtype, **fields),
-                )
-
-
-LINEAR_CASES: dict[str, dict[str, Any]] = {
-    "3_rows": {},
-    "1_row": {"rows": 1},
-    "bias": {"bias": True},
-    "heads_out": {"out_dims": (5, 8)},
-    "heads_in": {"in_dims": (6, 8)},
-    "to_float32": {"out_dtype": "float32"},
-}
 
 
 def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
