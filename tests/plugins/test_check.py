@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,13 @@ def test_table_shows_the_error_against_its_bound(
     planted: tuple[int, list[dict[str, Any]]], site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [CheckRecord(**record) for record in planted[1] if record["name"] == "wrong"]
-    monkeypatch.setattr("enginebay.cli.check.check", lambda *_, **__: records)
+
+    def found(*_: Any, tell: Callable[[CheckRecord], None], **__: Any) -> list[CheckRecord]:
+        for record in records:
+            tell(record)
+        return records
+
+    monkeypatch.setattr("enginebay.cli.check.check", found)
     with visible(site):
         done = command("check", "kernel:rms_norm:wrong")
     assert done.returncode == 1

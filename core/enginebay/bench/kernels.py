@@ -31,6 +31,9 @@ COPIES_TO_CHECK = 6
 """Sets of inputs that checking holds at once: on the host, poisoned, donated, expected, and what comes back."""
 
 POISON = float("nan")
+WRONG = "wrong"
+"""How the reason begins why a configuration with a wrong result is not timed."""
+
 COMPACT = "on a compact copy"
 
 
@@ -217,7 +220,7 @@ def run_contestants(
                     continue
                 if only_right and not parity.is_right:
                     failed[contestant.label] = (
-                        f"wrong: off by {parity.error:.3g}, {parity.share:.3g} of allowed"
+                        f"{WRONG}: off by {parity.error:.3g}, {parity.share:.3g} of allowed"
                     )
                     continue
                 parities[contestant.label], steps[contestant.label] = parity, step

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.bench.attention import attention_problem, bucket_problem
-from enginebay.bench.kernels import OPS, Bench, run_contestants, why_not_measured
+from enginebay.bench.kernels import OPS, WRONG, Bench, run_contestants, why_not_measured
 from enginebay.bench.problem import Problem, Setting, TuningKey, asked_for, with_config
 from enginebay.bench.shapes import Shape
 from enginebay.bench.timing import Contestant
@@ -41,6 +41,11 @@ class Tuned:
     reason: str | None = None
     num_tried: int = 0
     refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_wrong(self) -> int:
+        """How many of the refused configurations gave a wrong result."""
+        return sum(why.startswith(WRONG) for _, why in self.refused)
 
 
 def tune_shape(bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]) -> list[Tuned]:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
+from enginebay.cli.rows import Rows
 from enginebay.cli.show import progress
 from enginebay.config import AUTO, make_config
 from enginebay.errors import InputError, explain, unknown_name
+from enginebay.testing.report import has_text
 
 if TYPE_CHECKING:
     from enginebay.bench.kernels import Bench, Figure
     from enginebay.bench.problem import Setting
     from enginebay.bench.roofline import Roofline
+    from enginebay.bench.shapes import Shape
     from enginebay.config import EngineConfig
     from enginebay.ops.caps import Env
     from enginebay.ops.select import Candidate
     from enginebay.platform import Platform
     from enginebay.registry import Registry
+
+COLUMNS = (
+    *("op", "shape", "dtype", "implementation", "median ms", "quartiles", "GB/s", "GFLOP/s"),
+    *("of roofline", "bound by", "error", "against, or why not", "configuration"),
+)
+INTERPRETER = "interpreter"
+"""The target of kernels that are interpreted."""
 
 KERNEL_ROUNDS = 10
 CALL_S = 5.0
@@ -37,7 +44,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
 """Flags that are configuration values."""
 
-OF_KERNELS = ("op", "impl", "shapes", "page_size", "lengths", "max_call_s")
+OF_KERNELS = ("op", "impl", "shapes", "case", "target", "page_size", "lengths", "max_call_s")
 OF_ENGINES = (
     *("config", "model", "engine", "scheduler", "sampler", "attention", "kernel", "mesh", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "decode_steps", "verify_weights", "settings"),
@@ -54,6 +61,18 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
         "--shapes",
         metavar="SHAPE,...",
         help="MODEL/MODE/bROWS/cCONTEXT, beginnings of it, or all (default: a small model's)",
+    )
+    parser.add_argument(
+        "--case",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only shapes with TEXT in their names, * for any characters; may be repeated (default: all)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help="only implementations that run at a target: the platform, or interpreter (default: both)",
     )
     parser.add_argument(
         "--page-size", type=int, metavar="N", help=f"tokens in a page of the cache (default: {PAGE_SIZE})"
@@ -119,6 +138,7 @@ def open_session(
     platform = find_platform(registry, config)
     device, memory = platform.devices()[0], platform.hardware().memory_bytes
     candidates = _candidates(args, registry, platform.env())
+    _check_cases(args, candidates)
     settings = _settings(args, registry, platform, config, ragged=ragged)
     bench = Bench(
         measure_roofline(device, settings, platform.compile_options()),
@@ -131,6 +151,7 @@ def open_session(
         "op": ",".join(candidates),
         "impl": args.impl,
         "shapes": ",".join(_shape_names(args)),
+        "target": args.target,
         "dtype": ",".join(settings),
         "platform": platform.name,
         "layout": next(iter(settings.values())).layout_name,
@@ -144,6 +165,7 @@ def open_session(
     }
     told = {flag: value for flag, value in flags.items() if value is not None and flag not in settled}
     words = [f"--{flag.replace('_', '-')}={value}" for flag, value in told.items()]
+    words += [f"--case={text}" for text in args.case] + ["--interpret"] * bool(args.interpret)
     return Session(bench, settings, candidates, f"enginebay {command} {shlex.join(words)}")
 
 
@@ -156,13 +178,32 @@ def _candidates(args: argparse.Namespace, registry: Registry, env: Env) -> dict[
     for op in ops:
         if op not in OPS:
             raise unknown_name("op", op, OPS, "Others have no benchmark.")
-    found = {op: candidates(registry, op, env) for op in ops}
     wanted = listed(args.impl or "")
+    if args.interpret and not wanted:
+        given = "--interpret without --impl"
+        raise InputError(explain(given, "kernels that are named", "Pass --impl NAME."))
+    found = {op: candidates(registry, op, env, interpret=wanted if args.interpret else ()) for op in ops}
     known = {candidate.name for some in found.values() for candidate in some}
     for name in wanted:
         if name not in known:
             raise unknown_name(f"kernel of {', '.join(ops)}", name, known)
-    return {op: [c for c in some if not wanted or c.name in wanted] for op, some in found.items()}
+    chosen = {op: [c for c in some if not wanted or c.name in wanted] for op, some in found.items()}
+    if args.target is None:
+        return chosen
+    if args.target not in (env.platform, INTERPRETER):
+        raise unknown_name("target", args.target, (env.platform, INTERPRETER))
+    is_there = args.target == INTERPRETER
+    return {op: [c for c in some if c.interpreted == is_there] for op, some in chosen.items()}
+
+
+def _check_cases(args: argparse.Namespace, ops: Iterable[str]) -> None:
+    """InputError for a text of --case that is in the name of no shape; nothing is measured then."""
+    names = sorted({shape.name for op in ops for shape in shapes_of(args, op, every=True)})
+    for text in args.case:
+        if not any(has_text(name, text) for name in names):
+            near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:3]
+            allowed = f"a part of a name such as {', '.join(near)}"
+            raise InputError(explain(f"--case {text}", allowed, "Pass --case TEXT, or --shapes."))
 
 
 def _settings(
@@ -205,8 +246,8 @@ def _shape_names(args: argparse.Namespace) -> list[str]:
     return listed(args.shapes) if args.shapes else list(SHAPES)
 
 
-def shapes_of(args: argparse.Namespace, op: str) -> Any:
-    """The shapes to measure an op on; without --shapes a small model's, in one context."""
+def shapes_of(args: argparse.Namespace, op: str, *, every: bool = False) -> list[Shape]:
+    """The shapes to measure an op on: without --shapes a small model's, in one context; with --case some (or `every` one)."""
     from enginebay.bench.kernels import OPS
     from enginebay.bench.shapes import parse_shapes
 
@@ -214,11 +255,14 @@ def shapes_of(args: argparse.Namespace, op: str) -> Any:
     if not args.shapes:
         one = {mode: (1024,) if lens != (0,) else lens for mode, lens in axes.contexts.items()}
         axes = dataclasses.replace(axes, contexts=one)
-    return parse_shapes(_shape_names(args), axes)
+    shapes = parse_shapes(_shape_names(args), axes)
+    if every or not args.case:
+        return list(shapes)
+    return [shape for shape in shapes if any(has_text(shape.name, text) for text in args.case)]
 
 
 def run_kernels(args: argparse.Namespace) -> int:
-    """Measure and print; wrong results and refusals are rows of the table."""
+    """Measure, and print each shape's rows when it is measured; 1 when a result is wrong. Refusals are rows, too."""
     from enginebay.bench.environment import environment
     from enginebay.bench.kernels import judged, measure_shape
 
@@ -230,26 +274,28 @@ def run_kernels(args: argparse.Namespace) -> int:
         for shape in shapes_of(args, op)
     ]
     figures: list[Figure] = []
+    rows = Rows(COLUMNS, (9, 28, 8, 14, 9, 16))
     with progress() as report:
         for number, (op, dtype, shape) in enumerate(work):
             if report is not None:
                 report("measuring kernels", number, len(work))
             setting = session.settings[dtype]
-            figures += measure_shape(session.bench, op, shape, setting, session.candidates[op])
-    roofline = roofline_after(session)
-    figures = [judged(figure, roofline) for figure in figures]
-    record = {
-        "command": session.command,
-        "environment": environment() | {"device": device_text(session)},
-        "roofline": dataclasses.asdict(roofline),
-        "figures": [dataclasses.asdict(figure) for figure in figures],
-    }
+            found = measure_shape(session.bench, op, shape, setting, session.candidates[op])
+            figures += found
+            for figure in found if not args.json else ():
+                _print(rows, judged(figure, session.bench.roofline))
     if args.json:
+        roofline = roofline_after(session)
+        record = {
+            "command": session.command,
+            "environment": environment() | {"device": device_text(session)},
+            "roofline": dataclasses.asdict(roofline),
+            "figures": [dataclasses.asdict(judged(figure, roofline)) for figure in figures],
+        }
         print(json.dumps(record, indent=2, default=float))
     else:
-        _print(session, figures)
-        print_roofline(session, roofline)
-    return 0
+        print_roofline(session, session.bench.roofline)
+    return int(any(figure.parity is not None and not figure.parity.is_right for figure in figures))
 
 
 def roofline_after(session: Session) -> Roofline:
@@ -266,34 +312,22 @@ def device_text(session: Session) -> str:
     return env.device_kind or env.platform
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table, as wide as it must be where nobody watches."""
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    width = None if sys.stdout.isatty() else 300
-    Console(width=width, highlight=False, markup=False).print(table)
-
-
-def _print(session: Session, figures: Sequence[Figure]) -> None:
-    columns = ("op", "shape", "dtype", "implementation", "median ms", "quartiles", "GB/s", "GFLOP/s")
-    rows = []
-    for f in figures:
-        start = [f.op, f.shape, f.dtype, f.implementation]
-        if f.timing is None or f.parity is None or f.share is None:
-            rows.append([*start, "-", "", "", "", "", "", "", f.reason or "", ""])
-            continue
-        low, high = (1e3 * s for s in f.timing.quartiles_s)
-        figures_of = [f"{1e3 * f.timing.median_s:.4g}", f"{low:.4g} to {high:.4g}"]
-        rates = [f"{(f.bytes_per_s or 0) / 1e9:.3g}", f"{(f.flops_per_s or 0) / 1e9:.3g}"]
-        error = f"{f.parity.error:.2g} ({f.parity.share:.2g} of allowed)"
-        if not f.parity.is_right:
-            error = f"WRONG: {error}"
-        tuned = f.config is not None and f.config_source != "default"
-        config = f"{f.config_source}: {short(f.config)}" if tuned else ""
-        share = f"{100 * f.share:.0f} %"
-        rows.append([*start, *figures_of, *rates, share, f.bound or "", error, f.parity.against, config])
-    print_table((*columns, "of roofline", "bound by", "error", "against, or why not", "configuration"), rows)
+def _print(rows: Rows, figure: Figure) -> None:
+    f = figure
+    start = (f.op, f.shape, f.dtype, f.implementation)
+    if f.timing is None or f.parity is None or f.share is None:
+        rows.add(*start, "-", "", "", "", "", "", "", f.reason or "", "")
+        return
+    low, high = (1e3 * s for s in f.timing.quartiles_s)
+    times = (f"{1e3 * f.timing.median_s:.4g}", f"{low:.4g} to {high:.4g}")
+    rates = (f"{(f.bytes_per_s or 0) / 1e9:.3g}", f"{(f.flops_per_s or 0) / 1e9:.3g}")
+    error = f"{f.parity.error:.2g} ({f.parity.share:.2g} of allowed)"
+    if not f.parity.is_right:
+        error = f"WRONG: {error}"
+    tuned = f.config is not None and f.config_source != "default"
+    config = f"{f.config_source}: {short(f.config)}" if tuned else ""
+    share = f"{100 * f.share:.0f} %"
+    rows.add(*start, *times, *rates, share, f.bound or "", error, f.parity.against, config)
 
 
 def print_roofline(session: Session, roofline: Roofline) -> None:

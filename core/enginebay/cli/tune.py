@@ -18,11 +18,11 @@ from enginebay.cli.kernels import (
     listed,
     open_session,
     print_roofline,
-    print_table,
     refuse_flags,
     shapes_of,
     short,
 )
+from enginebay.cli.rows import Rows
 from enginebay.cli.show import progress
 from enginebay.config import AUTO, make_config, read_toml
 from enginebay.errors import InputError, explain
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 
     Search = Callable[[], list[Tuned]]
 
-OF_SHAPES = ("shapes", "page_size", "lengths", "dtype", "platform", "layout")
+COLUMNS = (
+    *("op", "shape", "dtype", "implementation", "configuration", "median ms", "default ms", "of roofline"),
+    *("tried", "refused, or why not"),
+)
+
+OF_SHAPES = ("shapes", "case", "target", "page_size", "lengths", "dtype", "platform", "layout")
 """What a configuration's engine settles itself."""
 
 
@@ -43,6 +48,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="tune the kernels and buckets of the engine that a TOML file makes"
     )
     parser.add_argument("--platform", metavar="NAME", help="devices to run on (default: auto)")
+    parser.add_argument(
+        "--interpret",
+        action="store_true",
+        default=None,
+        help="interpret kernels of --impl that are made for another platform (default: off)",
+    )
     parser.add_argument("--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto (default: auto)")
     parser.add_argument("--layout", metavar="NAME", help="cache layout (default: auto)")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure (default: 10)")
@@ -74,11 +85,15 @@ def run(name: str, args: argparse.Namespace) -> int:
     session = dataclasses.replace(session, command=session.command + told)
     found: list[Tuned] = []
     paths: list[Path] = []
+    rows = Rows(COLUMNS, (9, 28, 8, 14, 24, 9, 10, 11, 5))
     with progress() as report:
         for number, search in enumerate(work):
             if report is not None:
                 report("tuning", number, len(work))
-            found += search()
+            fresh = search()
+            found += fresh
+            for one in fresh if not args.json else ():
+                _print(rows, one)
             paths = _write(session, found, tuned_folder(folder or AUTO))  # each time: a search may take hours
     if args.json:
         record = {
@@ -91,8 +106,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         }
         print(json.dumps(record, indent=2, default=float))
     else:
-        _print(session, found, paths)
-    return 0
+        print_roofline(session, session.bench.roofline)
+        print(f"tables: {', '.join(map(str, paths)) or 'none, nothing could be measured'}")
+    return int(any(one.num_wrong for one in found))
 
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
@@ -167,34 +183,13 @@ def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]
     return paths
 
 
-def _print(session: Session, found: Sequence[Tuned], paths: Sequence[Path]) -> None:
-    columns = (
-        "op",
-        "shape",
-        "dtype",
-        "implementation",
-        "configuration",
-        "median ms",
-        "default ms",
-        "of roofline",
-        "tried",
-        "",
-    )
-    rows = []
-    for one in found:
-        start = (one.op, one.shape, one.dtype, one.impl)
-        if one.entry is None:
-            rows.append((*start, "-", "", "", "", str(one.num_tried), one.reason or ""))
-            continue
-        entry = one.entry
-        config = "nothing to choose" if entry.config is None else short(entry.config)
-        figures = (
-            f"{1e3 * entry.median_s:.4g}",
-            f"{1e3 * entry.default_median_s:.4g}",
-            f"{100 * entry.roofline:.0f} %",
-        )
-        refused = "; ".join(f"{name}: {why}" for name, why in one.refused)
-        rows.append((*start, config, *figures, str(one.num_tried), refused))
-    print_table(columns, rows)
-    print_roofline(session, session.bench.roofline)
-    print(f"tables: {', '.join(map(str, paths)) or 'none, nothing could be measured'}")
+def _print(rows: Rows, one: Tuned) -> None:
+    start = (one.op, one.shape, one.dtype, one.impl)
+    refused = "; ".join(f"{name}: {why}" for name, why in one.refused)
+    if one.entry is None:
+        rows.add(*start, "-", "", "", "", str(one.num_tried), one.reason or "")
+        return
+    entry = one.entry
+    config = "nothing to choose" if entry.config is None else short(entry.config)
+    times = (f"{1e3 * entry.median_s:.4g}", f"{1e3 * entry.default_median_s:.4g}")
+    rows.add(*start, config, *times, f"{100 * entry.roofline:.0f} %", str(one.num_tried), refused)

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Env
 from enginebay.ops.levels import Interpretable, KernelCompiler
+from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry, import_target
 from enginebay.testing import suites
 from enginebay.testing.op_cases import Extent, op_cases
@@ -62,25 +63,30 @@ def select_parts(registry: Registry, selector: str) -> list[Entry]:
         raise unknown_name("part", selector, known, todo) from None
 
 
-def part_cases(registry: Registry, entry: Entry, level: Level | None = None) -> list[Case]:
+def part_cases(
+    registry: Registry, entry: Entry, level: Level | None = None, platform: str | None = None
+) -> list[Case]:
     """The cases of a part at a level; None stands for every level that it can do here.
 
-    That is `run` where its platform has a device, otherwise `interpret` and `compile` as far as it has them. A part that has nothing at
-    a level gives one case, which says why.
+    `platform` names where cases run; without it `suites.platform_of` chooses. A kernel that it serves is run, another is
+    interpreted and compiled as far as it has these forms. A part that has nothing at a level gives one case, which says why.
     """
     if entry.state != "ready":
         broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")
         return [Case(level or "run", "", "loads", broken)]
+    if level == "run":
+        return list(_run_cases(registry, entry, platform))
     if level is not None:
         return list(_LEVELS[level](registry, entry))
-    if entry.kind != "kernel" or _why_not_run(entry, suites.best_platform(registry)) is None:
-        return list(_run_cases(registry, entry))
+    here = suites.platform_of(registry, entry, platform)
+    if entry.kind != "kernel" or entry.why_not_on(here.name) is None:
+        return list(_run_cases(registry, entry, platform))
     found: list[Case] = []
     if _loaded(registry, entry, Interpretable):
         found += _interpret_cases(registry, entry)
     if _compiler_target(entry):
         found += _compile_cases(registry, entry)
-    return found or list(_run_cases(registry, entry))
+    return found or list(_run_cases(registry, entry, platform))
 
 
 def _refuse(reason: str, *, broken: bool) -> None:
@@ -98,25 +104,18 @@ def _loaded(registry: Registry, entry: Entry, contract: type) -> bool:
         return False  # the case of its declaration tells
 
 
-def _why_not_run(entry: Entry, platform: Any) -> str | None:
-    declared = entry.declaration.platforms if entry.declaration else ()
-    if declared and platform.name not in declared:
-        return f"needs platform {' or '.join(declared)}, this is {platform.name}"
-    return None
-
-
-def _run_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
-    platform = suites.best_platform(registry)
+def _run_cases(registry: Registry, entry: Entry, where: str | None) -> Iterator[Case]:
+    platform = suites.platform_of(registry, entry, where)
     target = platform.name
     try:
-        checks = suites.part_checks(registry, entry)
+        checks = suites.part_checks(registry, entry, where)
     except (
         ModuleNotFoundError
     ) as error:  # the suites of some kinds generate their cases with a library of the extra
         todo = explain(f"the suite needs {error.name}", "the extra test", "Install enginebay[test].")
         yield _unsupported("run", todo)
         return
-    kernels = {case.name: case for case in _kernel_cases(registry, entry)}
+    kernels = {case.name: case for case in _kernel_cases(registry, entry, platform)}
     for name, check in checks:
         if name not in kernels:
             short = entry.kind != "engine" or any(word in name for word in ENGINES_IN_SHORT)
@@ -124,10 +123,9 @@ def _run_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
     yield from kernels.values()
 
 
-def _kernel_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
-    """The cases of a kernel on the platform of this machine; none of a part that is another or cannot be had."""
-    platform = suites.best_platform(registry)
-    if entry.kind != "kernel" or _why_not_run(entry, platform) is not None:
+def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Iterator[Case]:
+    """The cases of a kernel on a platform; none of a part that is another or cannot be had."""
+    if entry.kind != "kernel" or entry.why_not_on(platform.name) is not None:
         return
     try:
         kernel = registry.load(entry)
@@ -135,7 +133,8 @@ def _kernel_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         return
     env = platform.env()
     for case in op_cases(entry.op, kernel, env, suites.kernel_layouts(registry, entry, kernel)):
-        yield Case("run", env.platform, case.name, case.run, case.representative, case.traits)
+        run = functools.partial(suites.run_on, platform, case.run)
+        yield Case("run", platform.name, case.name, run, case.representative, case.traits)
 
 
 def _plain_traits(name: str) -> Mapping[str, str]:
@@ -194,7 +193,6 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
 _LEVELS: dict[Level, Callable[[Registry, Entry], Iterator[Case]]] = {
     "interpret": _interpret_cases,
     "compile": _compile_cases,
-    "run": _run_cases,
 }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import unittest
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -16,6 +17,8 @@ from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.ops.caps import Env
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
+
+_T = TypeVar("_T")
 
 Check = tuple[str, Callable[[], None]]
 """A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when it was not made."""
@@ -49,9 +52,10 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     return found
 
 
-def part_checks(registry: Registry, entry: Entry) -> list[Check]:
+def part_checks(registry: Registry, entry: Entry, platform: str | None = None) -> list[Check]:
     """Every check of one part: its declaration, and the suite of its kind where there is one.
 
+    It runs on `platform`; without one, on the platform that `platform_of` chooses.
     A part that cannot be used here gives a single check, which skips with the reason; a broken one fails with it.
     """
     if entry.state == "broken":
@@ -64,7 +68,13 @@ def part_checks(registry: Registry, entry: Entry) -> list[Check]:
     except PluginError:
         return checks  # declaration_holds tells what is wrong
     suite = _SUITES.get(entry.kind)
-    return checks + (suite(registry, entry) if suite is not None else [])
+    if suite is None:
+        return checks
+    here = platform_of(registry, entry, platform)
+    run_there = [
+        (name, functools.partial(run_on, here, check)) for name, check in suite(registry, entry, here)
+    ]
+    return [*checks, *run_there]
 
 
 def _fail(reason: str) -> None:
@@ -109,7 +119,34 @@ def best_platform(registry: Registry) -> Platform:
     return find_platform(registry, EngineConfig())
 
 
-def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
+def platform_of(registry: Registry, entry: Entry, name: str | None = None) -> Platform:
+    """Where a part is checked: on the platform of a name, else on the best one with a device that the part declares.
+
+    A part that declares no such platform gets the best of all. UnsupportedError for a named platform without a device.
+    """
+    from enginebay.build.platforms import find_platform
+
+    if name is not None:
+        return find_platform(registry, EngineConfig(platform=name))
+    others = entry.why_not_on
+    able = [e for e in registry.entries if e.kind != "platform" or others(e.name) is None]
+    with contextlib.suppress(UnsupportedError):
+        return find_platform(Registry(able), EngineConfig())
+    return best_platform(registry)
+
+
+def run_on(platform: Platform, check: Callable[[], _T]) -> _T:
+    """Call a check with the platform's first device as JAX's default."""
+    import jax
+
+    devices = platform.devices()
+    if not devices or devices[0] == jax.devices()[0]:
+        return check()
+    with jax.default_device(devices[0]):
+        return check()
+
+
+def _scheduler(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.schedulers import scheduler_checks
 
     assert entry.declaration is not None, "parts that are not broken are declared"
@@ -117,25 +154,25 @@ def _scheduler(registry: Registry, entry: Entry) -> list[Check]:
     return scheduler_checks(functools.partial(_made, registry, entry), order)
 
 
-def _proposer(registry: Registry, entry: Entry) -> list[Check]:
+def _proposer(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.proposers import proposer_checks
 
     return proposer_checks(functools.partial(_made, registry, entry))
 
 
-def _sampler(registry: Registry, entry: Entry) -> list[Check]:
+def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.build.compose import make_sampler
     from enginebay.build.kernels import choose_plain
     from enginebay.testing.samplers import sampler_checks
 
     assert entry.declaration is not None, "parts that are not broken are declared"
     config = EngineConfig(sampler=Choice(name=entry.name))
-    found, _ = choose_plain(registry, config, best_platform(registry).env(), "sample")
+    found, _ = choose_plain(registry, config, platform.env(), "sample")
     sampler = make_sampler(registry, config, found.impl)
     return sampler_checks(sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only")))
 
 
-def _logits_processor(registry: Registry, entry: Entry) -> list[Check]:
+def _logits_processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.processors import processor_checks
 
     return processor_checks(registry.load(entry), functools.partial(_example_options, registry, entry))
@@ -150,7 +187,7 @@ def _example_options(registry: Registry, entry: Entry) -> list[BaseModel | None]
     return [default, *(registry.options(entry, example) for example in examples)]
 
 
-def _layout(registry: Registry, entry: Entry) -> list[Check]:
+def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.layouts import check_layout
 
     kind: type[KVLayout] = registry.load(entry)
@@ -165,25 +202,24 @@ def _layout(registry: Registry, entry: Entry) -> list[Check]:
     ]
 
 
-def _platform(registry: Registry, entry: Entry) -> list[Check]:
+def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.platforms import platform_checks
 
     return platform_checks(registry.load(entry)(), registry)
 
 
-def _engine(registry: Registry, entry: Entry) -> list[Check]:
+def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.engines import engine_checks
     from enginebay.testing.subject import Subject
 
-    return engine_checks(Subject(entry.name))
+    is_best = platform.name == best_platform(registry).name
+    return engine_checks(Subject(entry.name, choices={} if is_best else {"platform": platform.name}))
 
 
-def _model(registry: Registry, entry: Entry) -> list[Check]:
+def _model(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.build.binding import OpsBinder
     from enginebay.build.kernels import choose_kernels
     from enginebay.testing.models import harness_steps, model_checks
-
-    platform = best_platform(registry)
 
     def make_ops(info: Any, placement: Any) -> OpsBinder:
         config = EngineConfig(layout="hnd")  # what the harness lays its cache out in
@@ -194,9 +230,9 @@ def _model(registry: Registry, entry: Entry) -> list[Check]:
     return model_checks(registry.load(entry), make_ops, num_devices=len(platform.devices()))
 
 
-def _kernel(registry: Registry, entry: Entry) -> list[Check]:
+def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     assert entry.declaration is not None, "parts that are not broken are declared"
-    env = best_platform(registry).env()
+    env = platform.env()
     platforms = entry.declaration.platforms
     if platforms and env.platform not in platforms:
         return [
@@ -266,7 +302,7 @@ def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
             )
 
 
-_SUITES: dict[str, Callable[[Registry, Entry], list[Check]]] = {
+_SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "engine": _engine,
     "kernel": _kernel,
     "layout": _layout,

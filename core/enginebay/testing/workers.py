@@ -60,6 +60,7 @@ class _Job:
 
     part: PartName
     level: str | None
+    platform: str | None
     order: tuple[int, int]
     case: CaseName | None = None
 
@@ -69,6 +70,7 @@ class _Job:
             "part": self.part.label,
             "package": self.part.package,
             "level": self.level,
+            "platform": self.platform,
         }
         if self.case is not None:
             asked["case"] = dataclasses.asdict(self.case)
@@ -160,13 +162,19 @@ def _last_words(text: str) -> str:
 class Pool:
     """Checks parts on `jobs` workers at a level (None: every level that each can do here), results as they come.
 
-    `wanted` says which of a part's cases are run.
+    `platform` names where cases run (None: the best one for each part). `wanted` says which of a part's cases are run.
     """
 
     def __init__(
-        self, jobs: int, timeout_s: float, level: str | None, wanted: Callable[[CaseName], bool]
+        self,
+        jobs: int,
+        timeout_s: float,
+        level: str | None,
+        wanted: Callable[[CaseName], bool],
+        platform: str | None = None,
     ) -> None:
         self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
+        self._platform = platform
         self._workers: list[Worker] = []
         self._queue: collections.deque[_Job] = collections.deque()
         self._selector = selectors.DefaultSelector()
@@ -178,7 +186,8 @@ class Pool:
 
     def run(self, parts: Sequence[PartName]) -> Iterator[Result]:
         """The results of all wanted cases of the parts, in the order in which they end."""
-        self._queue.extend(_Job(part, self._level, (i, 0)) for i, part in enumerate(parts))
+        jobs = (_Job(part, self._level, self._platform, (i, 0)) for i, part in enumerate(parts))
+        self._queue.extend(jobs)
         try:
             while self._queue or any(w.job is not None for w in self._workers):
                 self._employ()
