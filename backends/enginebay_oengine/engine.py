@@ -166,7 +166,7 @@ def attention_problems(facts: StepFacts, options: PagedOptions) -> list[Attentio
 def _problems(
     geometry: Geometry, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool
 ) -> list[AttentionProblem]:
-    return [key.attention(layouts, drafts_are_rows=drafts_are_rows) for key in geometry.all_steps()]
+    return [key.attention(layouts, by_rows=drafts_are_rows) for key in geometry.all_steps()]
 
 
 def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:

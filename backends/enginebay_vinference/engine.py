@@ -179,7 +179,7 @@ def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[Att
 def _problems(geometry: Geometry, shape: SlotShape, facts: StepFacts) -> list[AttentionProblem]:
     layouts = geometry.layouts(shape, facts.groups, facts.dtype)
     steps = geometry.steps_at(shape)
-    return [key.attention(layouts, drafts_are_rows=facts.drafts_are_rows) for key in steps]
+    return [key.attention(layouts, by_rows=facts.drafts_are_rows) for key in steps]
 
 
 def _verify(engine: VInferenceEngine, plan: StepPlan) -> Pending:

@@ -76,17 +76,10 @@ class StepKey:
         wide = ", wide log-probabilities" if self.wide else ""
         return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{wide}"
 
-    def attention(
-        self, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool = False
-    ) -> AttentionProblem:
-        """The bucket and the layouts that its attention sees, when the cache has `layouts`: those of the copy, if it is on one.
-
-        With `drafts_are_rows` a step that verifies drafts decodes each of them as a row.
-        """
-        if self.kind == "verify" and drafts_are_rows:
-            return draft_rows(self.bucket), layouts
+    def attention(self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False) -> AttentionProblem:
+        """The bucket and the layouts that its attention sees: those of the copy, if there is one; `by_rows`: drafts are rows."""
         if self.kind != "compact":
-            return self.bucket, layouts
+            return draft_rows(self.bucket) if by_rows and self.kind == "verify" else self.bucket, layouts
         rows, length = self.bucket.seqs, self.bucket.max_kv_len
         small = {name: layout.resized(num_pages=rows, page_size=length) for name, layout in layouts.items()}
         return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
