@@ -76,7 +76,9 @@ def open_subject(model: str | Path | Checkpoint, tokenizer: Any, settings: Engin
     first = make_plan(make_config(more, {"model": name, "engine": ENGINE}), checkpoint=checkpoint)
     num_devices = len(first.platform.devices())
     most_tp = most_shards(first, num_devices) if settings.auto_shard_model else 1
-    config = settings.config(name, first.model.info.max_model_len, num_devices, most_tp)
+    info = first.model.info
+    longest = info.auto_max_model_len or info.max_model_len
+    config = settings.config(name, longest, num_devices, most_tp)
     plan = make_plan(config, first.registry, first.checkpoint)
     return Subject(plan, find_tokenizer(tokenizer, plan))
 

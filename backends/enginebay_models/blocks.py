@@ -14,6 +14,8 @@ from enginebay.model import ModelCache, TensorSource
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
 from enginebay_models import tensors
+from enginebay_models.activations import ACTIVATIONS
+from enginebay_models.tensors import EMBEDDING, HEAD
 
 Batches = Mapping[str, AttnBatch]
 """The rows of the step per cache group."""
@@ -114,9 +116,17 @@ def _wide_bias(name: str, intermediate_size: int) -> nnx.Param:
 
 
 class Mlp(nnx.Module):
-    """The gated MLP down(silu(gate(x)) * up(x)); `name` is the checkpoint's prefix, "model.layers.0.mlp"."""
+    """The gated MLP down(activation(gate(x)) * up(x)); `name` is the checkpoint's prefix, "model.layers.0.mlp"."""
 
-    def __init__(self, name: str, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        activation: str = "silu",
+    ) -> None:
         # Two weights, not a pair in one: only so does each shard of "mlp" lie in one piece, as a product wants it.
         self.gate = _wide(f"{name}.gate_proj", intermediate_size, hidden_size)
         self.up = _wide(f"{name}.up_proj", intermediate_size, hidden_size)
@@ -125,12 +135,13 @@ class Mlp(nnx.Module):
         self.gate_bias = _wide_bias(f"{name}.gate_proj", intermediate_size) if bias else None
         self.up_bias = _wide_bias(f"{name}.up_proj", intermediate_size) if bias else None
         self.down_bias = _vector(f"{name}.down_proj.bias", hidden_size) if bias else None
+        self.activation = activation
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
         gate = ops.linear(x, self.gate[...], _value(self.gate_bias))
         up = ops.linear(x, self.up[...], _value(self.up_bias))
-        opened = jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype) * up
+        opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
         return ops.linear(opened, self.down[...], _value(self.down_bias))
 
 
@@ -163,12 +174,10 @@ class Decoder(nnx.Module):
         self, layers: list[DecoderLayer], norm: RmsNorm, vocab_size: int, hidden_size: int, *, tied: bool
     ) -> None:
         table = (vocab_size, hidden_size)
-        self.embed = parameter(("vocab", None), table, tensors.whole("model.embed_tokens.weight", table))
+        self.embed = parameter(("vocab", None), table, tensors.whole(EMBEDDING, table))
         self.layers = nnx.List(layers)
         self.norm = norm
-        self.lm_head = (
-            None if tied else parameter(("vocab", None), table, tensors.whole("lm_head.weight", table))
-        )
+        self.lm_head = None if tied else parameter(("vocab", None), table, tensors.whole(HEAD, table))
 
     def __call__(
         self, token_ids: jax.Array, cache: ModelCache, batches: Batches, ops: Ops

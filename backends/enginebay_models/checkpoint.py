@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from enginebay.errors import CheckpointError, explain
 from enginebay.model import Model, TokenInfo
 from enginebay_models.safetensors_file import StoredTensor, read_file
+from enginebay_models.tensors import EMBEDDING, HEAD
 
 DEMO = "demo"
 INDEX_FILE = "model.safetensors.index.json"
@@ -27,6 +30,8 @@ HUB_PATTERNS = (
 )
 # Buffers that old checkpoints carry and every model computes for itself.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+# Rows compared at once: 16 MiB of an 8B model's.
+_TIED_ROWS = 1024
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -193,14 +198,38 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
                     "Correct config.json, or fetch the checkpoint again.",
                 )
             )
-    ignored = {
-        "lm_head.weight"
-    }  # stored although tied to the embedding; an untied one is wanted, so never left over
+    if HEAD in stored and HEAD not in wanted and EMBEDDING in wanted:
+        check_tied(stored[HEAD], stored[EMBEDDING])
+    # Stored although tied to the embedding; an untied one is wanted, so never left over.
+    ignored = {HEAD}
     if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:
         given = f"the checkpoint has {_listing(extra)}, which a {model.info.family} of this config.json does not have"
         raise CheckpointError(
             explain(given, "the model's own tensors only", "Correct config.json, or choose another model.")
         )
+
+
+def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
+    """CheckpointError when a stored head is another tensor than the embedding that config.json ties it to."""
+    if head.shape == embedding.shape and all(
+        np.array_equal(ours, theirs, equal_nan=True)
+        for ours, theirs in zip(_pieces(head), _pieces(embedding), strict=True)
+    ):
+        return
+    given = (
+        f"config.json ties the head to the embedding (tie_word_embeddings is true), and {head.name!r} in "
+        f"{head.path.name} differs from {embedding.name!r} in {embedding.path.name}"
+    )
+    todo = "Set tie_word_embeddings to false if the model has a head of its own, or remove the tensor."
+    raise CheckpointError(explain(given, "one head, tied or stored", todo))
+
+
+def _pieces(tensor: StoredTensor) -> Iterator[np.ndarray]:
+    """The tensor [rows, features] in f32, some rows at a time."""
+    whole = tensor.view()
+    for row in range(0, whole.shape[0], _TIED_ROWS):
+        yield whole[row : row + _TIED_ROWS].astype(np.float32)
+        tensor.forget()
 
 
 def _listing(names: Iterable[str], limit: int = 3) -> str:

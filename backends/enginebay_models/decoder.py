@@ -68,7 +68,14 @@ def build_decoder(
     module = Decoder(layers, norm, config.vocab_size, config.hidden_size, tied=config.tied)
     groups = tuple(_cache_group(name, spec, names.count(name)) for name, spec in specs.items())
     info = ModelInfo(
-        family, config.vocab_size, config.hidden_size, config.max_model_len, groups, specs, repeats
+        family,
+        config.vocab_size,
+        config.hidden_size,
+        config.max_model_len,
+        groups,
+        specs,
+        repeats,
+        config.auto_max_model_len,
     )
     return NnxModel(info, module)
 
@@ -98,7 +105,7 @@ def _layer(index: int, config: DecoderConfig, attention: AttentionConfig, *, mlp
     name, size = f"model.layers.{index}", config.hidden_size
     return DecoderLayer(
         Attention(f"{name}.self_attn", attention),
-        Mlp(f"{name}.mlp", size, config.intermediate_size, bias=mlp_bias),
+        Mlp(f"{name}.mlp", size, config.intermediate_size, bias=mlp_bias, activation=config.activation),
         RmsNorm(f"{name}.input_layernorm", size, config.norm_eps),
         RmsNorm(f"{name}.post_attention_layernorm", size, config.norm_eps),
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from enginebay.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
-from enginebay_models.hf_config import flag, read_decoder
+from enginebay_models.fields import bad_field, flag
+from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
 
 
 class LlamaFamily(ModelFamily):
@@ -16,8 +17,14 @@ class LlamaFamily(ModelFamily):
     name = "llama"
     architectures = ("LlamaForCausalLM",)
 
-    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
-        decoder = read_decoder(config)
+    def build(
+        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+    ) -> Model:
+        decoder = read_decoder(config, max_model_len=max_model_len)
+        if decoder.hidden_size % decoder.num_q_heads:
+            allowed = f"a multiple of num_attention_heads = {decoder.num_q_heads}"
+            raise bad_field("hidden_size", decoder.hidden_size, allowed)
+        check_layer_types(config, decoder.num_layers, (FULL,))
         attention_bias = flag(config, "attention_bias", default=False)
         variant = Variant(
             windows=(None,) * decoder.num_layers,

@@ -7,10 +7,9 @@ from typing import Any
 
 from enginebay.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
-from enginebay_models.hf_config import positive, read_decoder
+from enginebay_models.fields import positive
+from enginebay_models.hf_config import DEFAULT_WINDOW, FULL, SLIDING, check_layer_types, read_decoder
 
-# transformers' default where config.json is silent; null turns the window off.
-_DEFAULT_WINDOW = 4096
 _DEFAULT_KV_HEADS = 8
 
 
@@ -20,10 +19,14 @@ class MistralFamily(ModelFamily):
     name = "mistral"
     architectures = ("MistralForCausalLM",)
 
-    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
-        decoder = read_decoder({"num_key_value_heads": _DEFAULT_KV_HEADS, **config})
-        given = {"sliding_window": _DEFAULT_WINDOW, **config}
-        window = None if given["sliding_window"] is None else positive(given, "sliding_window")
+    def build(
+        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+    ) -> Model:
+        positive(config, "num_key_value_heads", _DEFAULT_KV_HEADS)  # null is refused: here it has no meaning
+        decoder = read_decoder(config, kv_heads=_DEFAULT_KV_HEADS, max_model_len=max_model_len)
+        off = config.get("sliding_window", DEFAULT_WINDOW) is None
+        window = None if off else positive(config, "sliding_window", DEFAULT_WINDOW)
+        check_layer_types(config, decoder.num_layers, (FULL if off else SLIDING,))
         variant = Variant(windows=(window,) * decoder.num_layers)
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 

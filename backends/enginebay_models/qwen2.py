@@ -7,7 +7,10 @@ from typing import Any
 
 from enginebay.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.fields import positive
 from enginebay_models.hf_config import layer_windows, read_decoder
+
+_DEFAULT_KV_HEADS = 32
 
 
 class Qwen2Family(ModelFamily):
@@ -16,8 +19,12 @@ class Qwen2Family(ModelFamily):
     name = "qwen2"
     architectures = ("Qwen2ForCausalLM",)
 
-    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
-        decoder = read_decoder(config)
+    def build(
+        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+    ) -> Model:
+        if "head_dim" in config:
+            positive(config, "head_dim")  # null is refused: here it has no meaning
+        decoder = read_decoder(config, kv_heads=_DEFAULT_KV_HEADS, max_model_len=max_model_len)
         variant = Variant(windows=layer_windows(config, decoder.num_layers), qkv_bias=True)
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 

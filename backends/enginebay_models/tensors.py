@@ -10,6 +10,9 @@ from enginebay.model import TensorSource
 
 Index = tuple[slice, ...]
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""The checkpoint tensors of the embedding and of a head that is not tied to it."""
+
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorSource:
     """A weight that is a checkpoint tensor as it stands."""

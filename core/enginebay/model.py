@@ -36,6 +36,11 @@ class ModelInfo:
     """Per group name; heads as the whole model has them, dtypes as it computes."""
     kv_head_repeat: int = 1
     """How often each of the checkpoint's KV heads stands in groups and weights, so that every shard has whole ones."""
+    auto_max_model_len: int | None = None
+    """The max_model_len taken where the configuration gives none; None: max_model_len.
+
+    Shorter where rotary frequencies depend on the length: up to here they are those of short texts.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +108,14 @@ class ModelFamily(ABC):
     architectures: tuple[str, ...]
 
     @abstractmethod
-    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
+    def build(
+        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+    ) -> Model:
         """The model of a checkpoint's config.json, computing in `dtype`, for KV heads split over `num_shards`.
 
-        With fewer KV heads than shards each head is repeated, so that every shard holds a whole one. Raises
+        With fewer KV heads than shards each head is repeated, so that every shard holds a whole one. Rotary
+        frequencies that depend on the length are chosen for rows of `max_model_len` tokens, None:
+        ModelInfo.auto_max_model_len. A length above ModelInfo.max_model_len is refused later, not here. Raises
         CheckpointError for a configuration that the family cannot serve, naming the field.
         """
 

@@ -1,4 +1,5 @@
-"""Writes the stored reference outputs: greedy tokens and logits of transformers on torch, in f32, of variants and demo.
+"""Writes the stored reference outputs: greedy tokens and logits of transformers on torch, in f32, of variants and demo,
+and what it derives from generated configurations.
 
 Run with torch installed, from the repository's root: python -m tests.parity.make_goldens
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.parity import demo, tiny
+from tests.parity import demo, derived, tiny
 from tests.parity.reference import greedy, load_reference, logits_of
 
 
@@ -38,6 +39,7 @@ def main() -> int:
             make(variant, Path(folder))
             print(f"{variant}: {(tiny.GOLDENS / f'{variant}.npz').stat().st_size} bytes")
     demo.make()
+    derived.make()
     return 0
 
 

@@ -140,8 +140,23 @@ def test_several_files_are_read_by_their_index_or_without(folder: Path) -> None:
 def test_known_buffers_and_a_tied_head_may_be_left_over(tmp_path: Path) -> None:
     tensors = random_tensors(model_of())
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
+    tensors["model.embed_tokens.weight"] = tensors["lm_head.weight"].astype(np.float32)
     loaded = load(write(tmp_path / "model", tensors, tie_word_embeddings=True))
     assert "lm_head" not in loaded
+
+
+@pytest.mark.parametrize("differs", ["in one value", "in shape"])
+def test_a_stored_head_that_differs_from_the_embedding_it_is_tied_to_is_refused(
+    differs: str, tmp_path: Path
+) -> None:
+    tensors = random_tensors(model_of())
+    head = tensors["model.embed_tokens.weight"].copy()
+    head[-1, -1] += 1e-3
+    tensors["lm_head.weight"] = head if differs == "in one value" else head[:-1]
+    message = r"tie_word_embeddings is true.*'lm_head\.weight' in .*'model\.embed_tokens\.weight' in model"
+    with pytest.raises(CheckpointError, match=message):
+        load(write(tmp_path / "model", tensors, tie_word_embeddings=True))
 
 
 def test_progress_ends_with_everything(folder: Path) -> None:

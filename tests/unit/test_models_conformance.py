@@ -54,7 +54,9 @@ class Wrong(ModelFamily):
     def __init__(self, change: Callable[[jax.Array, AttnBatch], jax.Array]) -> None:
         self.change = change
 
-    def build(self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1) -> Model:
+    def build(
+        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+    ) -> Model:
         model = llama.build(config, dtype=dtype, num_shards=num_shards)
         assert isinstance(model, NnxModel)
         return WrongModel(model, self.change)

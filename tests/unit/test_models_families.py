@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from enginebay.build.compose import make_plan
+from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.model import count_weights
+from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_models import plugin
-from enginebay_models.hf_config import layer_windows, read_decoder, read_rope
+from enginebay_models.hf_config import layer_windows, read_decoder
+from enginebay_models.llama import LlamaFamily
 from enginebay_models.llama import family as llama
 from enginebay_models.mistral import family as mistral
 from enginebay_models.qwen2 import family as qwen2
 from enginebay_models.qwen3 import family as qwen3
+from enginebay_models.rope_config import read_rope
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,
@@ -75,9 +83,38 @@ def test_layer_types_decide_over_max_window_layers() -> None:
     kinds = ["sliding_attention", "full_attention"]
     fields = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2, "layer_types": kinds}
     assert layer_windows(fields, 2) == (8, None)
-    assert layer_windows(fields | {"use_sliding_window": False}, 2) == (None, None)
+    with pytest.raises(
+        CheckpointError, match=r"layer_types = .*full_attention alone where use_sliding_window"
+    ):
+        layer_windows(fields | {"use_sliding_window": False}, 2)
     with pytest.raises(CheckpointError, match="layer_types"):
         layer_windows(fields, 3)
+
+
+def test_qwen_takes_what_transformers_takes_where_config_json_is_silent() -> None:
+    silent = {name: value for name, value in CONFIG.items() if name != "num_key_value_heads"}
+    for family in (qwen2, qwen3):
+        fields = {
+            "num_attention_heads": 64,
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "max_window_layers": 3,
+        }
+        info = family.build(silent | fields, dtype="float32").info
+        assert [(g.name, g.num_kv_heads, g.window) for g in info.groups] == [
+            ("full", 32, None),
+            ("window", 32, 4096),
+        ]
+        with pytest.raises(CheckpointError, match=r"num_key_value_heads by default = 32.*divisor of .* = 8"):
+            family.build(silent, dtype="float32")
+    assert llama.build(silent, dtype="float32").info.groups[0].num_kv_heads == 8
+
+
+def test_only_its_own_kinds_of_layers_are_served_by_a_family_without_any() -> None:
+    kinds = ["full_attention"] * 3 + ["sliding_attention"]
+    for family in (llama, mistral):
+        with pytest.raises(CheckpointError, match="layer_types"):
+            family.build(CONFIG | {"layer_types": kinds}, dtype="float32")
 
 
 def test_families_have_the_biases_and_norms_of_theirs() -> None:
@@ -107,15 +144,84 @@ def test_families_have_the_biases_and_norms_of_theirs() -> None:
     ],
 )
 def test_rope_is_read_in_both_spellings(config: dict[str, Any], wanted: RopeSpec) -> None:
-    assert read_rope(config, 8) == wanted
-
-
-def test_yarn_stretches_the_context() -> None:
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-    assert read_decoder(CONFIG | {"rope_scaling": scaling}).max_model_len == 512
+    assert read_rope({"max_position_embeddings": 128} | config).spec(8) == wanted
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+
+
+def test_yarn_stretches_the_context() -> None:
+    assert read_decoder(CONFIG | {"rope_scaling": YARN | {ORIGINAL: 128}}).max_model_len == 512
+
+
+@pytest.mark.parametrize("rules", [LLAMA3, YARN])
+def test_the_original_context_beside_the_rule_wins(rules: dict[str, Any]) -> None:
+    def original(**fields: Any) -> float:
+        return read_rope(CONFIG | fields).spec(8).original_max_position_embeddings
+
+    assert original(rope_scaling=rules | {ORIGINAL: 32}) == 32
+    assert original(rope_scaling=rules | {ORIGINAL: 32}, **{ORIGINAL: 64}) == 64
+    assert original(rope_scaling=rules, **{ORIGINAL: 64}) == 64
+    assert original(rope_scaling=rules) == 128
+
+
+def test_both_spellings_of_one_rule_are_read_and_two_rules_are_refused() -> None:
+    both = {"rope_parameters": YARN, "rope_scaling": {"type": "yarn", "factor": 4}}
+    assert read_rope(CONFIG | both).spec(8) == RopeSpec(10000.0, 8, "yarn", 4.0, 128)
+    for change, message in (
+        ({"type": "linear", "factor": 4.0}, "different rope_type .'yarn', 'linear'."),
+        (YARN | {"factor": 8.0}, "different factor .4.0, 8.0."),
+        (YARN | {"rope_theta": 1e6}, "different rope_theta .10000.0, 1000000.0."),
+        (YARN | {"beta_fast": 16.0}, "different beta_fast .None, 16.0."),
+    ):
+        with pytest.raises(CheckpointError, match=f"rope_parameters and rope_scaling with {message}"):
+            read_rope(CONFIG | {"rope_parameters": YARN, "rope_scaling": change})
+
+
+def test_rules_that_depend_on_the_length_are_settled_by_max_model_len() -> None:
+    dynamic = read_rope(CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 4.0}})
+    assert (dynamic.max_model_len, dynamic.auto_max_model_len) == (512, 128)
+    assert dynamic.spec(8) == dynamic.spec(8, 100) == RopeSpec(10000.0, 8)
+    assert dynamic.spec(8, 512).theta == pytest.approx(10000.0 * 13 ** (8 / 6))
+    lists = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0]}
+    longrope = read_rope(CONFIG | {"rope_scaling": {"type": "longrope", **lists}, ORIGINAL: 32})
+    assert (longrope.max_model_len, longrope.auto_max_model_len) == (128, 32)
+    assert longrope.spec(4).frequency_divisors == longrope.spec(4, 32).frequency_divisors == (1.0, 1.5)
+    assert longrope.spec(4, 33).frequency_divisors == (2.0, 9.0)
+
+
+@pytest.mark.parametrize(("asked", "settled"), [(None, 128), (300, 300)])
+def test_the_length_of_an_engine_reaches_its_rotary_positions(
+    asked: int | None, settled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, seen = LlamaFamily.build, []
+
+    def recorded(self: LlamaFamily, *args: Any, **sizes: Any) -> Any:
+        seen.append(sizes)
+        return build(self, *args, **sizes)
+
+    monkeypatch.setattr(LlamaFamily, "build", recorded)
+    config = CONFIG | {
+        "architectures": ["LlamaForCausalLM"],
+        "rope_scaling": {"type": "dynamic", "factor": 4.0},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = make_plan(EngineConfig(model=str(tmp_path), max_model_len=asked))
+    assert plan.config.max_model_len == settled
+    assert [sizes["max_model_len"] for sizes in seen] == [asked]
+    why = next(reason.why for reason in plan.reasons if reason.setting == "max_model_len")
+    assert ("up to 512, changes the model's rotary frequencies" in why) == (asked is None)
+
+
+def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
+    half = CONFIG | {"partial_rotary_factor": 0.5}
+    assert read_rope(half).spec(8) == RopeSpec(10000.0, 8)
+    assert read_rope(half | {"rope_scaling": {"type": "linear", "factor": 2}}).spec(8).rotary_dim == 4
+    proportional = read_rope(half | {"rope_scaling": {"type": "proportional"}}).spec(8)
+    assert proportional == RopeSpec(10000.0, 8, "proportional", proportion=0.5)
+    np.testing.assert_allclose(rope_frequencies(proportional)[0], [1.0, 0.1, 0.0, 0.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +234,31 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"head_dim": 7}, "head_dim = 7"),
         ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'.*silu"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'.*relu, silu"),
+        ({"hidden_act": ["silu"]}, r"hidden_act = \['silu'\]"),
+        ({"hidden_size": 36, "head_dim": 4}, "hidden_size = 36.*multiple of num_attention_heads = 8"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2}},
-            "rope_scaling.rope_type = 'dynamic'.*llama3, yarn",
+            {"partial_rotary_factor": 0.25, "rope_scaling": {"type": "dynamic", "factor": 2}},
+            "partial_rotary_factor = 0.25.*head_dim = 4",
         ),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type = 'longrope'"),
+        ({"rope_scaling": {"type": "su", "factor": 2}}, "rope_scaling.rope_type = 'su'.*linear, llama3"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "no rope_parameters.short_factor"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1, 1]}},
+            "short_factor = 'a list of 3'.*2 numbers",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 0], "long_factor": [1, 1]}},
+            r"rope_scaling.short_factor = \[1, 0\]",
+        ),
+        ({"rope_scaling": {"full_attention": {}}}, "rope_scaling.full_attention = {}.*one rule for all"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "no finite frequencies"),
+        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": None}, "no original_max_position_emb"),
+        ({"rope_theta": None}, "no rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta = 1000"),
+        ({"attention_bias": None}, "no attention_bias"),
         ({"rope_scaling": {"type": "linear"}}, "no rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor = '2'"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor = 0"),
@@ -148,7 +271,6 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
             "rope_scaling.high_freq_factor = 1.0.*more than low_freq_factor",
         ),
         ({"rope_theta": float("inf")}, "rope_theta = inf"),
-        ({"rope_scaling": LLAMA3}, "no rope_scaling.original_max_position_embeddings"),
         ({"rope_scaling": [1]}, r"rope_scaling = \[1\]"),
         ({"attention_bias": 1}, "attention_bias = 1"),
     ],

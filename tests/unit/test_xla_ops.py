@@ -11,6 +11,7 @@ import pytest
 
 from enginebay.cache import BUILTIN_LAYOUTS, HndLayout
 from enginebay.ops.rotary import rope_frequencies
+from enginebay.ops.spec import RopeSpec
 from enginebay.testing import kernels, oracle
 from enginebay.testing.layouts import check_layout
 from enginebay_xla.kv_write import kv_write
@@ -34,9 +35,18 @@ def test_rope(name: str, dtype: str) -> None:
     kernels.check_rope(rope, kernels.ROPE_SPECS[name], dtype)
 
 
-@pytest.mark.parametrize("name", sorted(kernels.ROPE_SPECS))
+# Rules that reach kernels as any other frequencies do, so that the cases of the op rope do without them.
+MORE_SPECS = {
+    "longrope": RopeSpec(
+        10000.0, 8, "longrope", attention_factor=1.2, frequency_divisors=(1.0, 1.5, 3.0, 8.0)
+    ),
+    "proportional": RopeSpec(10000.0, 64, "proportional", 2.0, proportion=0.3),
+}
+
+
+@pytest.mark.parametrize("name", sorted([*kernels.ROPE_SPECS, *MORE_SPECS]))
 def test_rope_frequencies_follow_the_published_rules(name: str) -> None:
-    spec = kernels.ROPE_SPECS[name]
+    spec = (kernels.ROPE_SPECS | MORE_SPECS)[name]
     frequencies, factor = rope_frequencies(spec)
     expected, expected_factor = oracle.rope_frequencies(spec)
     np.testing.assert_allclose(frequencies, expected, rtol=1e-7)

@@ -134,7 +134,9 @@ def compile_decode_step(
     placement = make_placement(devices, {TENSOR: num_devices}, config.rules())
     family = find_family(registry, model_config["architectures"][0])
     shards = placement.num_shards("kv_heads")
-    model = family.build(model_config, dtype=shape.dtype, num_shards=shards)
+    model = family.build(
+        model_config, dtype=shape.dtype, num_shards=shards, max_model_len=shape.max_model_len
+    )
     kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement, shape)
     program = Program(
         model,

@@ -82,7 +82,10 @@ def make_plan(
     family = find_family(registry, checkpoint.architecture)
     dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
     placement = make_placement(platform.devices(), config.mesh, config.rules())
-    model = family.build(checkpoint.config, dtype=dtype, num_shards=placement.num_shards("kv_heads"))
+    shards = placement.num_shards("kv_heads")
+    model = family.build(
+        checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
+    )
     here = platform.env().platform
     facts = Facts(
         platforms=[
@@ -94,6 +97,7 @@ def make_plan(
         samplers=_facts(registry, "sampler", here),
         default_dtype=platform.default_dtype,
         model_max_len=model.info.max_model_len,
+        model_auto_len=model.info.auto_max_model_len,
         weight_bytes=weight_bytes(model, placement, dtype),
     )
     settled, reasons = resolve(config, facts)

@@ -34,6 +34,8 @@ class Facts:
     default_dtype: str
     model_max_len: int
     weight_bytes: int
+    model_auto_len: int | None = None
+    """The longest max_model_len that is taken unless the configuration gives one; None: model_max_len."""
 
 
 def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
@@ -130,12 +132,12 @@ def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:
 
 def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
     if config.max_model_len is None:
-        length = min(facts.model_max_len, MOST_AUTO_MODEL_LEN)
-        return Reason(
-            "max_model_len",
-            str(length),
-            f"the model's {facts.model_max_len}, at most {MOST_AUTO_MODEL_LEN} unless asked for",
-        )
+        most = facts.model_auto_len or facts.model_max_len
+        length = min(most, MOST_AUTO_MODEL_LEN)
+        why = f"the model's {most}, at most {MOST_AUTO_MODEL_LEN} unless asked for"
+        if most < facts.model_max_len:
+            why += f"; a longer one, up to {facts.model_max_len}, changes the model's rotary frequencies"
+        return Reason("max_model_len", str(length), why)
     if config.max_model_len > facts.model_max_len:
         raise ConfigError(
             explain(

@@ -24,11 +24,15 @@ def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
             inv_freq, factor = _llama3(plain, spec), 1.0
         case "yarn":
             inv_freq, factor = _yarn(plain, spec), _yarn_attention_factor(spec)
+        case "longrope":
+            inv_freq, factor = plain / np.asarray(spec.frequency_divisors), spec.attention_factor or 1.0
+        case "proportional":
+            turning = int(spec.proportion * spec.rotary_dim // 2)
+            inv_freq, factor = np.where(np.arange(len(plain)) < turning, plain, 0.0) / spec.factor, 1.0
         case unknown:
             given = f"rope scaling {unknown!r}"
-            raise UnsupportedError(
-                explain(given, "default, linear, llama3, yarn", "Choose another kernel for rope.")
-            )
+            allowed = "default, linear, llama3, longrope, proportional, yarn"
+            raise UnsupportedError(explain(given, allowed, "Name one of these in RopeSpec.scaling."))
     inv_freq = inv_freq.astype(np.float32)
     inv_freq.setflags(write=False)
     return inv_freq, np.float32(factor)

@@ -149,13 +149,15 @@ def _derive_decode(kv_lens: jax.Array, page_table: jax.Array, page_size: int, bu
 class RopeSpec:
     """Rotary position embedding of a model: base, rotated width, and the scaling of long contexts.
 
-    `scaling` names the rule: "default", "linear", "llama3" or "yarn"; the other fields are that rule's, under
-    the names that Hugging Face configurations use. Pairs are (i, i + rotary_dim/2) ("rotate half").
+    `scaling` names the rule; the other fields are that rule's, under the names that Hugging Face configurations use.
+    Rules that depend on the length of a text have been settled for one: "dynamic" is "default" with a larger theta,
+    and "longrope" divides each frequency by its own of `frequency_divisors`. "proportional" turns the first
+    `proportion` of all pairs. Pairs are (i, i + rotary_dim/2) ("rotate half").
     """
 
     theta: float
     rotary_dim: int
-    scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
+    scaling: Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"] = "default"
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -166,3 +168,5 @@ class RopeSpec:
     truncate: bool = True
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    frequency_divisors: tuple[float, ...] = ()
+    proportion: float = 1.0

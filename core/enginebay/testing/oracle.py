@@ -94,7 +94,7 @@ def rope(x: np.ndarray, positions: np.ndarray, spec: RopeSpec) -> np.ndarray:
 def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
     """(f64 [rotary_dim / 2], factor on cos and sin), pair by pair from the published rules."""
     pairs = [_frequency(i, spec) for i in range(spec.rotary_dim // 2)]
-    factor = 1.0
+    factor = (spec.attention_factor or 1.0) if spec.scaling == "longrope" else 1.0
     if spec.scaling == "yarn":
         factor = _growth(spec.factor, 1.0) if spec.attention_factor is None else spec.attention_factor
         if spec.attention_factor is None and spec.mscale and spec.mscale_all_dim:
@@ -111,6 +111,10 @@ def _frequency(i: int, spec: RopeSpec) -> float:
     context = spec.original_max_position_embeddings
     if spec.scaling == "linear":
         return plain / spec.factor
+    if spec.scaling == "longrope":
+        return plain / spec.frequency_divisors[i]
+    if spec.scaling == "proportional":
+        return plain / spec.factor if 2 * (i + 1) <= spec.proportion * spec.rotary_dim else 0.0
     if spec.scaling == "llama3":
         turns = context * plain / (2 * math.pi)
         if turns < spec.low_freq_factor:

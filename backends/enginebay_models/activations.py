@@ -1,0 +1,23 @@
+"""The activations of a gated MLP, by their names in config.json."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+from jax.nn import gelu, relu, silu
+
+Activation = Callable[[jax.Array], jax.Array]
+
+_tanh_gelu = functools.partial(gelu, approximate=True)
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": functools.partial(gelu, approximate=False),
+    "gelu_new": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "relu": relu,
+}
+"""x f32 [...] -> [...]. `gelu` is x times the normal distribution's integral; the other two approximate it by tanh."""
