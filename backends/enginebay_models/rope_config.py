@@ -70,7 +70,7 @@ class RopeRules:
         """
         length = self.auto_max_model_len if max_model_len is None else max_model_len
         width = self._rotary_dim(head_dim)
-        values = dict(self.values)
+        values: dict[str, Any] = {**self.values, "scaling": self.kind}
         match self.kind:
             case "dynamic":
                 return RopeSpec(self._grown_theta(width, length), width)
@@ -82,8 +82,7 @@ class RopeRules:
                 values["factor"] = self._factor()
         if self.kind in _WITH_ORIGINAL:
             values[_ORIGINAL] = self.original
-        plain = RopeSpec(self.theta, width)
-        return dataclasses.replace(plain, scaling=self.kind, **values)
+        return RopeSpec(self.theta, width, **values)
 
     def _rotary_dim(self, head_dim: int) -> int:
         if self.kind in ("default", "proportional"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_esurge import eSurge
 from enginebay_esurge.opening import most_shards, open_subject
 from enginebay_esurge.settings import EngineSettings, mesh_of
+from enginebay_models.checkpoint import find_folder
 
 DOCUMENTED: dict[str, Any] = {
     "tokenizer": None,
@@ -163,3 +166,17 @@ def test_ends_of_sequence_are_the_models_the_tokenizers_and_the_extra_ones() -> 
 def test_the_default_name_is_type_and_size() -> None:  # holds S11
     subject = open_subject("demo", None, settings(auto_shard_model=False))
     assert subject.default_name() == "llama-0.00b"
+
+
+def test_the_default_context_is_one_at_which_no_rotary_frequency_is_stretched(tmp_path: Path) -> None:
+    demo = find_folder("demo")
+    config = json.loads((demo / "config.json").read_text())
+    config |= {"max_position_embeddings": 128, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((demo / name).read_bytes())
+    found = [
+        open_subject(str(tmp_path), None, settings(auto_shard_model=False, **sizes)).plan.config.max_model_len
+        for sizes in ({}, {"max_model_len": 200})
+    ]
+    assert found == [128, 200]
