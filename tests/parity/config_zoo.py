@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import random
 from collections.abc import Mapping
@@ -22,7 +23,6 @@ from enginebay.testing.model_harness import ModelHarness, place_over, random_wei
 from enginebay_models.activations import ACTIVATIONS, Activation
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.hf_config import DecoderConfig
-from tests.conformance.covering import covering
 from tests.parity.ops import plain_ops
 
 NUM_CONFIGS, NUM_LOGITS = 500, 60
@@ -346,6 +346,18 @@ def chosen_for_logits() -> list[int]:
     traits = {
         str(index): found for index in range(NUM_CONFIGS) if (found := traits_of(generate(index))) is not None
     }
-    chosen = covering(traits, set())
+    chosen = _covering(traits)
     others = [name for name in traits if name not in chosen]
     return sorted(int(name) for name in [*chosen, *others[: NUM_LOGITS - len(chosen)]])
+
+
+def _covering(traits: Mapping[str, Mapping[str, object]]) -> set[str]:
+    """Names such that each pair of traits of any name is one of theirs: the name with the most missing pairs, repeatedly."""
+    pairs = {name: set(itertools.combinations(found.items(), 2)) for name, found in traits.items()}
+    left = set().union(*pairs.values())
+    chosen: set[str] = set()
+    while left:
+        best = max(pairs, key=lambda name: len(pairs[name] & left))
+        chosen.add(best)
+        left -= pairs.pop(best)
+    return chosen
