@@ -6,13 +6,9 @@ import argparse
 import dataclasses
 import itertools
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from enginebay.cli.kernels import (
     KERNEL_ROUNDS,
@@ -23,7 +19,7 @@ from enginebay.cli.kernels import (
     run_kernels,
 )
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, flag_values, traced
-from enginebay.cli.show import print_shadow, progress
+from enginebay.cli.show import print_shadow, print_table, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
 
@@ -139,25 +135,16 @@ def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 def _print(records: list[dict[str, Any]]) -> None:
     figures = list(records[0]["figures"])
-    table = Table(
-        "variant",
-        *figures,
-        "ratio to the first",
-        "equal tokens",
-        "warm-up s",
-        "programs",
-        box=None,
-        pad_edge=False,
-    )
+    columns = ("variant", *figures, "ratio to the first", "equal tokens", "warm-up s", "programs")
+    rows = []
     reference = records[0]["figures"][figures[-1]]
     for record in records:
         values = [f"{record['figures'][f]:.4g}" for f in figures]
         equal = f"{record['equal_tokens']} of {record['compared_tokens']}"
         ratio = f"{record['figures'][figures[-1]] / reference:.2f}"
-        table.add_row(
-            record["variant"], *values, ratio, equal, f"{record['warmup_s']:.1f}", str(record["num_compiled"])
-        )
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        last = f"{record['warmup_s']:.1f}", str(record["num_compiled"])
+        rows.append((record["variant"], *values, ratio, equal, *last))
+    print_table(columns, rows)
     print(
         "Medians; the ratio is of the last figure. Tokens of a narrow dtype may differ early: compare logits instead."
     )

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, flag_values, split_pair, traced
-from enginebay.cli.show import progress
+from enginebay.cli.show import print_table, progress
 from enginebay.config import PHASES, EngineConfig, make_config, read_toml
 from enginebay.errors import InputError, explain
 
@@ -151,21 +147,19 @@ def _told(config: EngineConfig) -> dict[str, Any]:
 
 def print_tables(record: dict[str, Any]) -> None:
     """The record of an evaluation, as `--json` prints it, for people."""
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    table = Table("", "subject", "reference", box=None, pad_edge=False)
-    table.add_row("perplexity", _figure(record["perplexity"]), _figure(record["reference_perplexity"]))
-    console.print(table)
-    table = Table("KL in nats", "positions", "mean", "p50", "p90", "p99", "max", box=None, pad_edge=False)
+    perplexities = (_figure(record["perplexity"]), _figure(record["reference_perplexity"]))
+    print_table(("", "subject", "reference"), [("perplexity", *perplexities)])
+    rows: list[tuple[str, ...]] = []
     for name, what in (("prefill", "text (prefill)"), ("decode", "continuations (decode)")):
         figures = record[name]
         values = [_figure(figures[key]) for key in ("mean", "p50", "p90", "p99", "max")]
-        table.add_row(what, str(figures["num_positions"]), *values)
-    console.print(table)
-    table = Table("passage", "tokens", "greedy tokens that agree", box=None, pad_edge=False)
+        rows.append((what, str(figures["num_positions"]), *values))
+    print_table(("KL in nats", "positions", "mean", "p50", "p90", "p99", "max"), rows)
+    rows = []
     for one in record["passages"]:
         agree = one["num_new"] if one["first_divergence"] is None else one["first_divergence"]
-        table.add_row(f"from {one['start']}", str(one["num_tokens"]), f"{agree} of {one['num_new']}")
-    console.print(table)
+        rows.append((f"from {one['start']}", str(one["num_tokens"]), f"{agree} of {one['num_new']}"))
+    print_table(("passage", "tokens", "greedy tokens that agree"), rows)
     share = record["same_argmax"]
     print(f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the positions.")
     print(

@@ -74,10 +74,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
-        "--best-of",
-        type=int,
-        metavar="N",
-        help="completions that are made, of which the -n likeliest are shown",
+        "--best-of", type=int, metavar="N", help="completions made, of which the -n likeliest are shown"
     )
     group.add_argument(
         "--stop",

@@ -1,18 +1,15 @@
-"""plugins, explain, config and env: commands that show something and run no model."""
+"""explain, config and env: commands that show something and run no model."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.cli.show import print_table
 from enginebay.config import EngineConfig, make_config, read_toml
 
 if TYPE_CHECKING:
@@ -20,63 +17,28 @@ if TYPE_CHECKING:
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """The flags of the four commands."""
+    """The flags of the three commands."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     if name in ("explain", "config"):
         add_engine_arguments(parser)
     else:
         parser.add_argument("--config", metavar="FILE", help="TOML file to check; it changes nothing here")
-    if name == "plugins":
-        parser.add_argument(
-            "--timings",
-            action="store_true",
-            help="seconds that the import of each plugin took, slowest first",
-        )
+    if name == "explain":
+        parser.add_argument("-v", "--verbose", action="store_true", help="also why others were not taken")
     if name == "config":
         parser.add_argument("--schema", action="store_true", help="print the JSON schema of configurations")
 
 
 def run(name: str, args: argparse.Namespace) -> int:
     """Show it."""
-    if name in ("plugins", "env") and args.config:
+    if name == "env" and args.config:
         make_config(read_toml(args.config))
-    {"plugins": _plugins, "explain": _explain, "config": _config, "env": _env}[name](args)
+    {"explain": _explain, "config": _config, "env": _env}[name](args)
     return 0
 
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
-
-
-def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False, markup=False).print(table)
-
-
-def _plugins(args: argparse.Namespace) -> None:
-    from enginebay.registry import load_registry
-
-    registry = load_registry()
-    if args.timings:
-        _print_timings(registry.import_s, args)
-        return
-    records = [entry.record() for entry in registry.entries]
-    if args.json:
-        _print_json(records)
-    else:
-        columns = ("kind", "name", "op", "package", "version", "distribution", "state", "reason")
-        _print_table("", columns, [tuple(r[c] for c in columns) for r in records])
-
-
-def _print_timings(import_s: Mapping[str, float], args: argparse.Namespace) -> None:
-    slowest = sorted(import_s.items(), key=lambda item: -item[1])
-    if args.json:
-        _print_json([{"plugin": name, "seconds": seconds} for name, seconds in slowest])
-    else:
-        _print_table("", ("plugin", "seconds"), [(name, f"{seconds:.3f}") for name, seconds in slowest])
 
 
 def _explain(args: argparse.Namespace) -> None:
@@ -117,16 +79,18 @@ def _explain(args: argparse.Namespace) -> None:
         _print_json(record)
         return
     print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
-    rows = [(r.setting, r.chosen, r.why, "; ".join(f"{n}: {w}" for n, w in r.refused)) for r in plan.reasons]
-    _print_table("", ("setting", "chosen", "why", "not taken"), rows)
+    rows = [(r.setting, r.chosen, r.why) for r in plan.reasons]
+    notes = [[f"not {n}: {w}" for n, w in r.refused] for r in plan.reasons] if args.verbose else None
+    print_table(("setting", "chosen", "why"), rows, notes)
+    if not args.verbose:
+        print("`enginebay explain -v` says why others were not taken.")
     _print_configs(configs)
     mib = {name.removesuffix("_bytes"): value / 2**20 for name, value in dataclasses.asdict(memory).items()}
     weights, cache, workspace, device = (
         f"{mib[n]:.0f} MiB" for n in ("weights", "cache", "workspace", "device")
     )
-    print(
-        f"memory of each device: weights {weights}, cache up to {cache}, working space {workspace}, of {device}"
-    )
+    print(f"memory of each device, {device}:")
+    print(f"  weights {weights}, cache up to {cache}, working space {workspace}")
 
 
 def _print_configs(configs: Sequence[BucketConfig]) -> None:

@@ -15,7 +15,7 @@ from enginebay.errors import EnginebayError, InputError, explain, unknown_name
 COMMANDS = {
     "generate": ("enginebay.cli.generate", "complete a prompt"),
     "chat": ("enginebay.cli.chat", "talk with a model"),
-    "plugins": ("enginebay.cli.inform", "list every part that is installed, and why one cannot be used"),
+    "plugins": ("enginebay.cli.plugins", "list every part that is installed, and why one cannot be used"),
     "explain": ("enginebay.cli.inform", "show what a configuration chooses, and why"),
     "config": ("enginebay.cli.inform", "show a configuration in full, or the schema of configurations"),
     "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()  # so that a reader that went away is found here and not while Python ends
+        return code
     except EnginebayError as error:
         print(f"enginebay: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code

@@ -54,6 +54,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=int, metavar="N", help=with_default(what, name))
+    _add_running_arguments(group)
+
+
+def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
+    """How steps are run and compiled, and --set."""
     group.add_argument(
         "--no-overlap",
         dest="overlap_execution",

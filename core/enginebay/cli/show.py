@@ -1,9 +1,12 @@
-"""Progress on stderr, for people only: nothing is shown when stderr is not a terminal. And what a shadow found."""
+"""What commands show: tables, progress on stderr, and what a shadow found."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from enginebay.ops.shadow import ShadowReport
@@ -27,6 +30,51 @@ def progress() -> Iterator[Callable[[str, int, int], None] | None]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield report
+
+
+MAX_PLAIN_COLUMN = 40
+"""Plain tables pad no column to more: a longer cell pushes what follows it to the right."""
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]] | None = None
+) -> None:
+    """A table on stdout; `notes` are lines below each row. On a terminal it fits the width, and no word is cut.
+
+    Elsewhere it is plain text, a line for each row, for `grep`, `awk` and `head`.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    widths = _column_widths([columns, *rows], width)
+    for number, row in enumerate([columns, *rows]):
+        cells = [[cell] if width is None else _wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            print("  ".join(text.ljust(one) for text, one in zip(line, widths, strict=True)).rstrip())
+        for note in notes[number - 1] if notes and number else ():
+            wrapped = [note] if width is None else _wrapped(note, width - 6)
+            print("\n".join([f"    {wrapped[0]}", *(f"      {line}" for line in wrapped[1:])]))
+
+
+def _column_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Columns as wide as their cells, or narrower to fit into `width`, but none narrower than its longest word."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is None:
+        return [min(one, MAX_PLAIN_COLUMN) for one in widths]
+    least = [
+        max(len(w) for cell in column for w in cell.split() or [""]) for column in zip(*rows, strict=True)
+    ]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        spare = [i for i in range(len(widths)) if widths[i] > least[i]]
+        if not spare:
+            break  # a table that is too wide is better than a name that is cut
+        # A column that one long cell makes wide goes before one in which every row would be wrapped.
+        widths[min(spare, key=lambda i: (sum(len(row[i]) >= widths[i] for row in rows), -widths[i]))] -= 1
+    return widths
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def print_shadow(report: ShadowReport | None, where: str = "") -> None:
