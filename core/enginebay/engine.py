@@ -238,7 +238,10 @@ class Engine(ABC):
 
     @abstractmethod
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
-        """Compile every program that serving can need, and return how many there are."""
+        """Compile every program that serving can need, and return how many there are.
+
+        `progress` is called after each. What it raises ends the compiling, after the programs that are being compiled.
+        """
 
     def attention_problems(self) -> Sequence[AttentionProblem]:
         """Those of every program that serving can need, for reports and tuning; an engine may tell none.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
@@ -23,6 +22,7 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import Sizes, empty_rows
 from enginebay.runner import device
+from enginebay.runner.ahead import compile_ahead
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import dump_program, make_writable
 from enginebay.runner.launched import LaunchedStep
@@ -44,8 +44,6 @@ from enginebay.runner.verify import draft_rows, verify_step
 from enginebay.runner.wide import WideInputs
 
 log = logging.getLogger("enginebay.runner")
-
-COMPILE_THREADS = 2
 
 Kind = Literal["prefill", "decode", "compact", "verify"]
 STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
@@ -291,25 +289,23 @@ class Runner:
     def compile_all(
         self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None
     ) -> int:
-        """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included."""
+        """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included.
+
+        What `progress` raises ends it, after the programs that are being compiled.
+        """
         num_writers = self.writer.compile_all()
         can_be_wide = [key for key in keys if key.kind != "verify"] if self._warms_wide else []
         keys = [*keys, *(dataclasses.replace(key, wide=True) for key in can_be_wide)]
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
-        running: collections.deque[tuple[StepKey, Future[Any]]] = collections.deque()
-        done = 0
-        with ThreadPoolExecutor(COMPILE_THREADS) as pool:
-            for key in [*missing, None]:
-                # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is compiled.
-                while running and (key is None or len(running) > COMPILE_THREADS):
-                    ready, future = running.popleft()
-                    self._programs[self._cache_key(ready)] = future.result()
-                    self.compilations.count += 1
-                    done += 1
-                    if progress:
-                        progress(done, len(missing), str(ready))
-                if key is not None:
-                    running.append((key, pool.submit(_compile, self, key, self._lower(key))))
+        done = itertools.count(1)
+
+        def keep(key: StepKey, compiled: Any) -> None:
+            self._programs[self._cache_key(key)] = compiled
+            self.compilations.count += 1
+            if progress:
+                progress(next(done), len(missing), str(key))
+
+        compile_ahead(missing, self._lower, functools.partial(_compile, self), keep)
         return len(keys) + num_writers
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:

@@ -1,0 +1,38 @@
+"""compile_ahead: compiles several programs on a few threads, and ends early when its caller is interrupted."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+
+COMPILE_THREADS = 2
+
+
+def compile_ahead(
+    keys: Iterable[Key],
+    lower: Callable[[Key], Any],
+    compile_lowered: Callable[[Key, Any], Any],
+    keep: Callable[[Key, Any], None],
+) -> None:
+    """Lower each key on this thread, compile it on one of two others, and call `keep` here with it and its program, in order.
+
+    What any of the three functions raises ends it: programs that are being compiled end first, those that no thread has
+    begun are left out.
+    """
+    pool = ThreadPoolExecutor(COMPILE_THREADS)
+    running: collections.deque[tuple[Key, Future[Any]]] = collections.deque()
+    try:
+        for key in keys:
+            running.append((key, pool.submit(compile_lowered, key, lower(key))))
+            # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is compiled.
+            if len(running) > COMPILE_THREADS:
+                ready, program = running.popleft()
+                keep(ready, program.result())
+        for ready, program in running:
+            keep(ready, program.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
