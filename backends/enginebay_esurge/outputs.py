@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import queue
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
-from enginebay.types import CompletionOutput, RequestMetrics
+from enginebay.llm.assemble import CompletionReader
+from enginebay.llm.reading import News
+from enginebay.types import CompletionOutput, Request, RequestMetrics
 from enginebay_esurge.jobs import Job
 
 
@@ -74,46 +74,60 @@ class Times:
 
 
 class Assembly:
-    """Reads the completions of one job, and says how far they are. Belongs to the thread that reads."""
+    """Puts the completions of one job together from their news. Belongs to the thread that reads."""
 
     def __init__(self, job: Job, readers: Sequence[CompletionReader]) -> None:
         self.job = job
         self.readers = readers
-        self._arrived: queue.SimpleQueue[CompletionReader] = queue.SimpleQueue()
+        self._made = [_nothing_of(reader.request) for reader in readers]
+        self._place = {reader: place for place, reader in enumerate(readers)}
         self._known: dict[int, RequestMetrics] = {}
+        self._prompt_logprobs: list[dict[int, float] | None] | None = None
         self._shown = 0
         self._update_seq = 0
         self._delta_seq = 0
-        for reader in readers:
-            announce_in(reader, self._arrived)
 
     @property
     def done(self) -> bool:
         """Whether all completions have ended."""
-        return all(reader.done for reader in self.readers)
+        return all(one.finish_reason is not None for one in self._made)
 
     @property
     def failed(self) -> bool:
         """Whether one of them ended otherwise than by itself."""
-        return any(reader.finish_reason not in ("stop", "length") for reader in self.readers)
+        return any(one.finish_reason not in ("stop", "length") for one in self._made)
 
-    def advance(self) -> bool:
-        """Wait for news of a completion and take in all that is there; whether it changes the output.
-
-        Raises the error of a completion that failed.
-        """
-        reader = self._arrived.get()
-        changed = False
-        for event in waiting_events(reader):
-            if event.metrics is not None:
-                self._known[reader.ticket.request.index] = event.metrics
-            changed = reader.feed(event) is not None or changed
-        return changed
+    def take(self, news: News) -> None:
+        """Take in a chunk of a completion. Raises the error of one that failed."""
+        if news.error is not None:
+            raise news.error
+        place, chunk = self._place[news.reader], news.chunk
+        assert chunk is not None, "news without an error has a chunk"
+        if news.metrics is not None:
+            self._known[chunk.index] = news.metrics
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs = list(chunk.prompt_logprobs)
+        if chunk.finish_reason is not None:  # the reader has ended, and changes no more
+            self._made[place] = news.reader.completion()
+            self._prompt_logprobs = self.readers[0].prompt_logprobs
+            return
+        made = self._made[place]
+        made.text += chunk.delta_text
+        made.token_ids += chunk.delta_token_ids
+        if chunk.logprobs is not None and made.logprobs is not None:
+            made.logprobs += chunk.logprobs
+            each = zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
+            made.cumulative_logprob = sum((one[t] for t, one in each), made.cumulative_logprob or 0.0)
 
     def output(self) -> RequestOutput:
         """All so far, as the next update."""
         job = self.job
-        made = [reader.completion() for reader in self.readers]
+        made = [
+            dataclasses.replace(
+                one, token_ids=list(one.token_ids), logprobs=None if one.logprobs is None else [*one.logprobs]
+            )
+            for one in self._made
+        ]
         completions = made if job.choice is None else job.choice.returned(made)
         text = completions[0].text
         delta, self._shown = text[self._shown :], len(text)
@@ -139,7 +153,7 @@ class Assembly:
             processing_time=times.since_arrival(times.end_s),
             update_seq=self._update_seq,
             delta_seq=self._delta_seq,
-            prompt_logprobs=self.readers[0].prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _metrics(self, times: Times, num_generated: int) -> dict[str, Any]:
@@ -170,6 +184,14 @@ class Assembly:
             first_token_s=_first(m.first_token_s for m in known),
             end_s=max(ends) if self.done and ends else time.monotonic(),
         )
+
+
+def _nothing_of(request: Request) -> CompletionOutput:
+    """A completion without tokens yet."""
+    told = request.sampling.num_logprobs is not None
+    return CompletionOutput(
+        request.index, "", [], cumulative_logprob=0.0 if told else None, logprobs=[] if told else None
+    )
 
 
 def _first(times: Any) -> float:

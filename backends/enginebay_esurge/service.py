@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from enginebay.build.compose import Composed
@@ -12,7 +12,7 @@ from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, explain
 from enginebay.llm.override import Given, overridden
 from enginebay.loop.loop import EngineLoop, end_all
-from enginebay.loop.messages import Ticket
+from enginebay.loop.messages import Take
 from enginebay.types import Request
 from enginebay_esurge.audience import Audience
 from enginebay_esurge.errors import BusyError, NotRunningError
@@ -80,12 +80,12 @@ class Service:
             if loop is not None:
                 loop.close()
 
-    def submit(self, requests: Iterable[Request]) -> list[Ticket]:
-        """Queue requests, all or none. NotRunningError when nothing runs."""
+    def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> None:
+        """Queue requests, all or none, whose events `takes` are called with. NotRunningError when nothing runs."""
         with self.lock:
             self.check_running()
             assert self._loop is not None, "a running service has a loop"
-            return self._loop.submit(requests)
+            self._loop.submit(requests, takes)
 
     def check_running(self) -> None:
         """NotRunningError when nothing runs."""

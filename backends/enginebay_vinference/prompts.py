@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.llm.assemble import CompletionReader
-from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.messages import TokenEvent
 from enginebay.text import Tokenizer
 from enginebay.types import FinishReason, Request, SamplingParams
 from enginebay.worker.chat import Message
@@ -120,7 +120,7 @@ class PromptText:
     """The text of the first row of a generation, as its states come."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        self._reader = CompletionReader(Ticket(request), tokenizer, abort=lambda _: None)
+        self._reader = CompletionReader(request, tokenizer, abort=lambda _: None)
         self._stop_ids = request.sampling.stop_token_ids
         self._column = -1
         self.state: SampleState | None = None

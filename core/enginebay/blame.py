@@ -5,7 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import traceback
 
+from enginebay.errors import EnginebayError, InternalError, explain
 from enginebay.hooks import GROUP
+
+
+def failure(what: str, error: BaseException) -> EnginebayError:
+    """The error to report when `what` failed: `error` itself if it is one of ours, or an InternalError that it is the cause of."""
+    if isinstance(error, EnginebayError):
+        return error
+    given = f"{what} failed: {type(error).__name__}: {error}"
+    todo = f"The service goes on. {please_report(error)}"
+    made = InternalError(explain(given, "one that succeeds", todo))
+    made.__cause__ = error
+    return made
 
 
 def please_report(error: BaseException) -> str:

@@ -125,7 +125,7 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain with these new tokens; "" when none is."""
-        self._held += token_ids
+        self._held = [*self._held, *token_ids]  # no list is changed, so that a copy stays as it is
         if not self._held:
             return ""
         text = self._text_of(self._held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -178,16 +179,16 @@ def test_calls_run_on_the_engine_thread_with_every_step_read(loop: EngineLoop) -
     assert sum(len(event.token_ids) for event in events(ticket)) > 0
 
 
-def test_a_listener_is_told_of_every_event_after_it_came(loop: EngineLoop) -> None:
-    told = threading.Semaphore(0)
-    with held(loop):
-        ticket = loop.submit([request("listened", max_tokens=9)])[0]
-        ticket.listen(told.release)
-    seen: list[TokenEvent] = []
-    while not seen or seen[-1].finish_reason is None:
-        assert told.acquire(timeout=DEADLOCK_S)
-        seen.append(ticket.get_nowait())
-    assert sum(len(event.token_ids) for event in seen) == 9
+def test_a_function_takes_every_event_on_a_thread_of_its_own(loop: EngineLoop) -> None:
+    seen: queue.SimpleQueue[tuple[TokenEvent, str]] = queue.SimpleQueue()
+    one = request("taken", max_tokens=9)
+    loop.submit([one], [lambda event: seen.put((event, threading.current_thread().name))])
+    found: list[TokenEvent] = []
+    while not found or found[-1].finish_reason is None:
+        event, thread = seen.get(timeout=DEADLOCK_S)
+        assert thread == "enginebay-delivery"
+        found.append(event)
+    assert [token for event in found for token in event.token_ids] == expected_tokens(one)
 
 
 def test_an_idle_loop_uses_no_cpu(loop: EngineLoop) -> None:

@@ -1,31 +1,31 @@
-"""From token events to text: detokenising and stop texts, on the reader's side of the thread border."""
+"""CompletionReader: from the token events of one completion to text, with stop texts found on the way."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from enginebay.loop.messages import Ticket, TokenEvent
+from enginebay.loop.messages import TokenEvent
 from enginebay.stopping import SequenceChecker
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
-from enginebay.types import CompletionOutput, FinishReason, RequestMetrics, StreamChunk
+from enginebay.types import CompletionOutput, FinishReason, Request, RequestMetrics, StreamChunk
 
 
 class CompletionReader:
-    """Turns the events of one ticket into text; ends the request when a stop text appears.
+    """Turns the events of one request into text; ends the request when a stop text appears. Belongs to one thread until `done`.
 
     `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far, `prompt_logprobs` what came with the first token.
     Text that may still become part of a stop text or stop sequence, or of a character that is not complete, is held back
     until it is clear.
     """
 
-    def __init__(self, ticket: Ticket, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
-        sampling = ticket.request.sampling
-        self.ticket = ticket
+    def __init__(self, request: Request, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
+        sampling = request.sampling
+        self.request = request
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, float]] | None = None if sampling.num_logprobs is None else []
         self.cumulative_logprob = 0.0
@@ -50,9 +50,7 @@ class CompletionReader:
         return self.finish_reason is not None
 
     def feed(self, event: TokenEvent) -> StreamChunk | None:
-        """The chunk that an event makes, or None when there is nothing to show yet. Raises the event's error."""
-        if event.error is not None:
-            raise event.error
+        """The chunk that an event without an error makes, or None when there is nothing to show yet."""
         if self.done:
             return None
         delta, token_ids = self._take(event)
@@ -66,10 +64,9 @@ class CompletionReader:
         told = self._take_prompt_logprobs(event)
         if not delta and not token_ids and not self.done:
             return None
-        request = self.ticket.request
         return StreamChunk(
-            request.parent_id,
-            request.index,
+            self.request.parent_id,
+            self.request.index,
             delta,
             tuple(token_ids),
             self.finish_reason,
@@ -80,6 +77,12 @@ class CompletionReader:
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
         """Text and tokens up to a stop text or stop sequence, if there is one among them."""
+        if self._num_early <= 0 and not self.request.sampling.stop_words_ids:
+            before = copy.copy(self._detokenizer), copy.copy(self._stops)
+            delta = self._text_of(event.token_ids)
+            if not self._stops.stopped:
+                return delta, list(event.token_ids)
+            self._detokenizer, self._stops = before  # once more, to know at which token it ends
         delta = ""
         taken: list[int] = []
         for token_id in event.token_ids:
@@ -93,6 +96,10 @@ class CompletionReader:
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
         """What can be shown after these tokens. A stop token ends the text and is no part of it."""
+        if token_ids and self._num_early <= 0:
+            self._is_early = False
+            shown = [token_id for token_id in token_ids if token_id not in self._hidden]
+            return self._stops.push(self._detokenizer.push(shown)) if shown else ""
         text = ""
         for token_id in token_ids:
             self._is_early, self._num_early = self._num_early > 0, self._num_early - 1
@@ -107,7 +114,7 @@ class CompletionReader:
         told: tuple[dict[int, float], ...] = ()
         if event.logprobs is not None:
             ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
-            told = _best_first(ids, values, by_id=self.ticket.request.sampling.tells_all)
+            told = _best_first(ids, values, by_id=self.request.sampling.tells_all)
             self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
         self.logprobs += told
         return told
@@ -126,7 +133,7 @@ class CompletionReader:
         if metrics is not None:
             now_s = time.monotonic()
             self.metrics = dataclasses.replace(metrics, finished_s=now_s, num_generated_tokens=num_tokens)
-        self._abort(self.ticket.request.request_id)
+        self._abort(self.request.request_id)
 
     def _finish(self) -> str:
         """What was held back."""
@@ -140,7 +147,7 @@ class CompletionReader:
         """All so far, as an output."""
         told = self.logprobs is not None
         return CompletionOutput(
-            self.ticket.request.index,
+            self.request.index,
             self.text,
             list(self.token_ids),
             cumulative_logprob=self.cumulative_logprob if told else None,
@@ -164,18 +171,3 @@ def _best_first(
         best = dict(zip(ids, rest, strict=True))
         told.append({**best, own: best.get(own, value)})
     return tuple(told)
-
-
-def announce_in(reader: CompletionReader, arrived: queue.SimpleQueue[CompletionReader]) -> None:
-    """Have a reader announced in `arrived` whenever it has events."""
-    reader.ticket.listen(lambda: arrived.put(reader))
-    arrived.put(reader)  # events that came before the listener did
-
-
-def waiting_events(reader: CompletionReader) -> Iterator[TokenEvent]:
-    """The events that are there now."""
-    while True:
-        try:
-            yield reader.ticket.get_nowait()
-        except queue.Empty:
-            return

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import queue
+import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
 from enginebay.config import EngineConfig, make_config, read_toml
-from enginebay.errors import ConfigError, RequestError, explain
-from enginebay.llm.assemble import CompletionReader, announce_in, waiting_events
+from enginebay.errors import ConfigError, RequestError, StoppedError, explain
+from enginebay.llm.assemble import CompletionReader
 from enginebay.llm.override import Given, overridden
 from enginebay.llm.prepare import (
     Abilities,
@@ -27,11 +29,22 @@ from enginebay.llm.prepare import (
     Prompts,
     check_streamable,
 )
+from enginebay.llm.reading import (
+    AsyncStream,
+    Ends,
+    News,
+    Readers,
+    Stream,
+    Tell,
+    in_thread,
+    takes,
+    tell_on_loop,
+)
 from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
 from enginebay.text import Tokenizer
-from enginebay.types import RequestOutput, StreamChunk, as_sampling_params
+from enginebay.types import RequestOutput, as_sampling_params
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineChoices
@@ -126,9 +139,15 @@ class LLM:
         return self._loop.call(function)
 
     def warmup(self, progress: Progress | None = None) -> int:
-        """Compile every program that serving can need; how many there are. With `forbid_compiling` no other will be."""
+        """Compile every program that serving can need; how many there are. With `forbid_compiling` no other will be.
+
+        Interrupting it leaves out the programs that are not yet being compiled; serving compiles them at first use.
+        """
+        is_left = threading.Event()
 
         def report(done: int, total: int, what: str) -> None:
+            if is_left.is_set():
+                raise StoppedError("warmup() was interrupted")
             if progress is not None:
                 progress("compiling", done, total)
 
@@ -137,7 +156,10 @@ class LLM:
             self._parts.engine.compilations.forbidden = self.config.forbid_compiling
             return count
 
-        return int(self._loop.call(compile_all))
+        try:
+            return int(self._loop.call(compile_all))
+        finally:
+            is_left.set()
 
     @contextlib.contextmanager
     def override(
@@ -191,19 +213,16 @@ class LLM:
         refused. Interrupting ends the requests.
         """
         prepared = self._preparer.prepare(prompts, params, priority=priority, tenant=tenant)
-        groups = self._submit(prepared)
+        news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        groups = self._submit(prepared, news.put, only_ends=True)
         try:
-            outputs = []
-            for done, (one, readers) in enumerate(zip(prepared, groups, strict=True), 1):
-                for reader in readers:
-                    while not reader.done:
-                        reader.feed(reader.ticket.get())
-                outputs.append(_output(one, readers))
+            for done, _ in enumerate(Ends(groups).wait(news.get), 1):
                 if progress is not None:
                     progress("generating", done, len(prepared))
-            return outputs
+            return [_output(one, readers) for one, readers in zip(prepared, groups, strict=True)]
         finally:
-            self._abandon(groups)
+            for readers in groups:
+                self._abandon(readers)
 
     def stream(
         self,
@@ -212,20 +231,17 @@ class LLM:
         *,
         priority: int = 0,
         tenant: str | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> Stream:
         """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they are made.
 
-        The request is checked and queued at once. Leaving the iterator ends it. RequestError with best_of > n, as which of
+        The request is checked and queued at once. Closing the stream, from any thread, or letting go of it ends it. RequestError with best_of > n, as which of
         the completions are returned is known when all have ended.
         """
         prepared = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
         check_streamable(prepared)
-        groups = self._submit(prepared)
-        chunks = self._stream(groups)
-        weakref.finalize(
-            chunks, self._abandon, groups
-        ).atexit = False  # one that nobody began to read has no `finally`
-        return chunks
+        news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        [readers] = self._submit(prepared, news.put, only_ends=False)
+        return Stream(news, readers, self._abandon)
 
     def chat(
         self,
@@ -248,7 +264,7 @@ class LLM:
         chat_template: str | None = None,
         priority: int = 0,
         tenant: str | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> Stream:
         """chat(), chunk by chunk."""
         prompt = self._chat_prompt(messages, chat_template)
         return self.stream(prompt, params, priority=priority, tenant=tenant)
@@ -260,40 +276,41 @@ class LLM:
     ) -> list[RequestOutput]:
         """generate() without blocking the event loop; cancelling ends the requests."""
         prepare = functools.partial(self._preparer.prepare, priority=priority, tenant=tenant)
-        prepared = await asyncio.to_thread(prepare, prompts, params)
-        groups = self._submit(prepared)
+        prepared = await in_thread(prepare, prompts, params)
+        news: asyncio.Queue[News] = asyncio.Queue()
+        groups = self._submit(prepared, tell_on_loop(news), only_ends=True)
+        ends = Ends(groups)
         try:
-            for readers in groups:
-                for reader in readers:
-                    async for _ in _events(reader):
-                        pass
+            while ends.num_left:
+                ends.note(await news.get())
             return [_output(one, readers) for one, readers in zip(prepared, groups, strict=True)]
         finally:
-            self._abandon(groups)
+            for readers in groups:
+                self._abandon(readers)
 
-    async def astream(
+    def astream(
         self,
         prompt: Prompt,
         params: Param = None,
         *,
         priority: int = 0,
         tenant: str | None = None,
-    ) -> AsyncIterator[StreamChunk]:
-        """stream() for asyncio, for one completion."""
-        params = as_sampling_params(params)
-        if params.n != 1:
-            raise RequestError(
-                explain(f"n = {params.n} in astream", "n = 1", "Start one stream for each completion.")
-            )
-        prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
-        prepared = await asyncio.to_thread(prepare, prompt, params)
-        check_streamable(prepared)
-        groups = self._submit(prepared)
-        try:
-            async for chunk in _events(groups[0][0]):
-                yield chunk
-        finally:
-            self._abandon(groups)
+    ) -> AsyncStream:
+        """stream() for asyncio, for one completion; it is checked and queued when the first chunk is asked for."""
+
+        async def begin(tell: Tell) -> Readers:
+            chosen = as_sampling_params(params)
+            if chosen.n != 1:
+                raise RequestError(
+                    explain(f"n = {chosen.n} in astream", "n = 1", "Start one stream for each completion.")
+                )
+            prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
+            prepared = await in_thread(prepare, prompt, chosen)
+            check_streamable(prepared)
+            [readers] = self._submit(prepared, tell, only_ends=False)
+            return readers
+
+        return AsyncStream(begin, self._abandon)
 
     async def achat(
         self,
@@ -305,60 +322,28 @@ class LLM:
         tenant: str | None = None,
     ) -> RequestOutput:
         """chat() for asyncio."""
-        prompt = self._chat_prompt(messages, chat_template)
+        prompt = await in_thread(self._chat_prompt, messages, chat_template)
         return (await self.agenerate([prompt], params, priority=priority, tenant=tenant))[0]
 
     def _chat_prompt(self, messages: Messages, chat_template: str | None) -> list[int]:
         token_ids: list[int] = self.tokenizer.apply_chat_template(messages, chat_template=chat_template)
         return token_ids
 
-    def _submit(self, prepared: Sequence[Prepared]) -> list[list[CompletionReader]]:
-        tickets = iter(self._loop.submit([request for one in prepared for request in one.requests]))
-        return [
-            [CompletionReader(next(tickets), self.tokenizer, self._loop.abort) for _ in one.requests]
+    def _submit(
+        self, prepared: Sequence[Prepared], tell: Tell, *, only_ends: bool
+    ) -> list[list[CompletionReader]]:
+        groups = [
+            [CompletionReader(request, self.tokenizer, self._loop.abort) for request in one.requests]
             for one in prepared
         ]
+        readers = list(itertools.chain.from_iterable(groups))
+        self._loop.submit([reader.request for reader in readers], takes(readers, tell, only_ends=only_ends))
+        return groups
 
-    def _stream(self, groups: list[list[CompletionReader]]) -> Iterator[StreamChunk]:
-        arrived: queue.SimpleQueue[CompletionReader] = queue.SimpleQueue()
-        readers = groups[0]
-        try:
-            for reader in readers:
-                announce_in(reader, arrived)
-            while not all(reader.done for reader in readers):
-                reader = arrived.get()
-                for event in waiting_events(reader):
-                    chunk = reader.feed(event)
-                    if chunk is not None:
-                        yield chunk
-        finally:
-            self._abandon(groups)
-
-    def _abandon(self, groups: Sequence[Sequence[CompletionReader]]) -> None:
-        for readers in groups:
-            for reader in readers:
-                if not reader.done:
-                    self._loop.abort(reader.ticket.request.request_id)
-
-
-async def _events(reader: CompletionReader) -> AsyncIterator[StreamChunk]:
-    """The chunks of a reader as they come, without a waiting thread."""
-    loop = asyncio.get_running_loop()
-    news = asyncio.Event()
-
-    def announce() -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody reads any more
-            loop.call_soon_threadsafe(news.set)
-
-    reader.ticket.listen(announce)
-    while not reader.done:
-        news.clear()
-        for event in waiting_events(reader):
-            chunk = reader.feed(event)
-            if chunk is not None:
-                yield chunk
-        if not reader.done:
-            await news.wait()
+    def _abandon(self, readers: Readers) -> None:
+        for reader in readers:
+            if not reader.done:
+                self._loop.abort(reader.request.request_id)
 
 
 def _output(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:

@@ -45,6 +45,8 @@ class Tracked:
     """Tokens that the request can need at most."""
     num_logprobs: int | None = dataclasses.field(init=False)
     """Best tokens whose log-probabilities are told with each new one's; None: nothing is told."""
+    ends_by_text: bool = dataclasses.field(init=False)
+    """Whether the reader of its tokens may find a stop text in them, and abort it."""
     constraint: Constraint | None = dataclasses.field(init=False)
     """How far the committed output has come in the request's grammar, if it has one."""
     prompt: PromptLogprobs | None = dataclasses.field(init=False)
@@ -56,6 +58,7 @@ class Tracked:
         self.num_prompt = len(request.prompt_token_ids)
         self.num_total = self.num_prompt + request.sampling.max_tokens
         self.num_logprobs = request.sampling.num_logprobs
+        self.ends_by_text = self.ticket.is_delivered and bool(request.sampling.stop)
         num_best = request.sampling.num_prompt_logprobs
         self.prompt = None if num_best is None else PromptLogprobs(self.num_prompt, num_best)
 
@@ -114,6 +117,12 @@ class Book:
     def find(self, request_id: str) -> Tracked | None:
         """The unfinished request of this id."""
         return self.running.get(request_id) or self.waiting.get(request_id)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop the request of a ticket, if it is here."""
+        tracked = self.find(ticket.request.request_id)
+        if tracked is not None and tracked.ticket is ticket:
+            self.drop(tracked)
 
     def drop(self, tracked: Tracked) -> None:
         """Forget a request that has ended."""

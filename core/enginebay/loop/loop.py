@@ -7,16 +7,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from enginebay.blame import please_report
+from enginebay.blame import failure
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine
-from enginebay.errors import EnginebayError, InternalError, StoppedError, explain
+from enginebay.errors import EnginebayError, StoppedError
 from enginebay.loop.book import Book
-from enginebay.loop.messages import Abort, Call, Inbox, Message, Stop, Submit, Ticket, TokenEvent
+from enginebay.loop.delivery import Delivery
+from enginebay.loop.messages import Abort, Call, Inbox, Message, Stop, Submit, Take, Ticket, TokenEvent
 from enginebay.loop.steps import Steps
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Scheduler
@@ -55,6 +56,8 @@ class EngineLoop:
         self._most_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()
+        self._delivery = Delivery(self.abort)
+        self._submitted: Ticket | None = None  # that which is being taken in
         self.is_paused = False  # set by call(): while it is, messages are handled and nothing is launched
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
@@ -71,9 +74,17 @@ class EngineLoop:
         """Requests that hold a row, as of now."""
         return len(self._book.running)
 
-    def submit(self, requests: Iterable[Request]) -> list[Ticket]:
-        """Queue requests, all or none; StoppedError after close()."""
-        tickets = [Ticket(request) for request in requests]
+    def submit(self, requests: Sequence[Request], takes: Sequence[Take] | None = None) -> list[Ticket]:
+        """Queue requests, all or none; StoppedError after close().
+
+        `takes`: for each request a function that is called with its events as they come, on a thread of their own (see
+        Delivery), until one of them has a finish reason. Without them the events wait in the tickets.
+        """
+        if takes is None:
+            tickets = [Ticket(request) for request in requests]
+        else:
+            each = zip(requests, takes, strict=True)
+            tickets = [Ticket(request, self._delivery.outbox(request, take)) for request, take in each]
         self._inbox.put(*(Submit(ticket) for ticket in tickets))
         return tickets
 
@@ -83,18 +94,25 @@ class EngineLoop:
             self._inbox.put(Abort(request_id))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run `function` on the engine thread between steps, and return what it returns or raise what it raises."""
+        """Run `function` on the engine thread between steps, and return what it returns or raise what it raises.
+
+        What would end a thread, such as SystemExit, is raised as InternalError here, and the engine thread goes on.
+        """
         if threading.current_thread() is self._thread:
             return function()
         result: Future[Any] = Future()
         self._inbox.put(Call(function, result))
-        return result.result()
+        try:
+            return result.result()
+        finally:
+            result.cancel()  # a caller that was interrupted wants nothing run any more
 
     def close(self) -> None:
-        """Fail what is under way, and end the thread. Closing twice is fine."""
+        """Fail what is under way, and end the threads. Closing twice is fine."""
         self._inbox.close("the engine was closed: make a new one to go on", last=Stop())
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self._delivery.join()
 
     # The engine thread.
 
@@ -103,18 +121,24 @@ class EngineLoop:
         while going:
             try:
                 going = self._turn()
-            except Exception as error:  # the loop's outer edge: a failed step must not end the service
+            except (
+                BaseException
+            ) as error:  # the loop's outer edge: whatever a part raises, those who wait are answered
                 log.exception("a step failed")
                 going = self._recover(error)
         # A step that still runs gives arrays back to the interpreter when it ends; should that be ending, the process aborts.
         for step in self._steps.in_flight:
             try:
                 step.pending.read()
-            except Exception:  # nobody waits for its tokens, and the loop ends either way
+            except BaseException:  # no reader waits for its tokens, and the loop ends either way
                 log.warning("a step failed while the loop was being closed", exc_info=True)
+        self._delivery.close()
 
     def _turn(self) -> bool:
         """Take in messages, launch what the scheduler decides, read a step when it is time. False: stop."""
+        if self._steps.awaits_ends:
+            self._steps.awaits_ends = False
+            self._delivery.catch_up()  # a step is running meanwhile: no row goes on whose text has ended
         if not self._take_in():
             return False
         launched = False
@@ -158,7 +182,9 @@ class EngineLoop:
     def _handle(self, message: Message) -> bool:
         match message:
             case Submit(ticket):
+                self._submitted = ticket
                 self._steps.add(ticket)
+                self._submitted = None
             case Abort(request_id):
                 tracked = self._book.find(request_id)
                 if tracked is not None:
@@ -173,49 +199,53 @@ class EngineLoop:
         return True
 
     def _answer(self, function: Callable[[], Any], result: Future[Any]) -> None:
+        if not result.set_running_or_notify_cancel():
+            return
         try:
             self._steps.commit_all()
-        except Exception:
+        except BaseException:
             result.set_exception(StoppedError("a step failed before the call could run: call again"))
             raise  # the failed step is the loop's to handle
         try:
             result.set_result(function())
         except Exception as error:  # noqa: BLE001  # belongs to the caller, who gets it
             result.set_exception(error)
+        except BaseException as error:  # noqa: BLE001  # the edge of a call: raised over there it would end the caller's thread
+            result.set_exception(failure("a function that was run on the engine's thread", error))
 
-    def _recover(self, error: Exception) -> bool:
+    def _recover(self, error: BaseException) -> bool:
         """Fail the requests of the step that failed, and begin anew with fresh arrays. False: that failed too.
 
         When it was no step, every request that runs is failed. When none does, whatever failed would fail again for those
-        that wait: then they are failed.
+        that wait: then they are failed. A request that could not be taken in is failed alone.
         """
-        told: EnginebayError
-        if isinstance(error, EnginebayError):
-            told = error
-        else:
-            given = f"a step failed: {type(error).__name__}: {error}"
-            todo = f"The service goes on. {please_report(error)}"
-            told = InternalError(explain(given, "steps that succeed", todo))
+        cause = failure("a step", error)
         try:
+            ticket, self._submitted = self._submitted, None
+            if ticket is not None:
+                self._book.forget(ticket)
+                if not ticket.has_ended:
+                    ticket.put(TokenEvent((), "error", error=cause))
+                return True
             at_work, running = self._steps.at_work, list(self._book.running.values())
             for tracked in (running or self._book.everything) if at_work is None else at_work:
-                if not tracked.finished:
-                    self._steps.end(tracked, "error", told)
+                if not tracked.ticket.has_ended:
+                    self._steps.end(tracked, "error", cause)
             self._steps.begin_anew()
-        except Exception as last:  # nothing can run any more: nobody may be left waiting
+        except BaseException as last:  # nothing can run any more, and those who wait are answered
             log.exception("the engine cannot begin anew")
-            self._give_up(told, last)
+            self._give_up(cause, last)
             return False
         return True
 
-    def _give_up(self, told: EnginebayError, last: Exception) -> None:
-        """Tell everybody, and take in nothing any more."""
+    def _give_up(self, cause: EnginebayError, last: BaseException) -> None:
+        """Answer every request and call with an error, and take in nothing any more."""
         self._inbox.close(f"the engine broke down ({type(last).__name__}: {last}): make a new one to go on")
         for tracked in self._book.everything:
             tracked.finished = True
-            tracked.ticket.put(TokenEvent((), "error", tracked.metrics, told))
+            tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))
         self._book.clear()
-        self._inbox.refuse_all(told)
+        self._inbox.refuse_all(cause)
 
 
 def end_all(loop: EngineLoop, error: EnginebayError) -> None:

@@ -33,20 +33,25 @@ class TokenEvent:
     prompt_logprobs: TokenLogprobs | None = None
 
 
-class Ticket:
-    """The outbox of one request: events in order, unbounded, so that a slow reader slows nobody and loses nothing."""
+Take = Callable[[TokenEvent], None]
+"""Takes the next event of a request."""
 
-    def __init__(self, request: Request) -> None:
+
+class Ticket:
+    """The outbox of one request. Its events go to `put_event`, or else into an unbounded queue, for get()."""
+
+    def __init__(self, request: Request, put_event: Take | None = None) -> None:
         self.request = request
+        self.is_delivered = put_event is not None
+        self.has_ended = False
         self._events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        self._listener: Callable[[], None] | None = None
+        self._put_event: Take = put_event or self._events.put
 
     def put(self, event: TokenEvent) -> None:
         """Called by the engine thread."""
-        self._events.put(event)
-        listener = self._listener
-        if listener is not None:
-            listener()
+        if event.finish_reason is not None:
+            self.has_ended = True
+        self._put_event(event)
 
     def get(self, timeout_s: float | None = None) -> TokenEvent:
         """The next event; queue.Empty when none came within timeout_s."""
@@ -55,10 +60,6 @@ class Ticket:
     def get_nowait(self) -> TokenEvent:
         """The next event, or queue.Empty."""
         return self._events.get_nowait()
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, on the engine thread, after each event from now on; it must neither block nor raise."""
-        self._listener = listener
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,4 +137,5 @@ class Inbox:
                 case Submit(ticket):
                     ticket.put(TokenEvent((), "error", error=error))
                 case Call(_, result):
-                    result.set_exception(error)
+                    if result.set_running_or_notify_cancel():
+                        result.set_exception(error)

@@ -191,10 +191,14 @@ class Watch:
 
     def _tell(self, tell: Callable[[Observer], None]) -> None:
         for observer in self._observers:
+            has_failed = True
             try:
                 tell(observer)
+                has_failed = False
             except Exception:  # what an observer raises must not end the service
                 log.exception(
                     "an observer of type %s failed: it is told nothing any more", type(observer).__name__
                 )
-                self.remove(observer)
+            finally:
+                if has_failed:
+                    self.remove(observer)

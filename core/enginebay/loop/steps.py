@@ -77,6 +77,8 @@ class Steps:
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.at_work: Sequence[Tracked] | None = None
         """The requests of the step that is being launched or read: when that fails, theirs is the step that failed."""
+        self.awaits_ends = False
+        """Whether tokens were handed out whose text may end a request."""
 
     @property
     def is_idle(self) -> bool:
@@ -132,13 +134,13 @@ class Steps:
         self.places.append(step.rows, tokens, counts)
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
-        self.at_work = None
         learns = self.speculation.proposer is not None
         for tracked, row_tokens, count, logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
         ):
             if tracked.finished:
                 continue
+            self.at_work = [tracked]
             del row_tokens[count:]
             if tracked.constraint is not None:
                 failure = follow(tracked, row_tokens)
@@ -149,12 +151,11 @@ class Steps:
             if learns:
                 self.speculation.learn(tracked, drafted, count)
             if tracked.finished:
-                self.places.free(tracked)
-                self.book.drop(tracked)
-                if self.watch.is_on and event.finish_reason:
-                    self.watch.ended(tracked, event.finish_reason)
-            if event.token_ids or event.finish_reason:
+                _leave(self, tracked, event)
+            elif event.token_ids:
                 tracked.ticket.put(event)
+                self.awaits_ends = self.awaits_ends or tracked.ends_by_text
+        self.at_work = None
 
     def commit_all(self) -> None:
         """Read every launched step."""
@@ -165,11 +166,7 @@ class Steps:
         """End a request before its natural end."""
         tracked.finished = True
         tracked.metrics.finished_s = time.monotonic()
-        self.book.drop(tracked)
-        if self.watch.is_on:
-            self.watch.ended(tracked, reason)
-        tracked.ticket.put(TokenEvent((), reason, tracked.metrics, error))
-        self.places.free(tracked)
+        _leave(self, tracked, TokenEvent((), reason, tracked.metrics, error))
 
     def begin_anew(self) -> None:
         """Fresh arrays. Requests that run, and have not ended, lose their rows and begin again."""
@@ -267,6 +264,17 @@ class Steps:
                 self.commit_all()
             rows = [t for t in rows if t.constraint is None]
         return _launch_rows(self, rows, steps) or bool(guided) or verified
+
+
+def _leave(steps: Steps, tracked: Tracked, last: TokenEvent) -> None:
+    """Forget a request that has ended and free what it held. Its reader is answered, whatever an observer or a ledger raises."""
+    try:
+        steps.book.drop(tracked)
+        if steps.watch.is_on and last.finish_reason:
+            steps.watch.ended(tracked, last.finish_reason)
+        steps.places.free(tracked)
+    finally:
+        tracked.ticket.put(last)
 
 
 def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
