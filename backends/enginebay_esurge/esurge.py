@@ -178,7 +178,7 @@ class eSurge:  # noqa: N801  # the name its users know
         """
         self._service.stop()
         self._profiler.stop()
-        self._tokenizer.close()
+        self._jobs.close()
 
     def pause(self) -> None:
         """Stop launching; requests stay where they are, and can be aborted. New ones are refused.

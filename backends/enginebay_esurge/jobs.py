@@ -49,6 +49,10 @@ class Jobs:
         self._tells_logprobs = tells_logprobs
         self._lock = threading.Lock()
 
+    def close(self) -> None:
+        """End the worker processes; they start again when they are needed."""
+        self._preparer.close()
+
     def make(
         self,
         prompts: Sequence[Prompt],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.errors import InputError, RequestError, explain
-from enginebay.llm.guide import structure_of
+from enginebay.llm.guide import forms_of
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.text import Tokenizer
 from enginebay.types import Request, SamplingParams
@@ -78,11 +78,10 @@ class Requests:
             raise RequestError(
                 explain(f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead.")
             )
-        structure = structure_of(params)
-        if structure is not None:
+        for form in forms_of(params):
             raise RequestError(
                 explain(
-                    f"{structure.form} in the vInference API",
+                    f"{form} in the vInference API",
                     "none: a generation between two states runs on the device alone, and masks come from the host",
                     "Leave it out, or use LLM or eSurge.",
                 )

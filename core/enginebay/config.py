@@ -20,7 +20,7 @@ AUTO: Final = "auto"
 NO_PROPOSER: Final = "none"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill", "mixed")
-PARTS = ("engine", "scheduler", "sampler", "proposer")
+PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
 
 MOST_PASSES = 4
 """A step that verifies drafts runs the model so many times at most: again, without the host, while all that was drafted holds."""
@@ -97,6 +97,32 @@ class ShadowChoice(Frozen):
         return value
 
 
+class GuidedLimits(Frozen):
+    """What a guided request may ask: the size of its constraint, and what compiling it may use of the worker process.
+
+    Steps are limited by options of the grammar library, such as step_lexer_fuel.
+    """
+
+    size_bytes: int = Field(
+        default=256 << 10,
+        ge=1,
+        description="bytes of a schema as JSON, an expression, all choices, or a grammar",
+    )
+    depth: int = Field(
+        default=100, ge=1, le=500, description="lists and objects within one another in a schema"
+    )
+    items: int = Field(
+        default=10_000, ge=1, description="lists and objects of a schema, rules of a grammar, or choices"
+    )
+    compile_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to compile")
+    memory_bytes: int = Field(
+        default=128 << 20, ge=16 << 20, description="memory of the worker process beyond that of its start"
+    )
+    stack_bytes: int = Field(
+        default=8 << 20, ge=1 << 20, le=1 << 29, description="stack of the worker process; twice as much here"
+    )
+
+
 class TemplateLimits(Frozen):
     """What rendering one chat may use: templates come with checkpoints and with requests, and are programs of strangers."""
 
@@ -139,7 +165,12 @@ class EngineConfig(Frozen):
     processors: tuple[str, ...] | Literal["auto"] = Field(
         default="auto", description="logits processors that requests may use; auto: those that declare it"
     )
-    grammars: str = Field(default=AUTO, description="library that compiles the grammars of guided requests")
+    grammars: Choice = Field(
+        default=Choice(), description="library that compiles the grammars of guided requests"
+    )
+    guided_limits: GuidedLimits = Field(
+        default=GuidedLimits(), description="limits of the constraints of guided requests"
+    )
     template_limits: TemplateLimits = Field(
         default=TemplateLimits(), description="limits of rendering a chat template"
     )

@@ -73,9 +73,12 @@ class Grammar(ABC):
 
 
 class GrammarLibrary(ABC):
-    """What a plugin registers as kind "grammar": made with a Vocabulary, at an engine's first guided request.
+    """What a plugin registers as kind "grammar": made with a Vocabulary, and its options if it has any, at an engine's first
+    guided request.
 
-    UnsupportedError when it cannot be made for this tokenizer. Safe from several threads.
+    UnsupportedError when it cannot be made for this tokenizer. Safe from several threads. It is made in a worker process too,
+    where each structure is compiled first (see `enginebay.build.guarded`): there the tokenizer's `inner` has
+    `backend_tokenizer`, encode and decode alone. Importing its module must not import JAX.
     """
 
     @abstractmethod

@@ -146,7 +146,7 @@ class Hooks:
 
     @hookspec
     def register_grammars(self, register: Register) -> None:
-        """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made with a Vocabulary."""
+        """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made with a Vocabulary and its options."""
 
     @hookspec
     def register_proposers(self, register: Register) -> None:

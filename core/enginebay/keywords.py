@@ -65,7 +65,8 @@ class ServingChoices(TypedDict, total=False):
     interpret: bool
     shadow: Mapping[str, Section]
     processors: Sequence[str] | Literal["auto"]
-    grammars: str
+    grammars: Section
+    guided_limits: Mapping[str, Any] | BaseModel
     layout: str
     tuned: Literal["auto", "off", "require"]
     tuned_folder: str

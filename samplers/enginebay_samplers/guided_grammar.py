@@ -9,6 +9,7 @@ from typing import Any
 import llguidance
 import llguidance.numpy
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.constraint import (
     Constraint,
@@ -31,6 +32,41 @@ ALLOWED = {
 }
 
 
+class LlguidanceOptions(BaseModel):
+    """Limits of llguidance on one grammar and on each step of a request, which ends with an error when it exceeds one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_grammar_size: int = Field(
+        default=500_000, ge=1, description="symbols in all productions of a grammar"
+    )
+    initial_lexer_fuel: int = Field(
+        default=1_000_000, ge=1, description="work on the expressions of a grammar when it is compiled"
+    )
+    step_lexer_fuel: int = Field(default=200_000, ge=1, description="work on expressions for one mask")
+    step_max_items: int = Field(default=50_000, ge=1, description="items of the parser for one mask")
+    max_items_in_row: int = Field(default=2_000, ge=1, description="items of the parser for one byte")
+    max_lexer_states: int = Field(default=250_000, ge=1, description="states of the lexer, 1 to 2 kB each")
+
+    def limits(self) -> llguidance.LLParserLimits:
+        """As llguidance takes them."""
+        return llguidance.LLParserLimits(**self.model_dump(), verbose_errors=False)
+
+
+DEFAULT_OPTIONS = LlguidanceOptions()
+
+SIGNS = {
+    "number of symbols": "max_grammar_size",
+    "initial lexer configuration": "initial_lexer_fuel",
+    "checking relevance": "initial_lexer_fuel",
+    "expressions constructed": "step_lexer_fuel",
+    "Too many items": "step_max_items",
+    "items; max is": "max_items_in_row",
+    "too many states": "max_lexer_states",
+}
+"""What llguidance says when a limit is exceeded, and the option of that limit."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Words:
     """What masks are made with: the library's tokenizer, and which bits of a mask it may set."""
@@ -38,12 +74,18 @@ class _Words:
     tokenizer: llguidance.LLTokenizer
     usable: np.ndarray
     """uint32 [words of the model's vocabulary]."""
+    options: LlguidanceOptions
+
+    def named(self, reason: str) -> str:
+        """A reason of llguidance's, with the option of the limit that it speaks of."""
+        name = next((name for sign, name in SIGNS.items() if sign in reason), None)
+        return f"{reason} (the option {name} is {getattr(self.options, name)})" if name else reason
 
 
 class Llguidance(GrammarLibrary):
     """llguidance over one tokenizer. Whitespace in JSON is compact, unless a schema says otherwise."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS) -> None:
         given = _serialised(vocabulary.tokenizer)
         ends = list(vocabulary.eos_token_ids) or None
         try:
@@ -59,27 +101,30 @@ class Llguidance(GrammarLibrary):
         known = np.zeros(num_words(vocabulary.size) * 32, np.uint8)
         known[: min(vocabulary.size, tokenizer.vocab_size)] = 1
         known[[i for i in (*vocabulary.eos_token_ids, *tokenizer.eos_tokens) if i < len(known)]] = 0
-        self._words = _Words(tokenizer, np.packbits(known, bitorder="little").view(np.uint32))
+        self._words = _Words(tokenizer, np.packbits(known, bitorder="little").view(np.uint32), options)
 
     def compile(self, structure: Structure) -> Grammar:
         """RequestError with llguidance's reason, and for schemas that it would hold in part."""
         try:
             definition = _definition(structure)
-            matcher = llguidance.LLMatcher(self._words.tokenizer, definition, log_level=0)
+            matcher = llguidance.LLMatcher(
+                self._words.tokenizer, definition, log_level=0, limits=self._words.options.limits()
+            )
         except (ValueError, RecursionError) as error:
             if isinstance(error, RequestError):
                 raise
             raise _refusal(structure, str(error)) from None
         if matcher.is_error():
-            raise _refusal(structure, _first_part(matcher.get_error()))
+            raise _refusal(structure, self._words.named(_first_part(matcher.get_error())))
         warnings = matcher.get_grammar_warnings()
         if warnings:
             raise _refusal(structure, "; ".join(warnings))
         first = LlguidanceConstraint(matcher, self._words)
         try:
             is_empty = first.is_done
+            first.try_step()
         except RequestError as error:
-            raise _refusal(structure, str(error)) from None
+            raise _refusal(structure, str(error).partition(". Allowed:")[0]) from None
         if is_empty:
             raise _refusal(structure, "nothing but the empty text matches it")
         return LlguidanceGrammar(first)
@@ -107,6 +152,14 @@ class LlguidanceConstraint(Constraint):
     def copy(self) -> LlguidanceConstraint:
         """One that goes its own way from here."""
         return LlguidanceConstraint(self._matcher.deep_copy(), self._words, self._bits)
+
+    def try_step(self) -> None:
+        """RequestError when no more than the first mask can be computed within the limits."""
+        tokens = np.flatnonzero(np.unpackbits(self.bits().view(np.uint8), bitorder="little"))
+        if len(tokens):
+            tried = self.copy()
+            tried.accept(int(tokens[0]))
+            _ = tried.is_done
 
     def bits(self) -> np.ndarray:
         """The mask, computed once for each token."""
@@ -140,7 +193,7 @@ class LlguidanceConstraint(Constraint):
         return bits
 
     def _failed(self, given: str) -> RequestError:
-        reason = _first_part(self._matcher.get_error())
+        reason = self._words.named(_first_part(self._matcher.get_error()))
         return RequestError(
             explain(
                 f"{given} under the grammar of the request" + (f": {reason}" if reason else ""),
@@ -179,11 +232,11 @@ def _refusal(structure: Structure, reason: str) -> RequestError:
 
 def _first_part(error: str) -> str:
     """A message of llguidance without the state of its parser."""
-    return _one_line(error.partition("<state>")[0])
+    return _one_line(error.partition("<state>")[0].partition("<non-verbose/>")[0])
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(text.encode(errors="backslashreplace").decode().split())
 
 
 def _serialised(tokenizer: Tokenizer) -> str:

@@ -56,6 +56,7 @@ def register_grammars(register: Register) -> None:
     register(
         "llguidance",
         "enginebay_samplers.guided_grammar:Llguidance",
+        options="enginebay_samplers.guided_grammar:LlguidanceOptions",
         summary="JSON schemas, regular expressions, choices and Lark grammars",
         requires=("llguidance",),
         capabilities={"priority": 0},

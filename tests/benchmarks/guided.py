@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from enginebay import LLM, SamplingParams
+from enginebay.build.grammars import choose_grammars
+from enginebay.build.guarded import GuardedLibrary
 from enginebay.constraint import Structure, Vocabulary
 from enginebay_samplers.guided_grammar import Llguidance
 
@@ -44,6 +46,56 @@ STRUCTURES = {
 }
 
 
+SIZE_BYTES = 2048
+"""Size of the schema that `print_worker` compiles."""
+
+
+def print_worker(llm: LLM) -> None:
+    """What compiling in the worker process first adds, for schemas of 2 KB, and what its start costs."""
+    grammars = choose_grammars(llm.plan.registry, llm.plan.config)
+    size, ends = llm.plan.model.info.vocab_size, llm.plan.checkpoint.token_info.eos_token_ids
+    vocabulary = Vocabulary(llm.tokenizer, size, ends)
+    alone, guarded = Llguidance(vocabulary), grammars.make(vocabulary)
+    assert isinstance(guarded, GuardedLibrary)
+    structures = [Structure("json_schema", schema_of(SIZE_BYTES, seed)) for seed in range(40)]
+    begun = time.perf_counter()
+    guarded.compile(structures[0])
+    first_s = time.perf_counter() - begun
+    took: dict[str, list[float]] = {"alone": [], "worker first": []}
+    for structure in structures[1:]:
+        for name, library in (("alone", alone), ("worker first", guarded)):
+            begun = time.perf_counter()
+            library.compile(structure)
+            took[name].append(1e3 * (time.perf_counter() - begun))
+    guarded.close()
+    more = [b - a for a, b in zip(took["alone"], took["worker first"], strict=True)]
+    print(
+        f"\ncompiling a schema of {SIZE_BYTES} bytes, ms; the first one, with the start of the worker, {1e3 * first_s:.0f}"
+    )
+    print("| | median | 90 % |\n|---|---|---|")
+    for name, values in (*took.items(), ("added by the worker", more)):
+        print(f"| {name} | {statistics.median(values):.1f} | {np.percentile(values, 90):.1f} |")
+
+
+def schema_of(num_bytes: int, seed: int) -> str:
+    """An object with as many properties as fit."""
+    rng = np.random.default_rng(seed)
+    properties: dict[str, Any] = {}
+    kinds: list[dict[str, Any]] = [
+        {"type": "string", "maxLength": 40},
+        {"type": "integer", "minimum": 0, "maximum": 999},
+        {"enum": ["red", "green", "blue"]},
+        {"type": "array", "items": {"type": "number"}, "maxItems": 5},
+    ]
+    while True:
+        name = f"property_{rng.integers(10**6)}"
+        made = {"type": "object", "properties": properties | {name: kinds[len(properties) % len(kinds)]}}
+        text = json.dumps(made | {"required": list(made["properties"])})
+        if len(text) > num_bytes:
+            return json.dumps({"type": "object", "properties": properties, "required": list(properties)})
+        properties = made["properties"]
+
+
 def main() -> int:
     """Print both tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.guided", description=__doc__)
@@ -51,12 +103,16 @@ def main() -> int:
     parser.add_argument("--engine", default="vinference")
     parser.add_argument("--rows", default="1,8", help="requests at once, a list")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker-only", action="store_true", help="only what compiling in the worker adds")
     args = parser.parse_args()
     rows = [int(part) for part in args.rows.split(",")]
     sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": max(rows), "engine": args.engine}
     with LLM(args.model, processors=("guided",), **sizes) as llm:
         tokens = llm.plan.checkpoint.token_info
         size = llm.plan.model.info.vocab_size
+        print_worker(llm)
+        if args.worker_only:
+            return 0
         print_masks(Vocabulary(llm.tokenizer, size, tokens.eos_token_ids))
         print_speeds(llm, rows, args.rounds)
     return 0

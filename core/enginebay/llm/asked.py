@@ -7,7 +7,7 @@ from typing import Any
 
 from enginebay.constraint import GUIDED
 from enginebay.errors import RequestError, explain
-from enginebay.llm.guide import structure_of
+from enginebay.llm.guide import forms_of
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 
@@ -49,7 +49,7 @@ def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mappin
         ("min_tokens", params.min_tokens > 0, {"min_tokens": params.min_tokens}),
         ("logit_bias", bool(params.logit_bias), {"bias": params.logit_bias}),
         ("allowed_token_ids", params.allowed_token_ids is not None, {"token_ids": params.allowed_token_ids}),
-        (GUIDED, structure_of(params) is not None, {}),
+        (GUIDED, bool(forms_of(params)), {}),
         ("typical", params.typical_p < 1.0, {"typical_p": params.typical_p}),
     ]
     asked = {name: values for name, is_asked, values in options if is_asked}

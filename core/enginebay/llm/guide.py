@@ -8,12 +8,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from enginebay.build.guarded import GuardedLibrary
+from enginebay.config import GuidedLimits
 from enginebay.constraint import Form, Grammar, GrammarLibrary, Structure
 from enginebay.errors import RequestError, explain
+from enginebay.llm.guide_limits import check_size
 from enginebay.types import SamplingParams
 
 MOST_GRAMMARS = 64
 """Compiled grammars that are kept for requests to come."""
+
+DEFAULT_LIMITS = GuidedLimits()
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -21,15 +26,18 @@ ANY_OBJECT = '{"type": "object"}'
 class Guides:
     """Compiles structures, by a library that is made at the first one, and keeps the latest. Safe from several threads."""
 
-    def __init__(self, make_library: Callable[[], GrammarLibrary]) -> None:
+    def __init__(
+        self, make_library: Callable[[], GrammarLibrary], limits: GuidedLimits = DEFAULT_LIMITS
+    ) -> None:
         self._make_library = make_library
+        self._limits = limits
         self._library: GrammarLibrary | None = None
         self._compiled: collections.OrderedDict[Structure, Grammar] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
         """What a request's output must be, or None when it may be anything. RequestError for what cannot be held."""
-        structure = structure_of(params)
+        structure = structure_of(params, self._limits)
         if structure is None:
             return None
         with self._lock:
@@ -46,9 +54,15 @@ class Guides:
                 self._compiled.popitem(last=False)
         return made
 
+    def close(self) -> None:
+        """End the library's worker process, if it has one. The library stays, and starts another when it needs it."""
+        library = self._library
+        if isinstance(library, GuardedLibrary):
+            library.close()
 
-def structure_of(params: SamplingParams) -> Structure | None:
-    """What the fields of a request ask of its output. RequestError for two that do, and for a schema that is no JSON object."""
+
+def forms_of(params: SamplingParams) -> dict[Form, Any]:
+    """The fields of a request that say what its output must be, with their values."""
     asked: dict[Form, Any] = {
         "json_schema": params.json_schema,
         "json_object": params.json_object or None,
@@ -56,14 +70,22 @@ def structure_of(params: SamplingParams) -> Structure | None:
         "choice": params.choice or None,
         "grammar": params.grammar,
     }
-    given = [form for form, value in asked.items() if value is not None]
-    if not given:
+    return {form: value for form, value in asked.items() if value is not None}
+
+
+def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) -> Structure | None:
+    """What a request asks of its output. RequestError for two fields that do, for a constraint beyond the limits of size,
+    and for a schema that is no JSON object.
+    """
+    asked = forms_of(params)
+    if not asked:
         return None
-    form, *others = given
+    form, *others = asked
     if others:
         raise RequestError(
-            explain(f"{' and '.join(given)} in one request", "one of them", "Leave the others out.")
+            explain(f"{' and '.join(asked)} in one request", "one of them", "Leave the others out.")
         )
+    check_size(form, asked[form], limits)
     if form == "json_schema":
         return Structure(form, _schema_text(asked[form]))
     if form == "json_object":

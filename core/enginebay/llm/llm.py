@@ -117,7 +117,7 @@ class LLM:
     def close(self) -> None:
         """Fail what is under way and end the engine's thread and worker processes. Closing twice is fine."""
         self._loop.close()
-        self.tokenizer.close()
+        self._preparer.close()
 
     @property
     def plan(self) -> Plan:

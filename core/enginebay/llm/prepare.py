@@ -111,10 +111,16 @@ class Preparer:
         """Most tokens that the cache holds for one request (`Ledger.most_tokens`); None: max_model_len is the limit."""
         self.abilities = abilities
         self._guides = Guides(
-            lambda: abilities.grammars.make(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
+            lambda: abilities.grammars.make(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids)),
+            abilities.grammars.limits,
         )
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
         self._ids = itertools.count()
+
+    def close(self) -> None:
+        """End the worker processes. They start again with the next chat and the next constraint."""
+        self.tokenizer.close()
+        self._guides.close()
 
     def prepare(
         self, prompts: Prompts, params: Params, *, priority: Priorities = 0, tenant: Tenants = None

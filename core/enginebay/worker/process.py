@@ -51,6 +51,10 @@ class WorkerError(Exception):
     """A request whose answer is an exception, or a worker that cannot be started or died of something else."""
 
 
+class StartError(WorkerError):
+    """The worker could not be started."""
+
+
 class KilledError(WorkerError):
     """The worker was killed by somebody else."""
 
@@ -119,8 +123,8 @@ class LimitedWorker:
             outcome = process.exchange(frame(self._first), START_LIMIT_S)
         except BaseException as error:
             self._end()
-            if isinstance(error, LimitError):
-                raise WorkerError(f"its worker process could not be started ({error.limit})") from None
+            if isinstance(error, LimitError | WorkerError):
+                raise StartError(str(error)) from None
             raise
         assert outcome == {"ready": True}, outcome
         return process

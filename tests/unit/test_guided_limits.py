@@ -1,0 +1,283 @@
+"""Constraints of strangers: whatever one needs beyond the limits ends as a refused request, and nothing else ends with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.build.grammars import ChosenGrammars, choose_grammars
+from enginebay.build.guarded import GuardedLibrary, with_stack
+from enginebay.config import make_config
+from enginebay.constraint import Constraint, GrammarLibrary, Structure, Vocabulary
+from enginebay.errors import ConfigError, RequestError, UnsupportedError
+from enginebay.llm.guide import Guides
+from enginebay.loop.guided import follow
+from enginebay.registry import load_registry
+from enginebay.text import Tokenizer
+from enginebay_esurge import eSurge
+from enginebay_models.tokenizer import load_tokenizer
+from enginebay_vinference.requests import Requests
+from tests.brief import BRIEF, DEMO
+
+EOS = 2
+CHAIN = "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3000)) + 'r3000: "b"\n'
+PATTERNS = {"allOf": [{"pattern": f"(a|b)*a(a|b){{{i + 1}}}"} for i in range(24)]} | {"type": "string"}
+NESTED = "((a{1000}){1000}){1000}"
+LOOP = {
+    "$ref": "#/$defs/d0",
+    "$defs": {f"d{i}": {"items": {"$ref": f"#/$defs/d{(i + 1) % 2000}"}} for i in range(2000)},
+}
+SMALL = {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def knot() -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    schema["properties"] = {"a": schema}
+    return schema
+
+
+def wide() -> dict[str, Any]:
+    """A small dict whose JSON would have 2 ** 40 parts."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(40):
+        schema = {"anyOf": [schema, schema]}
+    return schema
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(DEMO)
+
+
+def chosen(**choices: Any) -> ChosenGrammars:
+    return choose_grammars(load_registry(), make_config(choices))
+
+
+def guides_of(tokenizer: Tokenizer, grammars: ChosenGrammars) -> Guides:
+    return Guides(lambda: grammars.make(Vocabulary(tokenizer, 2048, (0, EOS))), grammars.limits)
+
+
+@pytest.fixture(scope="module")
+def guides(tokenizer: Tokenizer) -> Iterator[Guides]:
+    made = guides_of(tokenizer, chosen())
+    yield made
+    made.close()
+
+
+def worker_pid(guides: Guides) -> int | None:
+    library = guides._library
+    assert isinstance(library, GuardedLibrary)
+    return library._worker.pid
+
+
+REFUSED = [
+    ({"grammar": CHAIN}, r"limit of stack .*Allowed: 8388608 bytes of stack \(guided_limits.stack_bytes\)"),
+    ({"json_schema": PATTERNS}, r"limit of memory .*Allowed: 134217728 bytes .*\(guided_limits.memory_bytes\)"),
+    ({"regex": NESTED}, r"limit of memory .*guided_limits.memory_bytes"),
+    ({"json_schema": LOOP}, r"limit of stack .*guided_limits.stack_bytes"),
+    ({"json_schema": deep(10_000)}, r"101 levels of lists and objects.*guided_limits.depth"),
+    ({"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000}, r"101 levels.*guided_limits.depth"),
+    ({"json_schema": '{"const":' + "[" * 10_000}, r"101 levels.*guided_limits.depth"),
+    ({"json_schema": knot()}, r"101 levels.*guided_limits.depth"),
+    ({"json_schema": wide()}, r"10001 lists and objects.*guided_limits.items"),
+    ({"json_schema": {"enum": ["x" * 300_000]}}, r"json_schema of 3\d+ bytes.*262144 \(guided_limits.size_bytes"),
+    ({"json_schema": '"' + "x" * 300_000}, r"json_schema of 300001 bytes.*guided_limits.size_bytes"),
+    ({"regex": "a" * 300_000}, r"regex of 300000 bytes.*guided_limits.size_bytes"),
+    ({"grammar": 'start: "a"\n' + 'x: "b"\n' * 10_000}, r"grammar with 10001 rules.*guided_limits.items"),
+    ({"choice": [str(i) for i in range(10_001)]}, r"choice with 10001 choices.*guided_limits.items"),
+    ({"choice": ["é" * 150_000]}, r"choice of 300000 bytes.*guided_limits.size_bytes"),
+    ({"choice": [f"c{i}" for i in range(9000)]}, "the option max_items_in_row is 2000"),
+    ({"json_schema": {"type": "integer", "multipleOf": 10**9 + 7}}, "initial_lexer_fuel is 1000000"),
+    ({"json_schema": {"$ref": "#"}}, "this text under the grammar of the request: NoExtensionBias"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "limit"), REFUSED, ids=range(len(REFUSED)))
+def test_a_constraint_beyond_a_limit_is_a_refused_request(
+    guides: Guides, fields: dict[str, Any], limit: str
+) -> None:
+    with pytest.raises(RequestError, match=limit) as caught:
+        guides.grammar(SamplingParams(**fields))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_what_is_within_the_limits_is_compiled_here_with_more_stack(guides: Guides) -> None:
+    """The longest chain that the worker's stack holds would need more than the default stack of a thread elsewhere."""
+    chain = "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(900)) + 'r900: "b"\n'
+    for fields in (SMALL, {"grammar": chain}, {"json_schema": deep(45)}):
+        grammar = guides.grammar(SamplingParams(**fields))
+        assert grammar is not None
+        assert grammar.start().bits().any()
+
+
+def test_a_worker_that_exceeds_a_limit_is_replaced_and_others_are_served(guides: Guides) -> None:
+    guides.grammar(SamplingParams(choice=["before"]))
+    before = worker_pid(guides)
+    with pytest.raises(RequestError, match="limit of stack"):
+        guides.grammar(SamplingParams(grammar=CHAIN))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(before or 0), 0)
+    guides.grammar(SamplingParams(choice=["after"]))
+    assert worker_pid(guides) not in (None, before)
+    guides.close()
+    assert worker_pid(guides) is None
+    guides.grammar(SamplingParams(choice=["once more"]))
+
+
+def test_the_limit_of_time(tokenizer: Tokenizer) -> None:
+    limits = {"compile_s": 0.3, "memory_bytes": 2 << 30}
+    guides = guides_of(tokenizer, chosen(guided_limits=limits))
+    with pytest.raises(RequestError, match=r"limit of time .*0.3 seconds \(guided_limits.compile_s\)"):
+        guides.grammar(SamplingParams(json_schema=PATTERNS))
+    guides.close()
+
+
+def test_limits_of_size_are_options(tokenizer: Tokenizer) -> None:
+    tight = chosen(guided_limits={"size_bytes": 40, "depth": 3, "items": 2})
+    guides = guides_of(tokenizer, tight)
+    for fields, limit in [
+        ({"regex": "a" * 41}, r"Allowed: 40 \(guided_limits.size_bytes"),
+        ({"json_schema": deep(3)}, r"Allowed: 3 \(guided_limits.depth|Allowed: 2 \(guided_limits.items"),
+        ({"json_schema": "[[[[1]]]]"}, r"Allowed: \d \(guided_limits"),
+        ({"choice": ["a", "b", "c"]}, r"Allowed: 2 \(guided_limits.items"),
+        ({"grammar": 'start: a\na: b\nb: "c"'}, r"Allowed: 2 \(guided_limits.items"),
+    ]:
+        with pytest.raises(RequestError, match=limit):
+            guides.grammar(SamplingParams(**fields))
+    assert guides._library is None, "nothing was compiled"
+
+
+STEPS = [
+    ({"max_lexer_states": 60}, {"regex": "(a|b)*a(a|b){30}c"}),
+    ({"step_max_items": 90}, {"grammar": 'start: s\ns: s s | "a" | "b"'}),
+    ({"max_items_in_row": 40}, {"grammar": 'start: s\ns: s s | "a" | "b"'}),
+]
+
+
+@dataclasses.dataclass
+class Tracked:
+    """What `follow` reads of a request in the loop."""
+
+    constraint: Constraint
+    request: Any
+
+
+@pytest.mark.parametrize(("options", "fields"), STEPS, ids=[next(iter(options)) for options, _ in STEPS])
+def test_a_step_beyond_a_limit_ends_its_own_request(
+    tokenizer: Tokenizer, options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """It compiles and begins. The loop gives the error to the request, and goes on."""
+    grammars = chosen(grammars={"name": "llguidance"} | options)
+    library: GrammarLibrary = grammars.registry.load(grammars.entry)(  # type: ignore[arg-type]
+        Vocabulary(tokenizer, 2048, (0, EOS)), grammars.options
+    )
+    (form, text), (name, most) = *fields.items(), *options.items()
+    sampling = types.SimpleNamespace(stop_token_ids=())
+    request = types.SimpleNamespace(sampling=sampling, request_id="r")
+    tracked = Tracked(library.compile(Structure(form, text)).start(), request)
+    ids = [tokenizer.encode(c, add_special_tokens=False)[-1] for c in "aba"]
+    error = follow(tracked, ids * 100)  # type: ignore[arg-type]
+    assert isinstance(error, RequestError)
+    assert f"the option {name} is {most}" in str(error)
+
+
+def test_options_of_grammars_are_checked_when_the_engine_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"grammar 'llguidance': .*step_lexer_fuel"):
+        chosen(grammars={"step_lexer_fuel": 0})
+    with pytest.raises(ConfigError, match=r"guided_limits"):
+        make_config({"guided_limits": {"depth": 0}})
+    assert chosen(grammars={"step_max_items": 7}).options.step_max_items == 7  # type: ignore[union-attr]
+    assert make_config({"grammars": "llguidance"}).grammars.name == "llguidance"
+
+
+def test_a_library_that_no_process_can_import_is_unsupported(tokenizer: Tokenizer) -> None:
+    class Never(GrammarLibrary):
+        def compile(self, structure: Structure) -> Any:
+            raise AssertionError("it was compiled here")
+
+    settings = {
+        "library": "tests.unit.nowhere:Never",
+        "tokenizer": "{}",
+        "size": 4,
+        "eos_token_ids": [],
+        "options": None,
+    }
+    with pytest.raises(UnsupportedError, match="without the worker process"):
+        GuardedLibrary(Never(), settings, chosen().limits).compile(Structure("regex", "a"))
+
+
+def test_what_is_raised_with_more_stack_is_raised_to_the_caller() -> None:
+    before = threading.stack_size()
+    with pytest.raises(KeyError, match="here"):
+        with_stack(1 << 20, lambda: {}["here"])
+    assert with_stack(32 << 20, threading.stack_size) in (before, 32 << 20)
+    assert threading.stack_size() == before
+
+
+HOSTILE = SamplingParams(max_tokens=4, grammar=CHAIN)
+FREE = SamplingParams(max_tokens=4)
+
+
+def test_llm_refuses_it_and_serves_others(fake_llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"guided_limits.stack_bytes"):
+        fake_llm.generate("Once", HOSTILE)
+    with pytest.raises(RequestError, match=r"guided_limits.stack_bytes"):
+        fake_llm.generate(["Once", "upon"], [FREE, HOSTILE])
+    assert len(fake_llm.generate("Once", FREE)[0].outputs[0].token_ids) == 4
+
+
+def test_esurge_refuses_it_and_serves_others(faked: None) -> None:
+    with eSurge(BRIEF, max_model_len=128, max_num_seqs=2, dtype="float32", compile_runner=False) as engine:
+        with pytest.raises(ValueError, match=r"guided_limits.stack_bytes"):
+            engine.generate("Once", HOSTILE)
+        assert len(engine.generate("Once", FREE)[0].outputs[0].token_ids) == 4
+        library = engine._jobs._preparer._guides._library
+        engine.terminate()
+        assert isinstance(library, GuardedLibrary)
+        assert library._worker.pid is None
+
+
+def test_vinference_refuses_it_unread() -> None:
+    bare = Requests.__new__(Requests)
+    bare.default = FREE
+    for fields in ({"grammar": CHAIN}, {"json_schema": deep(10_000)}):
+        with pytest.raises(ValueError, match="in the vInference API"):
+            bare.params(SamplingParams(**fields))
+
+
+def test_the_command_refuses_it(faked: None, run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "chain.lark").write_text(CHAIN)
+    code, _, err = run("generate", "Once", "--grammar", str(tmp_path / "chain.lark"), "--model", str(BRIEF))
+    assert code == 2
+    assert "guided_limits.stack_bytes" in err
+    assert err.count("\n") == 1
+
+
+def test_templates_of_requests_are_limited_in_llm_and_its_processes_end_with_it(faked: None) -> None:
+    with LLM(
+        BRIEF, dtype="float32", max_model_len=128, max_num_seqs=2, template_limits={"time_s": 0.5}
+    ) as llm:
+        messages = [{"role": "user", "content": "hello"}]
+        endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        with pytest.raises(RequestError, match=r"0.5 seconds \(template_limits.time_s\)"):
+            llm.chat(messages, FREE, chat_template=endless)
+        assert llm.chat(messages, FREE).finished
+        worker = llm.tokenizer._chats._worker
+        assert worker.pid is not None
+    assert worker.pid is None
