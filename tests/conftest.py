@@ -95,6 +95,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    """No wait is named on stderr, however slow the machine: tests compare what programs write."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("enginebay.waits.PATIENCE_S", 3600.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The folder that pyproject.toml lies in."""

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.build.compose import Composed, Plan, build, find_family, make_plan, open_checkpoint
+from enginebay.build.compose import Composed, Plan, build, find_family, make_plan, make_title, open_checkpoint
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
 from enginebay.errors import ConfigError, explain
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.model import Checkpoint, count_weights
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
+from enginebay.waits import waiting
 from enginebay_esurge.settings import ENGINE, EngineSettings
 
 PRELOADED = "preloaded"
@@ -104,7 +105,10 @@ def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) 
     parts = build(plan)
     if compiles:
         engine = parts.engine
-        engine.warmup(lambda done, total, what: log.log(level, "compiled %s (%d of %d)", what, done, total))
+        with waiting(f"compiling every step of {make_title(plan)}"):
+            engine.warmup(
+                lambda done, total, what: log.log(level, "compiled %s (%d of %d)", what, done, total)
+            )
         engine.compilations.forbidden = plan.config.forbid_compiling
     return parts
 

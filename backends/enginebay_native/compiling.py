@@ -19,6 +19,7 @@ import jax
 
 from enginebay.build.folders import cache_folder, make_private
 from enginebay.errors import UnsupportedError, explain
+from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.native")
 
@@ -56,7 +57,8 @@ def library(name: str) -> Path:
     if not target.exists():
         with _alone_in(target.parent):
             if not target.exists():  # nobody has made it while we waited
-                _compile(compiler, name, target)
+                with waiting(f"compiling the C++ kernel {name} with {compiler[0]}, once for this processor"):
+                    _compile(compiler, name, target)
     return target
 
 

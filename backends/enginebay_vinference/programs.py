@@ -21,6 +21,7 @@ from enginebay.errors import CompilationError, ConfigError, RequestError, Stoppe
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.step import Program
 from enginebay.types import MAX_STOP_TOKENS
+from enginebay.waits import waiting
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
@@ -176,11 +177,12 @@ class Programs:
 
     def _compile(self, shape: InferenceShape, program: Program) -> Pair:
         start = time.perf_counter()
-        recipe = self.recipe(shape, program)
-        lowered = [
-            self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind)) for kind in KINDS
-        ]
-        pair = self.compile_lowered(lowered)
+        with waiting(f"compiling {shape}, for {self.engine.parts.title}"):
+            recipe = self.recipe(shape, program)
+            lowered = [
+                self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind)) for kind in KINDS
+            ]
+            pair = self.compile_lowered(lowered)
         log.info("compiled %s in %.2f s", shape, time.perf_counter() - start)
         return pair
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -89,21 +90,29 @@ def measure(
     rounds: int,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Result]:
-    """Warm each engine up, compare tokens, then run rounds in turn, engine by engine."""
+    """Warm each engine up, compare tokens, then run rounds in turn, engine by engine.
+
+    `progress` is called with the variant's name in what is done. Ctrl-C ends the rounds; the results are then those of the
+    rounds that ended, of the variants that have one. KeyboardInterrupt when there is none.
+    """
     warmups = {}
     for name, llm in llms.items():
         start = time.perf_counter()
-        llm.warmup(progress)
+        llm.warmup(None if progress is None else functools.partial(_of_variant, progress, name))
         run(llm, 0)
         warmups[name] = time.perf_counter() - start
     equal = compare_tokens(llms, parity)
     values: dict[str, dict[str, list[float]]] = {name: {} for name in llms}
-    for number in range(1, rounds + 1):
-        for name, llm in llms.items():
-            for figure, value in run(llm, number).items():
-                values[name].setdefault(figure, []).append(value)
-        if progress is not None:
-            progress("measuring", number, rounds)
+    try:
+        for number in range(1, rounds + 1):
+            for done, (name, llm) in enumerate(llms.items(), (number - 1) * len(llms)):
+                if progress is not None:
+                    progress(f"measuring {name}", done, rounds * len(llms))
+                for figure, value in run(llm, number).items():
+                    values[name].setdefault(figure, []).append(value)
+    except KeyboardInterrupt:
+        if not any(values.values()):
+            raise
     return [
         Result(
             name,
@@ -114,4 +123,11 @@ def measure(
             llm.engine.compilations.count,
         )
         for name, llm in llms.items()
+        if values[name]
     ]
+
+
+def _of_variant(
+    progress: Callable[[str, int, int], None], variant: str, what: str, done: int, total: int
+) -> None:
+    progress(f"{variant}: {what}", done, total)

@@ -28,10 +28,11 @@ from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
 from enginebay.proposer import Proposer
 from enginebay.registry import Entry, Registry, load_registry
-from enginebay.runner.parts import EngineParts, weight_bytes
+from enginebay.runner.parts import EngineParts, engine_title, weight_bytes
 from enginebay.runner.sharding import Placement, make_placement
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
+from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.build")
 
@@ -53,6 +54,11 @@ class Plan:
     kernels: ChosenKernels
     processors: ChosenProcessors
     shadow: ChosenShadow | None = None
+
+
+def make_title(plan: Plan) -> str:
+    """The engine of a plan with its attention kernels, for whoever waits for it."""
+    return engine_title(plan.config, plan.kernels.names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,13 +180,14 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
             progress("loading weights", done, total)
 
     def load_weights() -> dict[str, jax.Array]:
-        return plan.checkpoint.load_weights(
-            plan.model,
-            dtype=config.dtype,
-            place=plan.placement.weight,
-            verify=config.verify_weights,
-            progress=report,
-        )
+        with waiting(f"loading the weights of {plan.checkpoint.folder}"):
+            return plan.checkpoint.load_weights(
+                plan.model,
+                dtype=config.dtype,
+                place=plan.placement.weight,
+                verify=config.verify_weights,
+                progress=report,
+            )
 
     return EngineParts(
         config=config,

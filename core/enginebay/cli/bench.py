@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from enginebay.cli.kernels import (
     run_kernels,
 )
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, flag_values, traced
-from enginebay.cli.show import print_shadow, print_table, progress
+from enginebay.cli.show import INTERRUPTED, print_shadow, print_table, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
 
@@ -107,10 +108,15 @@ def run(name: str, args: argparse.Namespace) -> int:
         results = measure(llms, rounds, parity, args.rounds, report)
         shadows = {variant: llm.shadow_report() for variant, llm in llms.items()}
     records = [dataclasses.asdict(result) for result in results]
+    is_cut = len(results) < len(llms) or any(
+        len(v) < args.rounds for result in results for v in result.rounds.values()
+    )
     print(json.dumps(records, indent=2)) if args.json else _print(records)
     for variant, shadow in shadows.items():
         print_shadow(shadow, f" beside {variant}")
-    return 0
+    if is_cut:
+        print("interrupted: these are the rounds that ended", file=sys.stderr)
+    return INTERRUPTED if is_cut else 0
 
 
 def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:

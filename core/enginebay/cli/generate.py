@@ -8,11 +8,13 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 from enginebay.cli.show import print_shadow, progress
+from enginebay.config import EngineConfig
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
 from enginebay.llm.choice import Choice
@@ -173,9 +175,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Complete the prompt."""
     prompt, params = _prompt(args), sampling_from(args)
     config = config_from(args)
-    with progress() as report:
-        llm = LLM(config=config, progress=report)
-    with llm, traced(args):
+    with ExitStack() as bars, _load(bars, config) as llm, traced(args):
         # Before anything is printed: the prompt may be refused.
         chunks: Iterable[StreamChunk]
         if Choice.of(params) is None:
@@ -183,18 +183,37 @@ def run(name: str, args: argparse.Namespace) -> int:
         else:
             [output] = llm.generate([prompt], params, priority=args.priority, tenant=args.tenant)
             chunks = _chunks(output)
+        chunks = after_first(chunks, bars.close)
         if args.json:
             prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             print_whole(chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids)))
         elif params.n > 1:
             print_whole(chunks, params.n, lambda one: f"[{one.output.index}] {one.output.text}")
         else:
-            print(prompt if isinstance(prompt, str) else "", end="", flush=True)
+            begin = prompt if isinstance(prompt, str) else ""
             for chunk in chunks:
-                print(chunk.delta_text, end="", flush=True)
+                print(begin + chunk.delta_text, end="", flush=True)
+                begin = ""
             print()
         print_shadow(llm.shadow_report())
     return 0
+
+
+def _load(bars: ExitStack, config: EngineConfig) -> LLM:
+    """The engine; progress is shown until `bars` is closed."""
+    return LLM(config=config, progress=bars.enter_context(progress()))
+
+
+def after_first(chunks: Iterable[StreamChunk], call: Callable[[], None]) -> Iterator[StreamChunk]:
+    """The same chunks; `call` is called when the first is there, before it is shown."""
+    waits_for_first = True
+    for chunk in chunks:
+        if waits_for_first:
+            waits_for_first = False
+            call()
+        yield chunk
+    if waits_for_first:
+        call()
 
 
 def _prompt(args: argparse.Namespace) -> str | list[int]:

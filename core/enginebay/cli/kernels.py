@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from enginebay.cli.rows import Rows
-from enginebay.cli.show import progress
+from enginebay.cli.show import INTERRUPTED, interruptible, progress
 from enginebay.config import AUTO, make_config
 from enginebay.errors import InputError, explain, unknown_name
 from enginebay.testing.report import has_text
@@ -275,17 +275,17 @@ def run_kernels(args: argparse.Namespace) -> int:
     ]
     figures: list[Figure] = []
     rows = Rows(COLUMNS, (9, 28, 8, 14, 9, 16))
-    with progress() as report:
+    with interruptible() as stop, progress() as report:
         for number, (op, dtype, shape) in enumerate(work):
             if report is not None:
-                report("measuring kernels", number, len(work))
+                report(f"measuring {op} of {shape.name}", number, len(work))
             setting = session.settings[dtype]
             found = measure_shape(session.bench, op, shape, setting, session.candidates[op])
             figures += found
             for figure in found if not args.json else ():
                 _print(rows, judged(figure, session.bench.roofline))
     if args.json:
-        roofline = roofline_after(session)
+        roofline = session.bench.roofline if stop.is_set() else roofline_after(session)
         record = {
             "command": session.command,
             "environment": environment() | {"device": device_text(session)},
@@ -295,6 +295,8 @@ def run_kernels(args: argparse.Namespace) -> int:
         print(json.dumps(record, indent=2, default=float))
     else:
         print_roofline(session, session.bench.roofline)
+    if stop.is_set():
+        return INTERRUPTED
     return int(any(figure.parity is not None and not figure.parity.is_right for figure in figures))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from enginebay import __version__
 from enginebay.cli.parsing import Parser, refuse_rest
+from enginebay.cli.show import INTERRUPTED, plain_waits
 from enginebay.errors import EnginebayError, InputError, explain, unknown_name
 
 COMMANDS = {
@@ -38,8 +39,6 @@ COMMANDS = {
 
 WITHOUT_JAX = ("plugins", "config")
 """Commands that end without importing JAX."""
-
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +91,8 @@ def _dispatch(arguments: list[str]) -> int:
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
-    code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
+    with plain_waits(args.log_level):
+        code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
     return code
 
 

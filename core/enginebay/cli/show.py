@@ -2,34 +2,124 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import logging
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from enginebay.ops.shadow import ShadowReport
+from enginebay import waits
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from enginebay.ops.shadow import ShadowReport
+
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A callback (what, done, total) that draws a bar, or None when nobody watches."""
+def interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C ends the block and sets the event, so that what was done until then is printed."""
+    stop = threading.Event()
+    try:
+        yield stop
+    except KeyboardInterrupt:
+        stop.set()
+        print("\ninterrupted: this is what there was", file=sys.stderr)
+
+
+@contextmanager
+def plain_waits(log_level: str) -> Iterator[None]:
+    """While the block lasts, waits (enginebay.waits) are plain lines on stderr, from `log_level` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("enginebay: %(message)s"))
+    handler.setLevel(log_level.upper())
+    with _shown_by(handler):
+        yield
+
+
+@contextmanager
+def _shown_by(handler: logging.Handler) -> Iterator[None]:
+    log = waits.log
+    before, log.handlers = log.handlers, [handler]
+    propagates, log.propagate = log.propagate, False
+    level = log.level
+    log.setLevel(logging.INFO)  # bars need the records of ends; the handler of lines has a level of its own
+    try:
+        yield
+    finally:
+        log.handlers, log.propagate = before, propagates
+        log.setLevel(level)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback (what, done, total): a bar on a terminal, elsewhere lines on stderr for what takes longer than PATIENCE_S.
+
+    On a terminal waits (enginebay.waits) are bars without an end, too.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield PlainProgress().report
         return
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+            bars.update(tasks[what], completed=done, total=total, visible=done < total)
 
-        yield report
+        with _shown_by(WaitBars(bars)):
+            yield report
+
+
+@dataclasses.dataclass
+class PlainProgress:
+    """Progress where no terminal is: a line for what takes longer than PATIENCE_S, and again every REPEAT_S."""
+
+    next_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def report(self, what: str, done: int, total: int) -> None:
+        """What is done, and how much of it."""
+        now_s = time.monotonic()
+        if now_s > self.next_s.setdefault(what, now_s + waits.PATIENCE_S):
+            self.next_s[what] = now_s + waits.REPEAT_S
+            print(f"enginebay: {what}: {done} of {total}", file=sys.stderr, flush=True)
+
+
+class WaitBars(logging.Handler):
+    """Shows the records of waits as bars without an end, each until its wait ends."""
+
+    def __init__(self, bars: Progress) -> None:
+        super().__init__()
+        self._bars = bars
+        self._tasks: dict[object, TaskID] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Begin or end a bar."""
+        key, ended = record.__dict__.get("wait_key"), record.__dict__.get("wait_ended")
+        if ended and key in self._tasks:
+            self._bars.remove_task(self._tasks.pop(key))
+        elif not ended and key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(record.getMessage().removesuffix(" ..."), total=None)
 
 
 MAX_PLAIN_COLUMN = 40

@@ -23,7 +23,7 @@ from enginebay.cli.kernels import (
     short,
 )
 from enginebay.cli.rows import Rows
-from enginebay.cli.show import progress
+from enginebay.cli.show import INTERRUPTED, interruptible, progress
 from enginebay.config import AUTO, make_config, read_toml
 from enginebay.errors import InputError, explain
 
@@ -86,7 +86,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     found: list[Tuned] = []
     paths: list[Path] = []
     rows = Rows(COLUMNS, (9, 28, 8, 14, 24, 9, 10, 11, 5))
-    with progress() as report:
+    with interruptible() as stop, progress() as report:
         for number, search in enumerate(work):
             if report is not None:
                 report("tuning", number, len(work))
@@ -108,7 +108,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     else:
         print_roofline(session, session.bench.roofline)
         print(f"tables: {', '.join(map(str, paths)) or 'none, nothing could be measured'}")
-    return int(any(one.num_wrong for one in found))
+    return INTERRUPTED if stop.is_set() else int(any(one.num_wrong for one in found))
 
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from enginebay.build.compose import Composed, Plan, Progress, build, make_plan
+from enginebay.build.compose import Composed, Plan, Progress, build, make_plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError, explain
 from enginebay.llm.assemble import CompletionReader
@@ -45,6 +45,7 @@ from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
 from enginebay.text import Tokenizer
 from enginebay.types import RequestOutput, as_sampling_params
+from enginebay.waits import waiting
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineChoices
@@ -144,15 +145,17 @@ class LLM:
         Interrupting it leaves out the programs that are not yet being compiled; serving compiles them at first use.
         """
         is_left = threading.Event()
+        title = make_title(self._parts.plan)
 
         def report(done: int, total: int, what: str) -> None:
             if is_left.is_set():
                 raise StoppedError("warmup() was interrupted")
             if progress is not None:
-                progress("compiling", done, total)
+                progress(f"compiling {title}", done, total)
 
         def compile_all() -> int:
-            count: int = self._parts.engine.warmup(report)
+            with waiting(f"compiling every step of {title}"):
+                count: int = self._parts.engine.warmup(report)
             self._parts.engine.compilations.forbidden = self.config.forbid_compiling
             return count
 

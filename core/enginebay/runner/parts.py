@@ -58,6 +58,12 @@ AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
 """What an engine's capability `attention_problems` names: from the facts and the engine's options to its steps' problems."""
 
 
+def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
+    """An engine with its attention kernels, such as "engine vinference, attention native and xla"."""
+    names = dict.fromkeys(name for op, name in kernels.items() if op.startswith("attention."))
+    return f"engine {config.engine.name}, attention {' and '.join(names) or 'of its own'}"
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineParts:
     """What the composition root hands to an engine."""
@@ -89,6 +95,11 @@ class EngineParts:
     """Whether steps of rows that all want the first best token may do without the sampler."""
     processors: Processors = ()
     """Logits processors that requests may use, in the order in which they are applied."""
+
+    @property
+    def title(self) -> str:
+        """Engine and attention kernels, for whoever waits for them."""
+        return engine_title(self.config, self.kernels)
 
     def facts(self) -> StepFacts:
         """What the sizes of the engine's steps depend on."""

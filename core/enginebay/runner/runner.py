@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -42,6 +41,7 @@ from enginebay.runner.step import (
 )
 from enginebay.runner.verify import draft_rows, verify_step
 from enginebay.runner.wide import WideInputs
+from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.runner")
 
@@ -134,7 +134,7 @@ class RunnerSettings:
 
     `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on some steps.
     `dump_step`: the folder that every compiled program is described in. `warms_wide`: compile_all makes the programs for wide
-    log-probabilities too.
+    log-probabilities too. `title`: engine and kernels, for whoever waits for a program.
     """
 
     num_rows: int
@@ -144,6 +144,7 @@ class RunnerSettings:
     shadow: ShadowParts | None = None
     dump_step: str | None = None
     warms_wide: bool = False
+    title: str = "an engine"
 
 
 class Runner:
@@ -167,7 +168,7 @@ class Runner:
         self.dump_folder = (
             None if settings.dump_step is None else make_writable(settings.dump_step, "dump_step")
         )
-        self._warms_wide = settings.warms_wide
+        self._warms_wide, self._title = settings.warms_wide, settings.title
         self.layouts: dict[str, KVLayout] = {}
         self.compilations = compilations
         self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
@@ -323,11 +324,10 @@ class Runner:
                     "Call warmup() first, or allow compiling while serving.",
                 )
             )
-        start = time.perf_counter()
-        found = _compile(self, key, self._lower(key))
+        with waiting(f"compiling {key}, for {self._title}"):
+            found = _compile(self, key, self._lower(key))
         self._programs[self._cache_key(key)] = found
         self.compilations.count += 1
-        log.info("compiled %s in %.2f s", key, time.perf_counter() - start)
         return found
 
     def _lower(self, key: StepKey) -> Any:
@@ -390,6 +390,7 @@ def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
         parts.shadow,
         config.dump_step,
         config.wide_logprobs,
+        parts.title,
     )
     program = parts.program()
     return Runner(program, parts.load_weights(), parts.placement, settings, compilations)

@@ -1,0 +1,191 @@
+"""Whoever waits for more than two seconds is told what for: on the logger, as plain lines, or as bars; and Ctrl-C in a bench."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay import LLM, waits
+from enginebay.bench.measure import measure
+from enginebay.bench.workload import mixed_batch
+from enginebay.cli.generate import after_first
+from enginebay.cli.show import PlainProgress, plain_waits, progress
+from enginebay.errors import UnsupportedError
+from enginebay.types import StreamChunk
+from enginebay.waits import waiting
+from enginebay_native import compiling
+from tests.unit.serving import DEADLOCK_S
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+class Kept(logging.Handler):
+    """Keeps records, and says when the first one came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.came = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+        self.came.set()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    """The records of waits of any length."""
+    monkeypatch.setattr(waits, "PATIENCE_S", 0.0)
+    handler, level = Kept(), waits.log.level
+    waits.log.addHandler(handler)
+    waits.log.setLevel(logging.INFO)
+    yield handler
+    waits.log.removeHandler(handler)
+    waits.log.setLevel(level)
+
+
+def test_a_wait_is_named_and_its_end_is_too(kept: Kept) -> None:
+    with waiting("compiling a lot"):
+        assert kept.came.wait(DEADLOCK_S)
+    begin, *_, end = kept.records
+    assert (begin.levelname, begin.getMessage()) == ("WARNING", "compiling a lot ...")
+    assert end.levelname == "INFO"
+    assert end.getMessage().startswith("compiling a lot took ")
+    assert begin.wait_key is end.wait_key  # type: ignore[attr-defined]
+    assert (begin.wait_ended, end.wait_ended) == (False, True)  # type: ignore[attr-defined]
+
+
+def test_what_takes_no_time_is_not_named(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "PATIENCE_S", 3600.0)
+    with pytest.raises(ValueError, match="of the block"), waiting("a moment"):
+        raise ValueError("of the block")
+    assert kept.records == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "enginebay-wait"]
+
+
+def test_a_long_wait_is_named_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "REPEAT_S", 0.01)
+    with waiting("a long one"):
+        end_s = time.monotonic() + DEADLOCK_S
+        while len(kept.records) < 3 and time.monotonic() < end_s:
+            time.sleep(0.01)
+    assert kept.records[1].getMessage().startswith("a long one ... (")
+
+
+def test_a_program_that_configures_no_logging_shows_it_on_stderr(
+    kept: Kept, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with plain_waits("warning"), waiting("a wait"):
+        end_s = time.monotonic() + DEADLOCK_S
+        err = ""
+        while not err and time.monotonic() < end_s:
+            err = capsys.readouterr().err
+    assert err == "enginebay: a wait ...\n"
+    with plain_waits("error"), waiting("a wait"):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+def test_compiling_cpp_names_the_kernel_and_the_compiler(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "sh")
+
+    def compile_slowly(*_: Any) -> None:
+        assert kept.came.wait(DEADLOCK_S)
+        raise UnsupportedError("that is all")
+
+    monkeypatch.setattr(compiling, "_compile", compile_slowly)
+    with pytest.raises(UnsupportedError, match="that is all"):
+        compiling.library("linear")
+    assert kept.records[0].getMessage().startswith("compiling the C++ kernel linear with /")
+
+
+def test_progress_that_is_not_on_a_terminal_is_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress() as report:
+        report("loading weights", 1, 3)
+    assert capsys.readouterr().err == "", "a moment"
+    monkeypatch.setattr(waits, "PATIENCE_S", -1.0)
+    plain = PlainProgress()
+    plain.report("compiling", 1, 3)
+    plain.report("compiling", 2, 3)
+    assert capsys.readouterr().err == "enginebay: compiling: 1 of 3\n", "the next line comes REPEAT_S later"
+
+
+def test_bars_on_a_terminal_name_what_is_waited_for(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with progress() as report:
+        report("loading weights", 1, 3)
+        with waiting("compiling decode 8 rows, for engine vinference, attention native"):
+            end_s = time.monotonic() + DEADLOCK_S
+            while "attention native" not in screen.getvalue() and time.monotonic() < end_s:
+                time.sleep(0.02)
+            assert "compiling decode 8 rows, for engine vinference, attention native" in screen.getvalue()
+        screen.seek(0)
+        screen.truncate()
+        report("measuring", 1, 2)
+    assert "measuring" in screen.getvalue()
+    assert "attention native" not in screen.getvalue(), "the bar of a wait that ended is gone"
+
+
+def test_bars_end_when_the_first_chunk_is_there() -> None:
+    calls: list[str] = []
+    chunks = [StreamChunk("r", 0, text, (1,)) for text in "ab"]
+    for chunk in after_first(chunks, lambda: calls.append("closed")):
+        calls.append(chunk.delta_text)
+    assert calls == ["closed", "a", "b"]
+    assert list(after_first([], lambda: calls.append("closed"))) == []
+    assert calls[-1] == "closed"
+
+
+def rounds_until_interrupted(after: int) -> Callable[[LLM, int], dict[str, float]]:
+    """Rounds of which the one after so many is interrupted."""
+    left = [after]
+
+    def run(llm: LLM, number: int) -> dict[str, float]:
+        left[0] -= number > 0
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return {"tokens_per_s": float(number)}
+
+    return run
+
+
+def test_interrupted_rounds_leave_those_that_ended(fake_llm: LLM) -> None:
+    parity = mixed_batch(0, 64, 1, 4, 2)
+    said: list[str] = []
+    llms = {"first": fake_llm, "second": fake_llm}
+    first, second = measure(llms, rounds_until_interrupted(3), parity, 5, lambda what, *_: said.append(what))
+    assert (first.rounds, second.rounds) == ({"tokens_per_s": [1.0, 2.0]}, {"tokens_per_s": [1.0]})
+    assert {"measuring first", "measuring second"} <= set(said)
+    (only,) = measure(llms, rounds_until_interrupted(1), parity, 5)
+    assert (only.variant, only.rounds) == ("first", {"tokens_per_s": [1.0]})
+    with pytest.raises(KeyboardInterrupt):
+        measure(llms, rounds_until_interrupted(0), parity, 5)
+
+
+@pytest.mark.usefixtures("faked")
+def test_an_interrupted_bench_prints_what_there_is(
+    run: Run, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginebay.bench.measure.throughput_round", lambda *_: rounds_until_interrupted(1))
+    sizes = ("--prompt-len", "4", "--new-tokens", "2", "--num-requests", "1")
+    code, out, err = run("bench", "throughput", *sizes, "--config", config)
+    assert code == 130
+    assert "this configuration" in out
+    assert "interrupted" in err
