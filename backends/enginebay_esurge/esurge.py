@@ -98,8 +98,7 @@ class eSurge:  # noqa: N801  # the name its users know
             preparer, rules, decodes_truncated=decode_truncated_prompt, tells_logprobs=sampler_metrics
         )
         self._jobs.callback = sampling_params_callback
-        self._name = esurge_name or subject.default_name()
-        self._silent = silent_mode
+        self._name, self._silent = esurge_name or subject.default_name(), silent_mode
         self._tokenizer = subject.tokenizer
         parts = load_engine(subject.plan, log, level, compiles=compile_runner)
         preparer.max_cached = parts.engine.ledger.most_tokens

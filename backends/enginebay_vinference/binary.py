@@ -1,8 +1,13 @@
-"""Trees of arrays as safetensors files: for states of real sizes, whose caches are too large for JSON."""
+"""Trees of arrays as safetensors files: for states of real sizes, whose caches are too large for JSON.
+
+A file has one tensor of bytes for each array. Its metadata hold the format, the tree with a checksum of each array, and a
+checksum of the tree: a bit that was flipped anywhere in the file is found when it is read.
+"""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +16,12 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError, explain, shown_text
 from enginebay_vinference.plain import from_plain, to_plain
 
-FORMAT = "enginebay.tree.1"
+FORMAT = "enginebay.tree.2"
+WITHOUT_CHECKSUMS = "enginebay.tree.1"
+"""What older versions wrote. It is refused: damage in it cannot be seen."""
 
 
 def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
@@ -28,7 +35,8 @@ def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
 
     tree = json.dumps({name: to_plain(value, keep) for name, value in fields.items()}, allow_nan=False)
     part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"format": FORMAT, "tree": tree})
+    metadata = {"format": FORMAT, "tree": tree, "crc32": str(zlib.crc32(tree.encode()))}
+    save_file(tensors, part, metadata=metadata)
     part.replace(path)
 
 
@@ -37,22 +45,43 @@ def read_binary(path: Path) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise InputError(
-                    explain(
-                        f"{path}, a file of another kind",
-                        "one that a state was saved to",
-                        "Correct the path.",
-                    )
-                )
+            _check_format(path, metadata.get("format"))
+            if str(zlib.crc32(metadata["tree"].encode())) != metadata["crc32"]:
+                raise _damaged(path, "its header is not as it was written")
             plain = json.loads(metadata["tree"])
             return {
                 name: from_plain(value, lambda head: file.get_tensor(head["tensor"]).tobytes())
                 for name, value in plain.items()
             }
-    except (OSError, safetensors.SafetensorError) as error:
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (OSError, safetensors.SafetensorError, *_MALFORMED) as error:
+        raise _damaged(path, f"{type(error).__name__}: {shown_text(str(error))}") from error
+
+
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _check_format(path: Path, found: str | None) -> None:
+    if found == WITHOUT_CHECKSUMS:
         raise InputError(
             explain(
-                f"{path} cannot be read ({error})", "a file that a state was saved to", "Was it cut short?"
+                "a state that an older version saved, without checksums",
+                f"a file of format {FORMAT}",
+                "Generate it again, and save it with this version.",
             )
-        ) from error
+        )
+    if found != FORMAT:
+        raise InputError(
+            explain("a file of another kind", "one that a state was saved to", "Correct the path.")
+        )
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    return InputError(
+        explain(
+            f"{path} cannot be read ({why})",
+            "a file that a state was saved to, whole and unchanged",
+            "Use another copy, or save the state again.",
+        )
+    )

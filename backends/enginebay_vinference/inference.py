@@ -225,7 +225,7 @@ class vInference:  # noqa: N801  # the name its users know
         compile_config: vInferencePreCompileConfig | None, sampling_params: SamplingParams | None,
         func: Function | None,
     ) -> SampleState:  # fmt: skip
-        state.check_not_spent()
+        self._stepper.check(state)
         if compile_config is not None:
             state = state.replace(_compile_config=compile_config)
         if sampling_params is not None:
@@ -258,7 +258,7 @@ class vInference:  # noqa: N801  # the name its users know
         self, state: SampleState, *, graphstate: Any = None, graphother: Any = None
     ) -> Generator[SampleState, None, SampleState]:
         """Go on from any state, also a stored one: yields and returns like generate()."""
-        state.check_not_spent()
+        self._stepper.check(state)
         weights = merge_weights(self._subject.weights, graphstate, graphother)
         return self._chunks(state, weights)
 

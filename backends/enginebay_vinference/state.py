@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError, explain, shown, shown_text
 from enginebay_vinference.binary import read_binary, write_binary
 from enginebay_vinference.errors import SpentStateError
 from enginebay_vinference.plain import from_plain, to_plain
@@ -111,7 +111,13 @@ class SampleState:
         if not isinstance(data, Mapping):
             given = f"a stored state of type {type(data).__name__}"
             raise InputError(explain(given, "the mapping that to_dict() gave", "Store it again."))
-        return cls._from_fields({name: from_plain(value) for name, value in data.items()})
+        try:
+            return cls._from_fields({name: from_plain(value) for name, value in data.items()})
+        except InputError:
+            raise
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            given = f"a stored state that cannot be read ({type(error).__name__}: {shown_text(str(error))})"
+            raise InputError(explain(given, "the mapping that to_dict() gave", "Store it again.")) from error
 
     def to_json(self, **options: Any) -> str:
         """to_dict() as strict JSON; `options` go to json.dumps. For large caches see `save`."""
@@ -122,9 +128,13 @@ class SampleState:
         """The state that to_json() was called on. InputError for text that is none."""
         try:
             data = json.loads(json_str)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(
-                explain(f"text that is no JSON ({error})", "what to_json() gave", "Was it cut short?")
+                explain(
+                    f"text that is no JSON ({shown_text(str(error))})",
+                    "what to_json() gave",
+                    "Was it cut short?",
+                )
             ) from None
         return cls.from_dict(data)
 
@@ -149,7 +159,7 @@ class SampleState:
         if missing or unknown:
             raise InputError(
                 explain(
-                    f"a stored state without {missing} and with {unknown}",
+                    f"a stored state without {missing} and with {shown(unknown)}",
                     ", ".join(sorted(names)),
                     "Store it with this version.",
                 )
@@ -168,6 +178,40 @@ def _spent() -> SpentStateError:
             "a state whose arrays went into the step after it",
             "the newest state, or a copy",
             "Keep state.copy() of a state that is to be used again.",
+        )
+    )
+
+
+def check_state(state: SampleState, vocab_size: int) -> None:
+    """InputError for a state that no generation of a model with this vocabulary gave: stored ones come from outside.
+
+    Of its tokens those that the mask shows are looked at, and each row's running token.
+    """
+    try:
+        num_rows, width = state.sequences.shape
+        ids = np.asarray(state.sequences)[np.asarray(state.model_kwargs["attention_mask"]) > 0]
+        ids = np.concatenate([ids, np.asarray(state.running_token).reshape(-1)])
+        counts = int(state.padded_length), int(state.current_length), int(state.generated_tokens)
+        seconds = float(state.tokens_per_second), float(state._time_spent_computing)
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _of_another(shown_text(str(error))) from error
+    if len(wrong):
+        raise InputError(
+            explain(
+                f"a state with token id {wrong[0]}", f"0 to {vocab_size - 1}", "Use the model it came from."
+            )
+        )
+    if not num_rows or not 0 < counts[0] <= counts[1] <= width or counts[2] < 0 or math.isnan(sum(seconds)):
+        raise _of_another(f"{counts[0]} of {counts[1]} columns in use, {counts[2]} tokens generated")
+
+
+def _of_another(why: str) -> InputError:
+    return InputError(
+        explain(
+            f"a state of another model or configuration ({why})",
+            "a state of this inference",
+            "Use the model it came from.",
         )
     )
 
