@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.errors import CheckpointError, explain
+from enginebay.errors import CheckpointError, explain, shown, shown_text
 from enginebay.model import Model, TokenInfo
+from enginebay.nesting import parse_json
 from enginebay_models.safetensors_file import StoredTensor, read_file
 from enginebay_models.tensors import EMBEDDING, HEAD
 
@@ -39,10 +39,18 @@ def find_folder(name_or_path: str) -> Path:
     """The folder of the demo model, of a directory, or of a hub repository (fetched when it is not in the cache)."""
     if name_or_path == DEMO:
         return Path(str(importlib.resources.files("enginebay_models"))) / "demo"
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    try:
+        path = Path(name_or_path).expanduser()
+        if path.is_dir():
+            return path
+        exists = path.exists()
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # too long, with a NUL byte, of a user that there is not
+        raise _not_found(name_or_path, shown_text(str(error))) from None
+    if exists:
         given = f"{name_or_path!r} is a file"
         raise CheckpointError(
             explain(given, "a folder with config.json and *.safetensors", "Name its folder.")
@@ -72,17 +80,16 @@ def _download(repo_id: str) -> Path:
 def _not_found(name: str, why: str) -> CheckpointError:
     allowed = f"{DEMO!r}, a model's folder, or the id of a repository on the hub"
     todo = "Check the spelling; for a hub id also the network, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."
-    return CheckpointError(explain(f"model {name!r}: {why}", allowed, todo))
+    return CheckpointError(explain(f"model {shown(name)}: {why}", allowed, todo))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise CheckpointError(
-            explain(f"{path} cannot be read: {error}", "a JSON object", "Fetch the file again.")
-        ) from error
+        given = f"{path} cannot be read: {shown_text(str(error))}"
+        raise CheckpointError(explain(given, "a JSON object", "Fetch the file again.")) from error
     if not isinstance(value, dict):
         raise CheckpointError(
             explain(f"{path} holds a {type(value).__name__}", "a JSON object", "Fetch the file again.")
@@ -104,7 +111,7 @@ def read_architecture(config: Mapping[str, Any]) -> str:
     """The first architecture that config.json names."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        given = f"config.json has architectures = {names!r}"
+        given = f"config.json has architectures = {shown(names)}"
         raise CheckpointError(
             explain(given, 'a list such as ["LlamaForCausalLM"]', "Add the field, or choose another model.")
         )
@@ -112,20 +119,29 @@ def read_architecture(config: Mapping[str, Any]) -> str:
 
 
 def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
-    """Special tokens of config.json and generation_config.json: ends are united, else the latter wins."""
+    """Special tokens of config.json and generation_config.json: ends are united, else the latter wins.
+
+    CheckpointError for an end outside the vocabulary. A beginning or a pad outside it, as Llama's first checkpoints have
+    (-1), counts as none.
+    """
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = dict.fromkeys([*_ids(generation, "eos_token_id"), *_ids(config, "eos_token_id")])
-    return TokenInfo(
-        tuple(ends), *(_first(generation, config, name) for name in ("bos_token_id", "pad_token_id"))
-    )
+    size = config.get("vocab_size")
+    size = size if isinstance(size, int) else 2**31
+    if wrong := [one for one in ends if not 0 <= one < size]:
+        given = f"eos_token_id = {shown(wrong[0])}"
+        todo = "Correct config.json or generation_config.json."
+        raise CheckpointError(explain(given, f"0 to {size - 1}, the model's vocabulary", todo))
+    others = (_first(generation, config, name) for name in ("bos_token_id", "pad_token_id"))
+    return TokenInfo(tuple(ends), *(None if one is None or not 0 <= one < size else one for one in others))
 
 
 def _ids(fields: Mapping[str, Any], name: str) -> list[int]:
     value = fields.get(name)
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        given = f"{name} = {value!r}"
+        given = f"{name} = {shown(value)}"
         raise CheckpointError(
             explain(given, "a token id or a list of them", "Correct config.json or generation_config.json.")
         )
@@ -153,7 +169,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
                 "Convert the weights, or choose a repository that has them as safetensors.",
             )
         )
-    return {name: tensor for path in files for name, tensor in read_file(path).items()}
+    return _united(files)
 
 
 def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
@@ -162,14 +178,34 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
         raise CheckpointError(
             explain(given, "an object from tensor names to file names", "Fetch the file again.")
         )
-    found: dict[str, StoredTensor] = {}
+    paths = []
     for name in sorted(set(weight_map.values())):
         path = folder / name
-        if Path(name).name != name or not path.is_file():
+        if Path(name).name != name or not _is_file(path):
             wanted = sum(file == name for file in weight_map.values())
-            given = f"{INDEX_FILE} names {name!r} for {wanted} tensors, and {folder} has no such file"
+            given = f"{INDEX_FILE} names {shown(name)} for {wanted} tensors, and {folder} has no such file"
             raise CheckpointError(explain(given, "all files of the index", "Fetch the missing file."))
-        found |= read_file(path)
+        paths.append(path)
+    return _united(paths)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL byte
+        return False
+
+
+def _united(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+    """The tensors of all files; CheckpointError for one that stands in two of them."""
+    found: dict[str, StoredTensor] = {}
+    for path in paths:
+        for name, tensor in read_file(path).items():
+            if name in found:
+                given = f"tensor {shown(name)} stands in {found[name].path.name} and in {path.name}"
+                todo = "Remove the file that is not the model's, or fetch the checkpoint again."
+                raise CheckpointError(explain(given, "each tensor in one file", todo))
+            found[name] = tensor
     return found
 
 
@@ -234,6 +270,6 @@ def _pieces(tensor: StoredTensor) -> Iterator[np.ndarray]:
 
 def _listing(names: Iterable[str], limit: int = 3) -> str:
     ordered = sorted(names)
-    shown = ", ".join(repr(name) for name in ordered[:limit])
+    few = ", ".join(shown(name) for name in ordered[:limit])
     more = f" and {len(ordered) - limit} more" if len(ordered) > limit else ""
-    return f"{'tensor' if len(ordered) == 1 else 'tensors'} {shown}{more}"
+    return f"{'tensor' if len(ordered) == 1 else 'tensors'} {few}{more}"

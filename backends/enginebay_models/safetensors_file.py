@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import mmap
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from enginebay.errors import CheckpointError, explain
+from enginebay.errors import CheckpointError, InputError, explain, shown
+from enginebay.nesting import parse_json
 
 DTYPES: Mapping[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -21,6 +22,8 @@ DTYPES: Mapping[str, np.dtype] = {
 # Sizes of the dtypes that may stand in a header, so that a file is checked whole even where a tensor is not read.
 _ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8, "F8_E4M3": 8, "F8_E5M2": 8}  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000
+_MAX_DIMENSIONS = 16
+_MAX_SIZE = 2**63
 _DOWNLOAD_AGAIN = "Fetch the file again; it was probably cut short."
 
 
@@ -55,10 +58,28 @@ class StoredTensor:
 
 
 def read_file(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name. CheckpointError when the header is broken or the file is shorter than it says."""
+    """The tensors of a file by name.
+
+    CheckpointError when it cannot be read, its header is broken, the file is shorter than it says, or two of its tensors
+    have one name or share bytes.
+    """
+    try:
+        num_bytes, header_bytes, header, data = _open(path)
+    except OSError as error:
+        raise _broken(path, f"cannot be read ({error.strerror})", "a safetensors file") from error
+    header.pop("__metadata__", None)
+    start = 8 + header_bytes
+    for name, facts in header.items():
+        _check(path, name, facts, num_bytes - start)
+    _refuse_overlaps(path, header)
+    return {name: StoredTensor(data, path, name, facts, start) for name, facts in header.items()}
+
+
+def _open(path: Path) -> tuple[int, int, dict[str, Any], mmap.mmap]:
+    """Size of the file, size of its header, the header, and the whole file."""
     num_bytes = path.stat().st_size
-    if num_bytes < 8:
-        raise _broken(path, f"is {num_bytes} bytes long", "at least a header")
+    if not path.is_file() or num_bytes < 8:
+        raise _broken(path, f"is {num_bytes} bytes long, or no file", "a file with at least a header")
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > min(num_bytes - 8, _MAX_HEADER_BYTES):
@@ -68,18 +89,22 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
                 f"at most {num_bytes - 8}, the rest of it",
             )
         header = _parse(path, file.read(header_bytes))
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    header.pop("__metadata__", None)
-    start = 8 + header_bytes
-    for name, facts in header.items():
-        _check(path, name, facts, num_bytes - start)
-    return {name: StoredTensor(data, path, name, facts, start) for name, facts in header.items()}
+        return num_bytes, header_bytes, header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise _broken(path, f"names {shown(twice)} twice in its header", "each name once")
+        return made
+
     try:
-        header = json.loads(text)
-    except ValueError:
+        header = parse_json(text, unique)
+    except CheckpointError:
+        raise
+    except (InputError, UnicodeDecodeError):
         header = None
     if not isinstance(header, dict):
         raise _broken(path, "has a header that is not a JSON object", "a safetensors file")
@@ -91,11 +116,17 @@ def _check(path: Path, name: str, facts: object, room: int) -> None:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
             pass
         case _:
-            raise _broken(path, f"describes tensor {name!r} as {facts!r}", "dtype, shape and data_offsets")
-    if not all(isinstance(size, int) and size >= 0 for size in shape) or not 0 <= begin <= end:
+            given = f"describes tensor {shown(name)} as {shown(facts)}"
+            raise _broken(path, given, "dtype, shape and data_offsets")
+    sizes = [*shape, begin, end]
+    if (
+        len(shape) > _MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size < _MAX_SIZE for size in sizes)
+        or begin > end
+    ):
         raise _broken(
             path,
-            f"describes tensor {name!r} with shape {shape} at {begin}:{end}",
+            f"describes tensor {shown(name)} with shape {shown(shape)} at {shown(begin)}:{shown(end)}",
             "sizes and offsets from 0 up",
         )
     count = 1
@@ -103,14 +134,26 @@ def _check(path: Path, name: str, facts: object, room: int) -> None:
         count *= size
     if dtype in _ITEM_BITS and count * _ITEM_BITS[dtype] != (end - begin) * 8:
         raise _broken(
-            path, f"gives tensor {name!r} {end - begin} bytes", f"what {dtype} of shape {shape} takes"
+            path, f"gives tensor {shown(name)} {end - begin} bytes", f"what {dtype} of shape {shape} takes"
         )
     if end > room:
         raise _broken(
             path,
-            f"is truncated: tensor {name!r} ends at byte {end} of {room}",
+            f"is truncated: tensor {shown(name)} ends at byte {end} of {room}",
             f"at least {end} bytes of data",
         )
+
+
+def _refuse_overlaps(path: Path, header: Mapping[str, Any]) -> None:
+    """CheckpointError for two tensors that share bytes."""
+    places = sorted((*facts["data_offsets"], name) for name, facts in header.items())
+    last_end, last = 0, ""
+    for begin, end, name in places:
+        if begin < min(last_end, end):
+            given = f"puts tensors {shown(last)} and {shown(name)} into the same bytes"
+            raise _broken(path, given, "each tensor in bytes of its own")
+        if end > last_end:
+            last_end, last = end, name
 
 
 def _broken(path: Path, what: str, allowed: str) -> CheckpointError:

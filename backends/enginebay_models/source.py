@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,7 @@ class CheckpointSource:
         self.folder: Path = find_folder(name_or_path)
         self.config: Mapping[str, Any] = read_config(self.folder)
         self.architecture: str = read_architecture(self.config)
-
-    @cached_property
-    def token_info(self) -> TokenInfo:
-        """Special tokens of config.json and generation_config.json."""
-        return read_token_info(self.folder, self.config)
+        self.token_info: TokenInfo = read_token_info(self.folder, self.config)
 
     def load_tokenizer(self) -> Any:
         """The tokenizer of the folder; CheckpointError when it has none."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import CheckpointError, explain
+from enginebay.errors import CheckpointError, explain, shown, shown_text
 from enginebay.text import HuggingFaceTokenizer, Tokenizer
 from enginebay_models.checkpoint import read_json
 
@@ -36,11 +36,49 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         )
     settings = folder / "tokenizer_config.json"
     config = read_json(settings) if settings.is_file() else {}
+    _check_settings(config)
     if _may_be_plain(folder, config):
         plain = PlainTokenizer(folder, config)
         if plain.says_all(config):
             return Tokenizer(plain)
     return Tokenizer(_from_transformers(folder, config.get("tokenizer_class")))
+
+
+def _check_settings(config: Mapping[str, Any]) -> None:
+    """CheckpointError for a field of tokenizer_config.json of a type that no tokenizer has."""
+    templates, added = config.get("chat_template"), config.get("added_tokens_decoder", {})
+    rules = {
+        "tokenizer_class": (isinstance(config.get("tokenizer_class"), str | None), "a name"),
+        "chat_template": (isinstance(templates, str | list | dict | None), "a text, or several by name"),
+        "added_tokens_decoder": (
+            isinstance(added, dict) and all(id_.isdecimal() and _is_added(t) for id_, t in added.items()),
+            "an object from token ids to tokens",
+        ),
+    }
+    for name, value in config.items():
+        if name.endswith(("_token", "_special_tokens")) and not isinstance(value, bool):
+            rules[name] = all(_is_token(v) for v in _listed(value)), "a token, or a list of tokens"
+    for name, (is_right, allowed) in rules.items():
+        if not is_right:
+            given = f"tokenizer_config.json has {shown_text(name, 60)} = {shown(config[name])}"
+            raise CheckpointError(explain(given, allowed, "Fetch the file again."))
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value.get("content") if isinstance(value, dict) else value, str | None)
+
+
+def _is_added(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        return False
+    return isinstance(value.get("special", False), bool)
+
+
+def _listed(value: Any) -> list[Any]:
+    """The tokens of a field: one, a list of them, or several by name."""
+    if isinstance(value, dict) and "content" not in value:
+        return list(value.values())
+    return value if isinstance(value, list) else [value]
 
 
 def _may_be_plain(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -58,8 +96,8 @@ def _may_be_plain(folder: Path, config: Mapping[str, Any]) -> bool:
 def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     """Special tokens that the configuration names by their role, such as eos_token."""
     for name, value in config.items():
-        values = value if isinstance(value, list) else [value]
         if name.endswith(("_token", "_special_tokens")):
+            values = _listed(value)
             yield from (v["content"] if isinstance(v, dict) else str(v) for v in values if v is not None)
 
 
@@ -72,18 +110,16 @@ class PlainTokenizer:
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            given = f"{path} cannot be read: {error}"
+        except BaseException as error:  # the library raises nothing narrower, and a panic is no Exception
+            _raise_what_is_not_the_librarys(error)
+            given = f"{path} cannot be read: {shown_text(str(error))}"
             raise CheckpointError(
                 explain(given, "a tokenizer of the tokenizers library", "Fetch the file again.")
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._folder = folder
-        template = folder / "chat_template.jinja"
-        self.chat_template: str | None = (
-            template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
-        )
+        self.chat_template: str | None = _read_template(folder, config)
         self.special_tokens_map = {
             name: value["content"] if isinstance(value, dict) else str(value)
             for name in _ROLES
@@ -127,6 +163,25 @@ class PlainTokenizer:
         return _from_transformers(self._folder, "PreTrainedTokenizerFast")
 
 
+def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a folder; CheckpointError when its file is no text."""
+    path = folder / "chat_template.jinja"
+    if not path.is_file():
+        template: str | None = config.get("chat_template")
+        return template
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        given = f"{path} cannot be read: {shown_text(str(error))}"
+        raise CheckpointError(explain(given, "a text in UTF-8", "Fetch the file again.")) from error
+
+
+def _raise_what_is_not_the_librarys(error: BaseException) -> None:
+    """Raise the ends of this program; a panic of Rust is neither these nor an Exception."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
+
+
 def _is_no_advice(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in record.getMessage()
 
@@ -141,8 +196,9 @@ def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
         from transformers import AutoTokenizer as Loader
     try:
         loaded: HuggingFaceTokenizer = Loader.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except BaseException as error:  # by the file's contents it raises anything
+        _raise_what_is_not_the_librarys(error)
+        reason = shown_text(str(error).strip().partition("\n")[0]) or type(error).__name__
         given = f"the tokenizer in {folder} cannot be loaded: {reason}"
         todo = "Fetch its files again; tokenizers with code of their own are not run."
         raise CheckpointError(explain(given, "a tokenizer that transformers knows", todo)) from error

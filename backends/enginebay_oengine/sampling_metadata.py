@@ -13,6 +13,7 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.errors import InputError, explain
+from enginebay.nesting import parse_json
 from enginebay.rows import SequenceBuffer, SparseParams
 from enginebay_oengine.row_arrays import build_allowed_mask, build_sampling_arrays, fill_slice, pack_prompts
 from enginebay_oengine.stored_values import from_stored, to_stored
@@ -120,12 +121,7 @@ class ModelRunnerSamplingMetadata:
     @classmethod
     def from_json(cls, json_str: str) -> Self:
         """The metadata that to_json() was called on. InputError for text that is none."""
-        try:
-            data = json.loads(json_str)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                explain(f"text that is no JSON ({error})", "what to_json() gave", "Was it cut short?")
-            ) from None
+        data = parse_json(json_str)
         if not isinstance(data, dict):
             raise InputError(explain(f"a {type(data).__name__}", "what to_json() gave", "Store it again."))
         return cls.from_dict(data)

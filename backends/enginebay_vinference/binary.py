@@ -17,6 +17,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from enginebay.errors import InputError, explain, shown_text
+from enginebay.nesting import parse_json
 from enginebay_vinference.plain import from_plain, to_plain
 
 FORMAT = "enginebay.tree.2"
@@ -48,7 +49,7 @@ def read_binary(path: Path) -> dict[str, Any]:
             _check_format(path, metadata.get("format"))
             if str(zlib.crc32(metadata["tree"].encode())) != metadata["crc32"]:
                 raise _damaged(path, "its header is not as it was written")
-            plain = json.loads(metadata["tree"])
+            plain = parse_json(metadata["tree"])
             return {
                 name: from_plain(value, lambda head: file.get_tensor(head["tensor"]).tobytes())
                 for name, value in plain.items()

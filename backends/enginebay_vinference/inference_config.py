@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from enginebay.errors import ConfigError, explain
+from enginebay.nesting import parse_json
 from enginebay.types import SamplingParams
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.partition import (
@@ -160,7 +161,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     @classmethod
     def from_json(cls, json_str: str) -> Self:
         """The configuration that to_json() was called on."""
-        return cls.from_dict(json.loads(json_str))
+        return cls.from_dict(parse_json(json_str))
 
 
 def _is_int(value: Any) -> bool:

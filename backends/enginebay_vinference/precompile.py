@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from enginebay.errors import ConfigError, explain
+from enginebay.nesting import parse_json
 
 Props = Mapping[str, Mapping[str, Any]]
 
@@ -152,7 +153,7 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
     @classmethod
     def from_json(cls, json_str: str) -> Self:
         """The configuration that to_json() was called on."""
-        return cls.from_dict(json.loads(json_str))
+        return cls.from_dict(parse_json(json_str))
 
 
 def plain_int(value: Any) -> Any:

@@ -34,7 +34,8 @@ from jax import export
 from jax.sharding import PartitionSpec
 
 import enginebay
-from enginebay.errors import explain
+from enginebay.errors import explain, shown_text
+from enginebay.nesting import parse_json
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.geometry import ONE_PAGE_LAYOUTS
@@ -154,7 +155,7 @@ def load(folder: Path) -> Saved:
     """Read and check a folder that save() wrote; SavedInferenceError when anything in it is missing or not as it was."""
     text = _read(folder / MANIFEST)
     try:
-        manifest = json.loads(text)
+        manifest = parse_json(text)
         own = manifest.pop("self")
         if manifest["format"] != FORMAT or own != _digest(manifest):
             raise ValueError("not as it was written")
@@ -183,7 +184,7 @@ def load(folder: Path) -> Saved:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, SavedInferenceError):
             raise
-        raise _damaged(folder / MANIFEST, str(error)) from error
+        raise _damaged(folder / MANIFEST, shown_text(str(error))) from error
 
 
 def fingerprint(programs: Programs) -> str:

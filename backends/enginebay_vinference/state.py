@@ -16,6 +16,7 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.errors import InputError, explain, shown, shown_text
+from enginebay.nesting import parse_json
 from enginebay_vinference.binary import read_binary, write_binary
 from enginebay_vinference.errors import SpentStateError
 from enginebay_vinference.plain import from_plain, to_plain
@@ -126,17 +127,7 @@ class SampleState:
     @classmethod
     def from_json(cls, json_str: str) -> Self:
         """The state that to_json() was called on. InputError for text that is none."""
-        try:
-            data = json.loads(json_str)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                explain(
-                    f"text that is no JSON ({shown_text(str(error))})",
-                    "what to_json() gave",
-                    "Was it cut short?",
-                )
-            ) from None
-        return cls.from_dict(data)
+        return cls.from_dict(parse_json(json_str))
 
     def save(self, path: str | Path) -> None:
         """Write the state to a safetensors file: one tensor for each array, the rest in its metadata."""

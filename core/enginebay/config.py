@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from enginebay.errors import ConfigError, explain, shown_text, unknown_name
+from enginebay.errors import ConfigError, InputError, explain, shown_text, unknown_name
+from enginebay.nesting import check_depth
 from enginebay.validation import changed_fields, describe_validation, own_error
 
 if TYPE_CHECKING:
@@ -325,17 +326,20 @@ class EngineConfig(Frozen):
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values of a configuration file; ConfigError when it is missing or not TOML."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        check_depth(values)
+        return values
     except OSError as error:
         raise ConfigError(
             explain(
                 f"configuration file {path}: {error.strerror}", "a readable TOML file", "Correct the path."
             )
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            explain(f"configuration file {path}: {error}", "TOML", "Correct the file.")
-        ) from None
+    except InputError as error:
+        raise ConfigError(f"configuration file {path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else shown_text(str(error))
+        raise ConfigError(explain(f"configuration file {path}: {why}", "TOML", "Correct the file.")) from None
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:

@@ -133,3 +133,24 @@ def test_a_process_that_has_compiled_already_still_keeps_what_follows(tmp_path: 
     folder = tmp_path / "late"
     subprocess.run([sys.executable, "-c", LATE, str(folder)], check=True, env=environment, timeout=120)
     assert list(folder.iterdir())
+
+
+def compile_one() -> None:
+    """Compile the same program as before, or read it from the folder: each lambda is a function of its own."""
+    jax.block_until_ready(jax.jit(lambda x: x * 3 + 41)(1.5))
+
+
+@pytest.mark.parametrize("damaged", ["cut", "empty", "zeros"])
+def test_a_damaged_entry_is_replaced_and_warned_about_once(tmp_path: Path, damaged: str) -> None:
+    configure_compile_cache(str(tmp_path / "kept"))
+    compile_one()
+    entries = {path: path.read_bytes() for path in (tmp_path / "kept").glob("jit*-cache")}
+    assert entries
+    for path, content in entries.items():
+        changed = {"cut": content[: len(content) // 2], "empty": b"", "zeros": bytes(len(content))}
+        path.write_bytes(changed[damaged])
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache entry"):
+        compile_one()
+    for path, content in entries.items():
+        assert len(path.read_bytes()) > len(content) // 2, "a whole program again"
+    compile_one()  # warnings are errors

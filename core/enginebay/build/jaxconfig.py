@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from jax._src import compilation_cache as _cache
+from jax._src.compilation_cache_interface import CacheInterface
 from jax.experimental.compilation_cache import compilation_cache
 
 from enginebay.build.folders import cache_folder, make_private
@@ -76,7 +78,49 @@ def _find_folder(choice: str) -> tuple[Path, str | None]:
     return folder, f"{folder}: {problem}" if problem else None
 
 
+class _Mending(CacheInterface):
+    """JAX's cache, in which an entry that could not be used is replaced by the program that was compiled in its place.
+
+    JAX looks for an entry before it compiles, and writes one after it. An entry that was found and is written all the
+    same was damaged: JAX's own cache keeps it, and warns about it in every process to come.
+    """
+
+    def __init__(self, real: CacheInterface, folder: Path) -> None:
+        self._real = real
+        self._path = real._path
+        self._folder = folder
+        self._found: set[str] = set()
+
+    def get(self, key: str) -> bytes | None:
+        found = self._real.get(key)
+        if found is not None:
+            self._found.add(key)
+        return found
+
+    def put(self, key: str, value: bytes) -> None:
+        if key in self._found:
+            log.info("the damaged entry %s of the compile cache is replaced", key)
+            (self._folder / f"{key}-cache").unlink(missing_ok=True)
+        self._real.put(key, value)
+
+
+def _mend_entries() -> None:
+    """Have JAX replace damaged entries of the cache that it makes from now on."""
+    make = _cache.get_file_cache
+    if getattr(make, "mends", False):
+        return
+
+    def get_file_cache(path: str) -> tuple[CacheInterface, str] | None:
+        made = make(path)
+        return made if made is None else (_Mending(made[0], Path(path)), made[1])
+
+    get_file_cache.mends = True  # type: ignore[attr-defined]
+    _cache.get_file_cache = get_file_cache
+    compilation_cache.reset_cache()  # one that it made before is made again
+
+
 def _keep_everything() -> None:
+    _mend_entries()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
