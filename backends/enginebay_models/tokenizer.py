@@ -57,7 +57,7 @@ def _check_settings(config: Mapping[str, Any]) -> None:
     }
     for name, value in config.items():
         if name.endswith(("_token", "_special_tokens")) and not isinstance(value, bool):
-            rules[name] = all(_is_token(v) for v in _listed(value)), "a token, or a list of tokens"
+            rules[name] = all(_is_token(v) for v in _listed(name, value)), "a token, or a list of tokens"
     for name, (is_right, allowed) in rules.items():
         if not is_right:
             given = f"tokenizer_config.json has {shown_text(name, 60)} = {shown(config[name])}"
@@ -65,7 +65,9 @@ def _check_settings(config: Mapping[str, Any]) -> None:
 
 
 def _is_token(value: object) -> bool:
-    return isinstance(value.get("content") if isinstance(value, dict) else value, str | None)
+    if isinstance(value, dict):
+        return isinstance(value.get("content"), str)
+    return isinstance(value, str | None)
 
 
 def _is_added(value: Any) -> bool:
@@ -74,9 +76,9 @@ def _is_added(value: Any) -> bool:
     return isinstance(value.get("special", False), bool)
 
 
-def _listed(value: Any) -> list[Any]:
-    """The tokens of a field: one, a list of them, or several by name."""
-    if isinstance(value, dict) and "content" not in value:
+def _listed(name: str, value: Any) -> list[Any]:
+    """The tokens of a field: one, a list of them, or, of extra_special_tokens, several by name."""
+    if name == "extra_special_tokens" and isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else [value]
 
@@ -97,7 +99,7 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     """Special tokens that the configuration names by their role, such as eos_token."""
     for name, value in config.items():
         if name.endswith(("_token", "_special_tokens")):
-            values = _listed(value)
+            values = _listed(name, value)
             yield from (v["content"] if isinstance(v, dict) else str(v) for v in values if v is not None)
 
 
