@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,13 @@ from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
-from enginebay.registry import Registry
+from enginebay.registry import Registry, load_registry
 from enginebay.testing.cases import part_cases
+from enginebay.testing.models import tiny_config
 from enginebay.testing.report import CheckRecord, Filter, has_text
-from enginebay.testing.suites import platform_of
+from enginebay.testing.suites import Choices, part_checks, platform_of
 from enginebay.testing.workers import CaseName
+from enginebay_models.llama import family
 from enginebay_xla.platforms import CpuPlatform
 from tests.unit.test_compose import with_parts
 
@@ -66,8 +70,8 @@ def test_a_named_platform_is_where_cases_run() -> None:
     parts = registry()
     mine, plain = (parts.find("kernel", name, "rms_norm") for name in ("mine", "xla"))
     assert platform_of(parts, plain, "npu").name == "npu"
-    assert {case.target for case in part_cases(parts, plain, platform="npu")} == {"npu"}
-    assert [case.name for case in part_cases(parts, mine, platform="cpu")][-1] == "runs_here"
+    assert {case.target for case in part_cases(parts, plain, choices=Choices("npu"))} == {"npu"}
+    assert [case.name for case in part_cases(parts, mine, choices=Choices("cpu"))][-1] == "runs_here"
     with pytest.raises(UnsupportedError, match="platform = 'absent': no device of this kind"):
         platform_of(parts, plain, "absent")
 
@@ -140,7 +144,7 @@ def test_the_flags_of_check_reach_its_workers(run: Run, monkeypatch: pytest.Monk
     flags = ("--case", "float32", "--case", "bf16", "--target", "cpu", "--platform", "cpu", "--interpret")
     assert run("check", "kernel:rms_norm:xla", *flags)[0] == 0
     assert (asked["wanted"].cases, asked["wanted"].target) == (["float32", "bf16"], "cpu")
-    assert (asked["platform"], asked["level"]) == ("cpu", "interpret")
+    assert (asked["choices"].platform, asked["level"]) == ("cpu", "interpret")
 
 
 @pytest.mark.parametrize(
@@ -295,3 +299,32 @@ def test_a_named_kernel_of_another_platform_is_interpreted_for_a_benchmark(
     assert run(*BENCH, "--impl", "sized", *flags)[0] == 0
     assert {(one.name, one.unavailable) for one in seen} == {("sized", reason)}
     assert run(*BENCH, "--impl", "sized", "--interpret", "--target", "cpu")[0] == 0
+
+
+def test_a_model_family_is_checked_with_the_configuration_of_a_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.json"
+    config = tiny_config(family) | {"hidden_size": 48}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "enginebay.testing.models.model_checks", lambda *_, config, **__: seen.append(config) or []
+    )
+    entry = load_registry().find("model", "llama")
+    part_checks(load_registry(), entry, Choices(config=str(file)))
+    part_checks(load_registry(), entry)
+    assert seen == [config, None]
+    asked = checking(monkeypatch, RECORD)
+    assert run("check", "model:llama", "--config", str(file))[0] == 0
+    assert asked["choices"] == Choices(config=str(file))
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", None])
+def test_a_configuration_that_cannot_be_read_is_refused(run: Run, tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "config.json"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    code, out, err = run("check", "model:llama", "--config", str(file))
+    assert (code, out) == (2, "")
+    assert str(file) in err

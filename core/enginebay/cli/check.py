@@ -18,6 +18,7 @@ from enginebay.config import make_config
 from enginebay.errors import InputError, explain
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.testing.report import CheckRecord, Filter, check
+from enginebay.testing.suites import Choices
 from enginebay.testing.verdicts import FAULTS
 from enginebay.testing.workers import PartName
 
@@ -54,6 +55,11 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="run on this platform (default: the best one with a device that the part declares)",
     )
     parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="config.json of a small model to check model families with (default: a tiny one by the usual names)",
+    )
+    parser.add_argument(
         "--level",
         choices=LEVELS,
         help="how kernels are checked (default: every level that can be done here)",
@@ -88,6 +94,10 @@ def run(name: str, args: argparse.Namespace) -> int:
     wanted = Filter(args.all, args.case, args.target)
     if args.platform is not None:
         find_platform(registry, make_config({"platform": args.platform}))
+    if args.config is not None:
+        from enginebay.testing.models import read_model_config
+
+        read_model_config(args.config)
     rows = Rows(COLUMNS, (11, 24, 9, 11, 40, 5))
     with progress() as watch:
         records = check(
@@ -96,7 +106,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             wanted=wanted,
             timeout_s=args.timeout,
             jobs=args.jobs,
-            platform=args.platform,
+            choices=Choices(args.platform, args.config),
             tell=_tell_nobody if args.json else functools.partial(_print, rows),
             watch=watch,
         )

@@ -15,6 +15,7 @@ from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry, import_target
 from enginebay.testing import suites
 from enginebay.testing.op_cases import Extent, op_cases
+from enginebay.testing.suites import Choices
 from enginebay.testing.verdicts import Run
 
 Level = Literal["interpret", "compile", "run"]
@@ -64,29 +65,30 @@ def select_parts(registry: Registry, selector: str) -> list[Entry]:
 
 
 def part_cases(
-    registry: Registry, entry: Entry, level: Level | None = None, platform: str | None = None
+    registry: Registry, entry: Entry, level: Level | None = None, choices: Choices | None = None
 ) -> list[Case]:
     """The cases of a part at a level; None stands for every level that it can do here.
 
-    `platform` names where cases run; without it `suites.platform_of` chooses. A kernel that it serves is run, another is
+    Without a platform in `choices` cases run where `suites.platform_of` chooses. A kernel that it serves is run, another is
     interpreted and compiled as far as it has these forms. A part that has nothing at a level gives one case, which says why.
     """
     if entry.state != "ready":
         broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")
         return [Case(level or "run", "", "loads", broken)]
+    choices = choices or Choices()
     if level == "run":
-        return list(_run_cases(registry, entry, platform))
+        return list(_run_cases(registry, entry, choices))
     if level is not None:
         return list(_LEVELS[level](registry, entry))
-    here = suites.platform_of(registry, entry, platform)
+    here = suites.platform_of(registry, entry, choices.platform)
     if entry.kind != "kernel" or entry.why_not_on(here.name) is None:
-        return list(_run_cases(registry, entry, platform))
+        return list(_run_cases(registry, entry, choices))
     found: list[Case] = []
     if _loaded(registry, entry, Interpretable):
         found += _interpret_cases(registry, entry)
     if _compiler_target(entry):
         found += _compile_cases(registry, entry)
-    return found or list(_run_cases(registry, entry, platform))
+    return found or list(_run_cases(registry, entry, choices))
 
 
 def _refuse(reason: str, *, broken: bool) -> None:
@@ -104,11 +106,11 @@ def _loaded(registry: Registry, entry: Entry, contract: type) -> bool:
         return False  # the case of its declaration tells
 
 
-def _run_cases(registry: Registry, entry: Entry, where: str | None) -> Iterator[Case]:
-    platform = suites.platform_of(registry, entry, where)
+def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[Case]:
+    platform = suites.platform_of(registry, entry, choices.platform)
     target = platform.name
     try:
-        checks = suites.part_checks(registry, entry, where)
+        checks = suites.part_checks(registry, entry, choices)
     except (
         ModuleNotFoundError
     ) as error:  # the suites of some kinds generate their cases with a library of the extra

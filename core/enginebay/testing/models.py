@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.engine import AttentionProblem
+from enginebay.errors import ConfigError, explain
 from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
@@ -47,6 +50,20 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     }
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """The config.json of a small model; ConfigError when it cannot be read, or is no object."""
+    what = f"configuration of a model {path}"
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            explain(f"{what}: {error}", "a readable JSON file", "Pass --config FILE.")
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(explain(f"{what} is no object", "the fields of a config.json", "Mend the file."))
+    return values
 
 
 def model_checks(

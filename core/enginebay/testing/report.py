@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from enginebay.errors import UnknownNameError, explain, unknown_name
 from enginebay.registry import Entry
+from enginebay.testing.suites import Choices
 from enginebay.testing.verdicts import Verdict
 from enginebay.testing.workers import CaseName, PartName, Pool, Result
 
@@ -88,7 +89,7 @@ def check(
     wanted: Filter,
     timeout_s: float,
     jobs: int,
-    platform: str | None = None,
+    choices: Choices | None = None,
     tell: Callable[[CheckRecord], None] = lambda _: None,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> list[CheckRecord]:
@@ -97,7 +98,7 @@ def check(
     `tell` gets each record when its case has ended. `watch` gets how many have ended, and how many are known.
     """
     results = []
-    pool = Pool(jobs, timeout_s, level, wanted, platform)
+    pool = Pool(jobs, timeout_s, level, wanted, dataclasses.asdict(choices or Choices()))
     for result in pool.run(list(entries)):
         results.append(result)
         tell(_record(entries[result.part], result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import unittest
 from collections.abc import Callable
@@ -22,6 +23,15 @@ _T = TypeVar("_T")
 
 Check = tuple[str, Callable[[], None]]
 """A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when it was not made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What the caller chooses of a check: the platform by name, and the file config.json of a model family's model."""
+
+    platform: str | None = None
+    config: str | None = None
+
 
 EVERYTHING = "all"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -52,10 +62,10 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     return found
 
 
-def part_checks(registry: Registry, entry: Entry, platform: str | None = None) -> list[Check]:
+def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None) -> list[Check]:
     """Every check of one part: its declaration, and the suite of its kind where there is one.
 
-    It runs on `platform`; without one, on the platform that `platform_of` chooses.
+    Without a platform in `choices` it runs on the one that `platform_of` chooses.
     A part that cannot be used here gives a single check, which skips with the reason; a broken one fails with it.
     """
     if entry.state == "broken":
@@ -70,7 +80,10 @@ def part_checks(registry: Registry, entry: Entry, platform: str | None = None) -
     suite = _SUITES.get(entry.kind)
     if suite is None:
         return checks
-    here = platform_of(registry, entry, platform)
+    choices = choices or Choices()
+    here = platform_of(registry, entry, choices.platform)
+    if entry.kind == "model":
+        suite = functools.partial(_model, config=choices.config)
     run_there = [
         (name, functools.partial(run_on, here, check)) for name, check in suite(registry, entry, here)
     ]
@@ -216,18 +229,19 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     return engine_checks(Subject(entry.name, choices={} if is_best else {"platform": platform.name}))
 
 
-def _model(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+def _model(registry: Registry, entry: Entry, platform: Platform, config: str | None = None) -> list[Check]:
     from enginebay.build.binding import OpsBinder
     from enginebay.build.kernels import choose_kernels
-    from enginebay.testing.models import harness_steps, model_checks
+    from enginebay.testing.models import harness_steps, model_checks, read_model_config
 
     def make_ops(info: Any, placement: Any) -> OpsBinder:
-        config = EngineConfig(layout="hnd")  # what the harness lays its cache out in
+        chosen_layout = EngineConfig(layout="hnd")  # what the harness lays its cache out in
         steps = functools.partial(harness_steps, info)
-        chosen = choose_kernels(registry, config, platform.env(), info, placement, "hnd", steps)
+        chosen = choose_kernels(registry, chosen_layout, platform.env(), info, placement, "hnd", steps)
         return OpsBinder(chosen, info, placement)
 
-    return model_checks(registry.load(entry), make_ops, num_devices=len(platform.devices()))
+    given = None if config is None else read_model_config(config)
+    return model_checks(registry.load(entry), make_ops, config=given, num_devices=len(platform.devices()))
 
 
 def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:

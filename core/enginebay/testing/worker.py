@@ -26,7 +26,7 @@ class Bench:
         from enginebay.registry import load_registry
 
         self._registry = load_registry()
-        self._cases: dict[tuple[str, str, str | None, str | None], list[Any]] = {}
+        self._cases: dict[tuple[str, str, str | None, Any], list[Any]] = {}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request: the list of a part's cases, or the outcome of one."""
@@ -67,12 +67,13 @@ class Bench:
 
     def _cases_of(self, asked: dict[str, Any]) -> list[Any]:
         from enginebay.testing.cases import part_cases
-        from enginebay.testing.suites import label
+        from enginebay.testing.suites import Choices, label
 
-        key = (asked["part"], asked["package"], asked["level"], asked["platform"])
+        choices = Choices(**asked["choices"])
+        key = (asked["part"], asked["package"], asked["level"], choices)
         if key not in self._cases:
             entry = next(e for e in self._registry.entries if (label(e), e.package) == key[:2])
-            self._cases[key] = part_cases(self._registry, entry, asked["level"], asked["platform"])
+            self._cases[key] = part_cases(self._registry, entry, asked["level"], choices)
         return self._cases[key]
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.errors import InternalError
@@ -60,7 +60,7 @@ class _Job:
 
     part: PartName
     level: str | None
-    platform: str | None
+    choices: Mapping[str, str | None]
     order: tuple[int, int]
     case: CaseName | None = None
 
@@ -70,7 +70,7 @@ class _Job:
             "part": self.part.label,
             "package": self.part.package,
             "level": self.level,
-            "platform": self.platform,
+            "choices": dict(self.choices),
         }
         if self.case is not None:
             asked["case"] = dataclasses.asdict(self.case)
@@ -162,7 +162,7 @@ def _last_words(text: str) -> str:
 class Pool:
     """Checks parts on `jobs` workers at a level (None: every level that each can do here), results as they come.
 
-    `platform` names where cases run (None: the best one for each part). `wanted` says which of a part's cases are run.
+    `choices` are the fields of `suites.Choices`. `wanted` says which of a part's cases are run.
     """
 
     def __init__(
@@ -171,10 +171,10 @@ class Pool:
         timeout_s: float,
         level: str | None,
         wanted: Callable[[CaseName], bool],
-        platform: str | None = None,
+        choices: Mapping[str, str | None] | None = None,
     ) -> None:
         self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
-        self._platform = platform
+        self._choices = dict(choices or {})
         self._workers: list[Worker] = []
         self._queue: collections.deque[_Job] = collections.deque()
         self._selector = selectors.DefaultSelector()
@@ -186,7 +186,7 @@ class Pool:
 
     def run(self, parts: Sequence[PartName]) -> Iterator[Result]:
         """The results of all wanted cases of the parts, in the order in which they end."""
-        jobs = (_Job(part, self._level, self._platform, (i, 0)) for i, part in enumerate(parts))
+        jobs = (_Job(part, self._level, self._choices, (i, 0)) for i, part in enumerate(parts))
         self._queue.extend(jobs)
         try:
             while self._queue or any(w.job is not None for w in self._workers):
