@@ -26,7 +26,10 @@ def _rows() -> list[np.ndarray]:
 
 
 def drafts_are_few_tokens(make: Callable[[], Proposer]) -> None:
-    """As many as were asked for at most, one-dimensional, of dtype int32."""
+    """At most as many as were requested, one-dimensional, of dtype int32, and tokens of the vocabulary.
+
+    A proposer knows the vocabulary by the rows alone: all its tokens are in them.
+    """
     proposer = make()
     for row in _rows():
         for most in (*range(1, MOST + 1), *([FAR] if proposer.looks_far else [])):
@@ -36,7 +39,8 @@ def drafts_are_few_tokens(make: Callable[[], Proposer]) -> None:
             assert drafts.dtype == np.int32, case
             assert drafts.ndim == 1, case
             assert len(drafts) <= most, case
-            assert (drafts >= 0).all(), case
+            are_tokens = (drafts >= 0) & (drafts < VOCAB_SIZE)
+            assert are_tokens.all(), f"{case}: no tokens of a vocabulary of {VOCAB_SIZE}, which the rows show"
 
 
 def equal_rows_get_equal_drafts(make: Callable[[], Proposer]) -> None:

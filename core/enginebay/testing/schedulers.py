@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Callable
@@ -30,13 +31,33 @@ ORDERS: dict[str, Callable[[int, WaitingView], float]] = {
 The functions take a request's place among the waiting and its view. Ties are free.
 """
 
-FLOODS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "short": lambda _: {},
-    "urgent": lambda _: {"priority": 3},
-    "cached": lambda _: {"num_cached": 5},
-    "tenants": lambda i: {"tenant": f"tenant-{i}"},
+
+@dataclasses.dataclass(frozen=True)
+class Flood:
+    """Requests that keep coming while another waits: `one(i)` gives the fields of the i-th.
+
+    They are short and the one that waits is long; with `are_long` it is the other way round.
+    """
+
+    one: Callable[[int], dict[str, Any]] = lambda _: {}
+    are_long: bool = False
+
+
+FLOODS: dict[str, Flood] = {
+    "short": Flood(),
+    "long": Flood(are_long=True),
+    "urgent": Flood(lambda _: {"priority": 3}),
+    "relaxed": Flood(lambda _: {"priority": -3}),
+    "cached": Flood(lambda _: {"num_cached": 5}),
+    "tenants": Flood(lambda i: {"tenant": f"tenant-{i}"}),
+    "one_tenant": Flood(lambda _: {"tenant": "another"}),
 }
-"""What the short requests are like that come for ever while a long one waits."""
+"""What may keep a request from its turn for ever."""
+
+WAITING_TENANT = "mine"
+"""Of the request that waits."""
+
+MAX_FLOODED_DECISIONS = 600
 
 
 def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Check]:
@@ -127,21 +148,26 @@ def _order_is_kept(make: MakeScheduler, setting: Setting, order: str) -> None:
 
 
 def _nobody_starves(make: MakeScheduler, flood: str) -> None:
-    """A long request ends although, for ever, more short ones come than can be served. A decision takes half a second."""
+    """A request ends although, for ever, more others come than can be served. A decision takes half a second."""
+    kind = FLOODS[flood]
     for setting in (ROWS, POOL):
+        short, long = (5, 10), (setting.max_model_len * 3 // 4, setting.max_model_len // 4)
+        others, mine = (long, short) if kind.are_long else (short, long)
         world = World(make(), setting, seconds_per_decision=0.5)
-        for _ in range(setting.max_num_seqs):
-            world.add(5, 10)
+        for i in range(setting.max_num_seqs):
+            world.add(*others, **kind.one(i))
         world.act()
-        long = world.add(setting.max_model_len * 3 // 4, setting.max_model_len // 4)
-        for i in range(600):
+        one = world.add(*mine, tenant=WAITING_TENANT)
+        for i in range(MAX_FLOODED_DECISIONS):
+            world.now_s += 0.1  # so that those who come now have come later
             while len(world.waiting) < 2 * setting.max_num_seqs:
-                world.add(5, 10, **FLOODS[flood](i + len(world.waiting)))
+                world.add(*others, **kind.one(i + len(world.waiting)))
             world.act()
-            if long in world.ended:
+            if one in world.ended:
                 break
-        assert long in world.ended, (
-            f"a long request has not ended after 600 decisions of half a second while others kept coming ({setting})"
+        assert one in world.ended, (
+            f"a request of {mine} tokens has not ended after {MAX_FLOODED_DECISIONS} decisions of half a second"
+            f" while others of {others} kept coming ({setting})"
         )
 
 

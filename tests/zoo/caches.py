@@ -1,0 +1,137 @@
+"""Faulty caches: ledgers of pages that promise too much, share what differs, or lose what was given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from enginebay.cache import Lease, Ledger
+from enginebay.testing.ledgers import Check, ledger_checks
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.pool import PagePool
+from enginebay_oengine.prefix import PrefixIndex
+from enginebay_oengine.store import PageStore
+
+NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
+
+
+def make(kind: type[PageLedger]) -> Callable[[], Ledger]:
+    """Makes ledgers of a kind over a pool of pages with a prefix index."""
+    return lambda: kind(PageStore(PagePool(NUM_PAGES), PAGE_SIZE, PrefixIndex(None)), NUM_ROWS, MAX_TOKENS)
+
+
+class Generous(PageLedger):
+    """Says that a token more is free than there is."""
+
+    @property
+    def num_free_tokens(self) -> int:
+        return super().num_free_tokens + 1
+
+
+class Wide(PageLedger):
+    """Promises a row more than it can have when it is alone."""
+
+    @property
+    def most_tokens(self) -> int:
+        return super().most_tokens + PAGE_SIZE
+
+
+class Forgetful(PageLedger):
+    """Says of a found prefix that a token less is cached than the lease says."""
+
+    def num_cached_tokens(self, token_ids: np.ndarray) -> int:
+        return max(0, super().num_cached_tokens(token_ids) - 1)
+
+
+class Whole(PageLedger):
+    """Says that a whole prompt is cached when all its pages are found."""
+
+    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+        lease = super().admit(row, prompt_token_ids, num_tokens)
+        if lease is not None and lease.num_cached == len(prompt_token_ids) - 1:
+            lease.num_cached += 1
+        return lease
+
+
+class Leaky(PageLedger):
+    """Keeps the last page of a released lease."""
+
+    def release(self, lease: Lease) -> None:
+        pages = lease.pages
+        lease.pages = pages[:-1] or pages
+        super().release(lease)
+
+
+class Lenient(PageLedger):
+    """Takes a lease back twice."""
+
+    def release(self, lease: Lease) -> None:
+        if not lease.released:
+            super().release(lease)
+
+
+class Silent(PageLedger):
+    """Does not say of a lease that it is released."""
+
+    def release(self, lease: Lease) -> None:
+        super().release(lease)
+        lease.released = False
+
+
+class Shrinking(PageLedger):
+    """Cuts a promise to what was asked for last."""
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        done = super().reserve(lease, num_tokens)
+        lease.capacity = num_tokens if done else lease.capacity
+        return done
+
+
+class Refusing(PageLedger):
+    """Refuses the last token that a row may have."""
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        return num_tokens < MAX_TOKENS and super().reserve(lease, num_tokens)
+
+
+class Dirty(PageLedger):
+    """Leaves what was in a table behind a row's pages."""
+
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        before = table.copy()
+        super().write_table(leases, table)
+        for i, lease in enumerate(leases):
+            table[i, len(lease.pages) :] = before[i, len(lease.pages) :]
+
+
+class Sorted(PageLedger):
+    """Writes the rows of a table in the order of the rows, not of the leases."""
+
+    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+        super().write_table(sorted(leases, key=lambda lease: lease.row), table)
+
+
+class Uncopied(PageLedger):
+    """Forgets the copies of pages that rows share and write to."""
+
+    def take_copies(self) -> Any:
+        super().take_copies()
+        return ()
+
+
+FAULTS: dict[str, type[PageLedger]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Generous, Wide, Forgetful, Whole, Leaky, Lenient, Silent),
+        *(Shrinking, Refusing, Dirty, Sorted, Uncopied),
+    )
+}
+
+RIGHT: dict[str, type[PageLedger]] = {"pages": PageLedger}
+
+
+def checks(part: type[PageLedger]) -> list[Check]:
+    """The kit's suite."""
+    return ledger_checks(make(part), NUM_ROWS, MAX_TOKENS, PAGE_SIZE)

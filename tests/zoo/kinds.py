@@ -1,0 +1,81 @@
+"""Faulty parts of every kind but kernels, and the kit's suites that must find them.
+
+Each module of a kind has FAULTS, from a fault's name to a faulty part, and `checks`, which makes the suite of one. A fault
+differs from a right part in one thing, which its name and docstring say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from enginebay.testing.verdicts import FAULTS as FAULTY_VERDICTS
+from enginebay.testing.verdicts import judge
+
+Check = tuple[str, Callable[[], None]]
+
+KINDS = ("scheduler", "proposer", "cache")
+"""The kinds that have a zoo: tests/zoo/KINDs.py."""
+
+WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache")
+"""Kinds whose suites compile nothing."""
+
+
+class Zoo(Protocol):
+    """What the module of a kind has."""
+
+    FAULTS: Mapping[str, Any]
+    RIGHT: Mapping[str, Any]
+    """Right parts, of which no check may fail."""
+
+    def checks(self, part: Any) -> Sequence[Check]:
+        """The kit's suite for a part of FAULTS or RIGHT."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The first check that a part fails; None: it passes the suite."""
+
+    kind: str
+    name: str
+    check: str | None
+    detail: str = ""
+
+
+def zoo_of(kind: str) -> Zoo:
+    """The zoo of a kind."""
+    found: Any = importlib.import_module(f"tests.zoo.{kind}s")
+    return found
+
+
+def first_finding(kind: str, name: str, part: Any) -> Finding:
+    """Run the suite of a kind on a part until a check fails."""
+    for check_name, check in zoo_of(kind).checks(part):
+        outcome = judge(check)
+        if outcome.verdict in FAULTY_VERDICTS:
+            return Finding(kind, name, check_name, " ".join(outcome.detail.split())[:160])
+    return Finding(kind, name, None)
+
+
+def table(kinds: Sequence[str] = KINDS) -> list[Finding]:
+    """What the suites find of every fault of some kinds."""
+    return [first_finding(kind, name, part) for kind in kinds for name, part in zoo_of(kind).FAULTS.items()]
+
+
+def main(kinds: Sequence[str]) -> int:
+    """Print the table, and return 1 when a fault was not found."""
+    missed = 0
+    for kind in kinds or KINDS:
+        for name, part in zoo_of(kind).FAULTS.items():
+            finding = first_finding(kind, name, part)
+            missed += finding.check is None
+            print(f"| {kind} | {name} | {finding.check or 'NOT FOUND'} |", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    import sys
+
+    raise SystemExit(main(sys.argv[1:]))

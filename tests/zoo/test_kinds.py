@@ -1,0 +1,61 @@
+"""The kit finds every fault of the zoo of each kind, and none in right parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.kinds import KINDS, WITHOUT_PROGRAMS, first_finding, main, zoo_of
+
+QUICK = {
+    ("scheduler", "last in, first out, by arrival"),
+    ("scheduler", "longest request first"),
+    ("scheduler", "a token of cache too many"),
+    ("proposer", "positions in place of tokens"),
+    ("proposer", "padded with -1"),
+    ("cache", "Generous"),
+    ("cache", "Whole"),
+}
+"""Faults that the quick tests plant: their suites compile nothing."""
+
+LEAST = 8
+
+
+def parts(which: str) -> list[object]:
+    """(kind, name) of every part of FAULTS or RIGHT; all but a few are slow."""
+    return [
+        pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow, id=f"{kind}-{name}")
+        for kind in KINDS
+        for name in getattr(zoo_of(kind), which)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name"), parts("FAULTS"))
+def test_the_suite_finds_the_fault(kind: str, name: str) -> None:
+    finding = first_finding(kind, name, zoo_of(kind).FAULTS[name])
+    assert finding.check is not None, f"{kind} {name!r} passes the suite"
+
+
+@pytest.mark.parametrize(("kind", "name"), parts("RIGHT"))
+def test_a_right_part_passes(kind: str, name: str) -> None:
+    finding = first_finding(kind, name, zoo_of(kind).RIGHT[name])
+    assert finding.check is None, f"{kind} {name!r} fails {finding.check}: {finding.detail}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_faults_enough(kind: str) -> None:
+    assert len(zoo_of(kind).FAULTS) >= LEAST
+    assert zoo_of(kind).RIGHT
+
+
+def test_a_fault_that_is_not_found_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proposers = zoo_of("proposer")
+    assert "proposer" in WITHOUT_PROGRAMS
+    faults = {"of int64": proposers.FAULTS["of int64"]}
+    monkeypatch.setattr(proposers, "FAULTS", faults)
+    assert main(["proposer"]) == 0
+    assert capsys.readouterr().out == "| proposer | of int64 | drafts_are_few_tokens |\n"
+    monkeypatch.setattr(proposers, "FAULTS", faults | {"right": proposers.RIGHT["ngram"]})
+    assert main(["proposer"]) == 1
+    assert "| proposer | right | NOT FOUND |" in capsys.readouterr().out
