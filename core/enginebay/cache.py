@@ -61,6 +61,10 @@ class KVLayout(ABC):
     offset_axis: ClassVar[int]
     """The axis of every array that counts tokens within a page; axis 0 counts pages."""
 
+    tolerance: ClassVar[float] = 0.0
+    """How far a value that is read may be from what was written, as a share of the largest value of the same head of the same
+    token; 0: it is the same. A quantised cache is a layout with a tolerance."""
+
     @property
     @abstractmethod
     def name(self) -> str:

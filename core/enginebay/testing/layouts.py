@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, KVLayout
+from enginebay.cache import CacheArrays, KVLayout, compact_rows
 
 PAGES_ASKED_FOR = (2, 3)
 """Shape of an array of pages."""
@@ -22,35 +23,64 @@ def check_layout(layout: KVLayout) -> None:
     assert set(shapes) == set(layout.head_axis()), (
         f"{layout.name}: shapes and head_axis name different arrays"
     )
+    _check_axes(layout)
     count = layout.num_pages * layout.page_size
     order = np.random.default_rng(1).permutation(count).astype(np.int32)
     some = np.unique(np.array([0, layout.page_size - 1, count - 1], np.int32))
     everything, few = _tokens(layout, count, seed=2), _tokens(layout, some.size, seed=3)
-    poisoned = {name: np.full(s.shape, np.nan, s.dtype) for name, s in shapes.items()}
-    done = _exercise(layout, poisoned, (order, *everything), (some, *few), _tokens(layout, 2, seed=4))
-    made, _, written, touched, dropped, read = jax.tree.map(np.asarray, done)
-    _check_shapes(layout, made)
-    _check_round_trip(layout, written[:, order], np.stack(everything))
-    _check_only_slots_change(layout, touched, some)
-    _check_dropped_slots(layout, made, dropped)
-    _check_page_shapes(layout, read)
+    poisoned = {name: _poison(s) for name, s in shapes.items()}
+    tokens = (order, *everything), (some, *few), _tokens(layout, 2, seed=4)
+    done = jax.tree.map(np.asarray, _exercise(layout, poisoned, *tokens))
+    _check_shapes(layout, done["made"])
+    _check_equal(
+        layout, done["written"][:, order], np.stack(everything), "what is read is not what was written"
+    )
+    _check_equal(
+        layout, done["tokens"], np.stack(everything), "read_tokens gives other values than were written"
+    )
+    _check_equal(
+        layout,
+        done["compact"],
+        done["written"],
+        "a copy of rows by its offset_axis has other tokens",
+        exact=True,
+    )
+    _check_only_slots_change(layout, done["before"], done["touched"], some, np.stack(few))
+    _check_dropped_slots(layout, done["made"], done["dropped"])
+    _check_page_shapes(layout, done["read"])
+
+
+def _poison(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+    """NaN; of integers their largest value."""
+    is_float = jnp.issubdtype(shape.dtype, jnp.floating)
+    value = np.nan if is_float else jnp.iinfo(shape.dtype).max
+    return np.full(shape.shape, value, shape.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _exercise(
     layout: KVLayout, poisoned: CacheArrays, everything: Any, few: Any, padding: tuple[Any, Any]
-) -> tuple[Any, ...]:
+) -> dict[str, Any]:
     """All that is looked at, in one program.
 
-    An empty cache; the poisoned one after `few` were written, and its contents; those of an empty one after
-    `everything` was; an empty one after `padding` was; and pages of an empty one.
+    `made`: an empty cache. `before` and `touched`: contents of the poisoned cache before and after `few` were written.
+    `written`: contents of an empty cache after `everything` was, in the order of the slots; `tokens`: the same by
+    read_tokens, in the order of `everything`; `compact`: the same in a copy of all pages as one row. `dropped`: an empty
+    cache after `padding` was written. `read`: pages of an empty cache.
     """
-    made = layout.init()
-    after = layout.write(poisoned, *few)
-    dropped = layout.write(layout.init(), jnp.full(2, -1, jnp.int32), *padding)
-    read = layout.read(layout.init(), jnp.zeros(PAGES_ASKED_FOR, jnp.int32))
-    written = _contents(layout, layout.write(layout.init(), *everything))
-    return made, after, written, _contents(layout, after), dropped, read
+    full = layout.write(layout.init(), *everything)
+    row = jnp.arange(layout.num_pages, dtype=jnp.int32)[None]
+    small, copied = compact_rows(layout, full, row, layout.num_pages * layout.page_size)
+    return {
+        "made": layout.init(),
+        "before": _contents(layout, poisoned),
+        "touched": _contents(layout, layout.write(poisoned, *few)),
+        "written": _contents(layout, full),
+        "tokens": jnp.stack(layout.read_tokens(full, everything[0])),
+        "compact": _contents(small, copied),
+        "dropped": layout.write(layout.init(), jnp.full(2, -1, jnp.int32), *padding),
+        "read": layout.read(layout.init(), jnp.zeros(PAGES_ASKED_FOR, jnp.int32)),
+    }
 
 
 def _tokens(layout: KVLayout, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,18 +112,55 @@ def _check_shapes(layout: KVLayout, made: dict[str, np.ndarray]) -> None:
     assert bigger.num_pages == layout.num_pages + 3, f"{layout.name}: resized does not change num_pages"
 
 
-def _check_round_trip(layout: KVLayout, got: np.ndarray, wanted: np.ndarray) -> None:
-    """What was written at a slot is read at its page and offset, from whatever order it was written in."""
-    assert (got == wanted).all(), f"{layout.name}: what is read is not what was written"
+def _check_axes(layout: KVLayout) -> None:
+    """Twice the heads lengthen head_axis alone, twice the tokens of a page offset_axis alone."""
+    shapes = layout.shapes()
+    for what, other, axis_of in (
+        ("head_axis", dataclasses.replace(layout, num_kv_heads=2 * layout.num_kv_heads), layout.head_axis()),
+        (
+            "offset_axis",
+            layout.resized(page_size=2 * layout.page_size),
+            dict.fromkeys(shapes, layout.offset_axis),
+        ),
+    ):
+        for name, shape in other.shapes().items():
+            grown = [
+                i for i, (a, b) in enumerate(zip(shape.shape, shapes[name].shape, strict=True)) if a != b
+            ]
+            assert grown == [axis_of[name]], (
+                f"{layout.name}: {what} of {name} is {axis_of[name]}, its axes {grown} are the ones that grow"
+            )
 
 
-def _check_only_slots_change(layout: KVLayout, after: np.ndarray, slots: np.ndarray) -> None:
-    """Poison stays poison, bit by bit, but at the slots written."""
-    touched = np.isfinite(after.astype(np.float32)).all(axis=(0, 2, 3))
-    untouched = np.isnan(after.astype(np.float32)).all(axis=(0, 2, 3))
-    expected = np.isin(np.arange(touched.size), slots)
-    assert (touched == expected).all(), f"{layout.name}: a written slot holds no finite value"
-    assert (untouched == ~expected).all(), f"{layout.name}: a write changed places besides its slots"
+def _check_equal(
+    layout: KVLayout, got: np.ndarray, wanted: np.ndarray, what: str, *, exact: bool = False
+) -> None:
+    """K and V [2, ..., heads, head_dim] are of the layout's dtype, and the same within its tolerance."""
+    dtype = jnp.dtype(layout.dtype)
+    assert got.dtype == dtype, f"{layout.name}: {got.dtype} is read, expected {dtype}"
+    left, right = got.astype(np.float64), wanted.astype(np.float64)
+    if exact or layout.tolerance == 0:
+        assert (left == right).all(), f"{layout.name}: {what}"
+        return
+    # Rounding to the dtype comes on top of what the layout loses.
+    allowed = (layout.tolerance + float(jnp.finfo(dtype).eps)) * np.abs(right).max(axis=-1, keepdims=True)
+    error = np.abs(left - right)
+    assert (error <= allowed).all(), (
+        f"{layout.name}: {what}: off by {(error / np.abs(right).max(axis=-1, keepdims=True)).max():.3g} of the largest value"
+        f" of a head, its tolerance is {layout.tolerance:.3g}"
+    )
+
+
+def _check_only_slots_change(
+    layout: KVLayout, before: np.ndarray, after: np.ndarray, slots: np.ndarray, new: np.ndarray
+) -> None:
+    """Poison stays poison, bit by bit, but at the slots written, which hold what was written."""
+    others = ~np.isin(np.arange(before.shape[1]), slots)
+    is_same = np.array_equal(
+        before[:, others].astype(np.float64), after[:, others].astype(np.float64), equal_nan=True
+    )
+    assert is_same, f"{layout.name}: a write changed places besides its slots"
+    _check_equal(layout, after[:, slots], new, "a written slot does not hold what was written")
 
 
 def _check_dropped_slots(
