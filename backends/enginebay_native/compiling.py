@@ -18,17 +18,26 @@ from pathlib import Path
 import jax
 
 from enginebay.build.folders import cache_folder, make_private
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError, explain, unknown_name
 from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.native")
 
 SOURCES = Path(__file__).parent / "src"
+SHIPPED = Path(__file__).parent / "lib"
+"""Libraries that a wheel brings, compiled for a level of processors when it was built; there is none in a source tree."""
+
+AVX2 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
+LEVELS = {
+    "x86-64-v4": AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": AVX2,
+}
+"""Levels of processors, best first, with the features that each needs, as /proc/cpuinfo names them."""
+
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-DNDEBUG",
@@ -40,26 +49,59 @@ TIMEOUT_S = 300.0
 
 
 def library(name: str) -> Path:
-    """The compiled library of src/{name}.cc; compiled now when it is not there.
+    """The compiled library of src/{name}.cc: one that was compiled here, or one that the wheel brought, or compiled now.
 
-    It is found again by its sources, the compiler, the processor's features and JAX's version. UnsupportedError when
-    there is no compiler (CXX, or c++, g++, clang++ on the PATH) or it fails.
+    What was compiled here is found again by its sources, the processor's features, JAX's version and the text of CXX, so
+    that no compiler is needed then. Where CXX is set nothing but what it compiles is used. UnsupportedError when there is
+    no compiler (CXX, or c++, g++, clang++ on the PATH) or it fails.
     """
+    wanted = os.environ.get("CXX", "")
+    target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
+    if target.exists():
+        return target
+    shipped = None if wanted else _shipped(name)
+    if shipped is not None:
+        return shipped
     compiler = find_compiler()
-    key = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
-        key.update(path.name.encode() + b"\0" + path.read_bytes())
-    found = Path(compiler[0]).stat()
-    key.update(
-        repr((compiler, found.st_size, found.st_mtime_ns, FLAGS, _features(), jax.__version__)).encode()
-    )
-    target = _folder(cache_folder() / "native") / f"{name}-{key.hexdigest()[:32]}.so"
     if not target.exists():
         with _alone_in(target.parent):
             if not target.exists():  # nobody has made it while we waited
                 with waiting(f"compiling the C++ kernel {name} with {compiler[0]}, once for this processor"):
-                    _compile(compiler, name, target)
+                    _compile(compiler, name, target, "native")
     return target
+
+
+def build_library(name: str, level: str, folder: Path) -> Path:
+    """Compile src/{name}.cc for a level of LEVELS into a folder, under the name by which `library` finds it in SHIPPED.
+
+    For whoever builds a wheel. UnsupportedError as for `library`.
+    """
+    if level not in LEVELS:
+        raise unknown_name("level of processors", level, LEVELS)
+    target = folder / f"{name}-{level}-{_digest(name, level)}.so"
+    _compile(find_compiler(), name, target, level)
+    return target
+
+
+def _digest(name: str, *more: str) -> str:
+    """Of the sources of a library, the flags and JAX, whose headers are compiled in."""
+    key = hashlib.sha256(repr((FLAGS, jax.__version__, more)).encode())
+    for path in [*sorted(SOURCES.glob("*.h")), SOURCES / f"{name}.cc"]:
+        key.update(path.name.encode() + b"\0" + path.read_bytes())
+    return key.hexdigest()[:32]
+
+
+def _shipped(name: str) -> Path | None:
+    """The library that the wheel brought for the best level that this processor has; None without one."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    features = set(_features().split())
+    paths = (
+        SHIPPED / f"{name}-{level}-{_digest(name, level)}.so"
+        for level, needed in LEVELS.items()
+        if needed <= features
+    )
+    return next((path for path in paths if path.exists()), None)
 
 
 def find_compiler() -> list[str]:
@@ -114,15 +156,17 @@ def _features() -> str:
     except OSError:
         return platform.machine() + platform.processor()
     kept = ("flags", "Features", "model name")
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(kept)}))
+    return " ".join([platform.machine(), *sorted({line for line in lines if line.startswith(kept)})])
 
 
-def _compile(compiler: Sequence[str], name: str, target: Path) -> None:
+def _compile(compiler: Sequence[str], name: str, target: Path, processor: str) -> None:
+    """Compile for `processor`, a name that -march takes."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         command = [
             *compiler,
             *FLAGS,
+            f"-march={processor}",
             f"-I{jax.ffi.include_dir()}",
             str(SOURCES / f"{name}.cc"),
             "-o",

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
-from enginebay.errors import UnsupportedError
+from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay_native import compiling
 from tests.unit.serving import DEADLOCK_S
 
@@ -98,6 +100,78 @@ def test_what_several_need_at_once_is_compiled_once(
         found = list(pool.map(compiling.library, ["linear"] * 3))
     assert len(set(found)) == 1
     assert len(calls(user)) == 1
+
+
+def test_what_was_compiled_is_found_without_the_compiler(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(pretender))
+    first = compiling.library("linear")
+    pretender.unlink()
+    assert compiling.library("linear") == first
+    with pytest.raises(UnsupportedError, match="is not there"):
+        compiling.library("attention")
+
+
+def test_libraries_follow_from_their_own_sources(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(pretender))
+    sources = user / "src"
+    shutil.copytree(compiling.SOURCES, sources)
+    monkeypatch.setattr(compiling, "SOURCES", sources)
+    before = {name: compiling.library(name) for name in ("linear", "attention")}
+    (sources / "linear.cc").write_text("// another", encoding="utf-8")
+    assert compiling.library("attention") == before["attention"]
+    assert compiling.library("linear") != before["linear"]
+    (sources / "vectors.h").write_text("// another", encoding="utf-8")
+    assert compiling.library("attention") != before["attention"]
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        (set(), None),
+        (compiling.AVX2 - {"fma"}, None),
+        (compiling.AVX2, "x86-64-v3"),
+        (compiling.LEVELS["x86-64-v4"], "x86-64-v4"),
+    ],
+)
+def test_a_wheels_library_serves_the_processors_of_its_level(
+    user: Path, pretender: Path, features: set[str], level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = user / "lib"
+    shipped.mkdir()
+    monkeypatch.setattr(compiling, "SHIPPED", shipped)
+    monkeypatch.setenv("CXX", str(pretender))
+    made = {name: compiling.build_library("linear", name, shipped) for name in compiling.LEVELS}
+    assert ["-march=x86-64-v4" in call for call in calls(user)] == [True, False]
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(compiling, "find_compiler", lambda: [str(pretender)])
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(compiling, "_features", lambda: " ".join(["x86_64", *sorted(features)]))
+    found = compiling.library("linear")
+    assert found == (made[level] if level else found)
+    assert (found.parent == shipped) == bool(level)
+    assert len(calls(user)) == (2 if level else 3), "what the wheel brought is not compiled"
+    monkeypatch.setattr(jax, "__version__", "0.0.1")
+    assert compiling.library("linear").parent != shipped, "JAX's headers are compiled in"
+
+
+def test_what_was_compiled_here_goes_before_what_the_wheel_brought(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "find_compiler", lambda: [str(pretender)])
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(compiling, "_features", lambda: " ".join(["x86_64", *compiling.AVX2]))
+    first = compiling.library("linear")
+    monkeypatch.setattr(compiling, "SHIPPED", user)
+    brought = compiling.build_library("linear", "x86-64-v3", user)
+    assert compiling.library("linear") == first
+    first.unlink()
+    assert compiling.library("linear") == brought
+    with pytest.raises(UnknownNameError, match="x86-64-v3"):
+        compiling.build_library("linear", "x86-64-v2", user)
 
 
 @pytest.mark.parametrize("trouble", ["open", "a file"])

@@ -99,3 +99,39 @@ def test_metadata_carries_the_licence(wheel: zipfile.ZipFile) -> None:
     assert "License-Expression: Apache-2.0" in metadata
     assert "Author: the enginebay authors" in metadata
     assert any(entry.endswith("licenses/LICENSE") for entry in wheel.namelist())
+
+
+def make_hook(repo_root: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("wheel_hook", repo_root / "tools/wheel_hook.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.NativeHook(str(repo_root), {}, None, None, "", "wheel")
+
+
+def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
+    repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretender = tmp_path / "c++"
+    pretender.write_text('#!/bin/sh\nfor made in "$@"; do :; done\necho "$@" > "$made"\n', encoding="utf-8")
+    pretender.chmod(0o700)
+    monkeypatch.setenv("CXX", str(pretender))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    data: dict[str, Any] = {"force_include": {}}
+    hook = make_hook(repo_root)
+    hook.initialize("standard", data)
+    assert data == {"force_include": {}}, "without the variable the wheel is plain Python"
+    monkeypatch.setenv("ENGINEBAY_WHEEL_CPU", "x86-64-v3")
+    hook.initialize("editable", data)
+    assert data == {"force_include": {}}
+    hook.initialize("standard", data)
+    assert data["pure_python"] is False
+    assert data["tag"].startswith("py3-none-")
+    names = [PurePosixPath(name) for name in data["force_include"].values()]
+    assert {name.parent.as_posix() for name in names} == {"enginebay_native/lib"}
+    assert sorted(name.name.partition("-x86-64-v3-")[0] for name in names) == ["attention", "linear"]
+    made = [Path(path) for path in data["force_include"]]
+    assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)
+    hook.finalize("standard", data, "")
+    assert not any(path.exists() for path in made)

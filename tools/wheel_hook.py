@@ -1,0 +1,44 @@
+"""Build hook of the wheel: with ENGINEBAY_WHEEL_CPU=x86-64-v3 (or -v4) it brings the C++ kernels, compiled for that level.
+
+Without the variable the wheel is plain Python, and kernels are compiled where they are used. With it, the wheel is one for
+this system alone. JAX must be installed where the wheel is built: `pip wheel . --no-deps --no-build-isolation`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+VARIABLE = "ENGINEBAY_WHEEL_CPU"
+
+
+class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Compiles every src/*.cc of enginebay_native into enginebay_native/lib of the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Before the wheel is built; `version` is "standard" or "editable"."""
+        level = os.environ.get(VARIABLE)
+        if not level or version != "standard":
+            return
+        sys.path[:0] = [str(Path(self.root) / folder) for folder in ("core", "backends")]
+        from enginebay_native.compiling import SOURCES, build_library
+
+        self._scratch = tempfile.TemporaryDirectory(prefix="enginebay-wheel-")
+        for source in sorted(SOURCES.glob("*.cc")):
+            made = build_library(source.stem, level, Path(self._scratch.name))
+            build_data["force_include"][str(made)] = f"enginebay_native/lib/{made.name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """After it."""
+        del version, build_data, artifact_path
+        scratch = getattr(self, "_scratch", None)
+        if scratch is not None:
+            scratch.cleanup()
