@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import importlib
 import json
+import math
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+from enginebay.build.compose import make_title
 from enginebay.cli.generate import (
     add_sampling_arguments,
+    after_first,
     completion_record,
+    load,
     print_whole,
     read_stdin,
     sampling_from,
 )
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
-from enginebay.cli.show import progress
-from enginebay.errors import InputError, explain
+from enginebay.errors import EnginebayError, InputError, RequestError, explain, unknown_name
 from enginebay.llm import LLM
-from enginebay.types import SamplingParams
+from enginebay.types import RequestMetrics, SamplingParams
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -45,13 +52,16 @@ def run(name: str, args: argparse.Namespace) -> int:
         given = f"--best-of {params.best_of} in a conversation, whose answers are printed as they come"
         raise InputError(explain(given, "1", "Leave it out."))
     config = config_from(args)
-    with progress() as report:
-        llm = LLM(config=config, progress=report)
     history = [{"role": "system", "content": args.system}] if args.system else []
-    with llm, traced(args):
+    is_terminal = not args.message and not args.json and sys.stdin.isatty() and sys.stdout.isatty()
+    with ExitStack() as bars, load(bars, config) as llm, traced(args):
+        chat = Conversation(llm, params, history, bars)
+        if is_terminal:
+            bars.close()
+            chat.talk()
+            return 0
         for message in _turns(args.message, show_prompt=sys.stdin.isatty()):
-            history.append({"role": "user", "content": message})
-            history.append({"role": "assistant", "content": _answer(llm, history, params, as_json=args.json)})
+            chat.answer_json(message) if args.json else chat.answer(message)
     return 0
 
 
@@ -71,15 +81,97 @@ def _turns(given: list[str], *, show_prompt: bool) -> Iterator[str]:
             yield line.strip()
 
 
-def _answer(llm: LLM, history: list[dict[str, str]], params: SamplingParams, *, as_json: bool) -> str:
-    if as_json:
-        prompt_ids = llm.tokenizer.apply_chat_template(history)
-        chunks = llm.stream(prompt_ids, params)
+@dataclasses.dataclass
+class Conversation:
+    """The messages so far, and the engine that answers. `bars` show what is waited for until the first answer begins."""
+
+    llm: LLM
+    params: SamplingParams
+    history: list[dict[str, str]]
+    bars: ExitStack
+
+    def answer(self, message: str) -> RequestMetrics | None:
+        """Print the answer as it comes; an answer that ends early stays in the conversation as it is."""
+        self.history.append({"role": "user", "content": message})
+        try:
+            chunks = self.llm.chat_stream(self.history, self.params)
+        except EnginebayError:
+            self.history.pop()  # the message was refused, and another one may not be
+            raise
+        text, metrics = "", None
+        try:
+            for chunk in after_first(chunks, self.bars.close):
+                text += chunk.delta_text
+                metrics = chunk.metrics
+                print(chunk.delta_text, end="", flush=True)
+        finally:
+            print()
+            self.history.append({"role": "assistant", "content": text})
+        return metrics
+
+    def answer_json(self, message: str) -> None:
+        """Print the answer as one JSON object."""
+        self.history.append({"role": "user", "content": message})
+        prompt_ids = self.llm.tokenizer.apply_chat_template(self.history)
+        chunks = after_first(self.llm.stream(prompt_ids, self.params), self.bars.close)
         (one,) = print_whole(chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids)))
-        return one.output.text
-    text = ""
-    for chunk in llm.chat_stream(history, params):
-        text += chunk.delta_text
-        print(chunk.delta_text, end="", flush=True)
-    print()
-    return text
+        self.history.append({"role": "assistant", "content": one.output.text})
+
+    def talk(self) -> None:
+        """Turns at a terminal, with the editing and the history of its lines, until /exit or Ctrl-D."""
+        with contextlib.suppress(ImportError):  # where there is no readline lines are read without editing
+            importlib.import_module("readline")
+        config = self.llm.config
+        print(f"{config.model}: {make_title(self.llm.plan)}, {config.dtype}, {config.max_model_len} tokens")
+        print("/help lists commands, Ctrl-C ends an answer, Ctrl-D ends the conversation.")
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print("\n/exit or Ctrl-D ends the conversation.")
+                continue
+            if line == "/exit":
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._turn(line)
+
+    def _command(self, line: str) -> None:
+        if line == "/clear":
+            self.history[:] = [one for one in self.history if one["role"] == "system"]
+            print("The conversation begins anew.")
+        elif line == "/help":
+            print("\n".join(f"{name:8} {what}" for name, what in COMMANDS.items()))
+            print("Arrow up and Ctrl-R find former lines.")
+        else:
+            print(unknown_name("command", line, COMMANDS, "/help lists them."))
+
+    def _turn(self, message: str) -> None:
+        try:
+            metrics = self.answer(message)
+        except KeyboardInterrupt:
+            print("[interrupted]")
+        except RequestError as error:
+            print(f"{error} /clear begins anew.")
+        else:
+            if metrics is not None:
+                print(f"[{_told(metrics)}]")
+
+
+COMMANDS = {
+    "/help": "list these commands",
+    "/clear": "forget the conversation, but not the system message",
+    "/exit": "end, as Ctrl-D does",
+}
+
+
+def _told(metrics: RequestMetrics) -> str:
+    """How fast an answer was."""
+    rate = metrics.tokens_per_second
+    parts = [f"{metrics.num_generated_tokens} tokens"]
+    parts += [] if math.isnan(rate) else [f"{rate:.1f} tokens/s"]
+    return ", ".join([*parts, f"the first after {metrics.time_to_first_token_s:.2f} s"])

@@ -175,7 +175,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Complete the prompt."""
     prompt, params = _prompt(args), sampling_from(args)
     config = config_from(args)
-    with ExitStack() as bars, _load(bars, config) as llm, traced(args):
+    with ExitStack() as bars, load(bars, config) as llm, traced(args):
         # Before anything is printed: the prompt may be refused.
         chunks: Iterable[StreamChunk]
         if Choice.of(params) is None:
@@ -199,7 +199,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(bars: ExitStack, config: EngineConfig) -> LLM:
+def load(bars: ExitStack, config: EngineConfig) -> LLM:
     """The engine; progress is shown until `bars` is closed."""
     return LLM(config=config, progress=bars.enter_context(progress()))
 
