@@ -76,6 +76,7 @@ def build_decoder(
         specs,
         repeats,
         config.auto_max_model_len,
+        repr((config.rope, config.activation, config.norm_eps)),
     )
     return NnxModel(info, module)
 

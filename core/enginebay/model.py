@@ -41,6 +41,11 @@ class ModelInfo:
 
     Shorter where rotary frequencies depend on the length: up to here they are those of short texts.
     """
+    constants: str = ""
+    """Numbers and functions that compiled steps hold besides shapes: rotary positions, the activation, the norms' epsilon.
+
+    Programs that were stored for other ones are not run.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

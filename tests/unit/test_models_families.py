@@ -51,6 +51,13 @@ def test_tied_model_has_no_head_of_its_own() -> None:
     assert count_weights(untied) - count_weights(tied) == 64 * 32
 
 
+@pytest.mark.parametrize("change", [{"rope_theta": 5e5}, {"rms_norm_eps": 1e-5}, {"hidden_act": "relu"}])
+def test_numbers_that_steps_are_compiled_with_are_among_a_models_facts(change: dict[str, Any]) -> None:
+    """Compiled functions are stored with a fingerprint of the facts."""
+    facts = [repr(llama.build(CONFIG | fields, dtype="float32").info) for fields in ({}, {}, change)]
+    assert facts[0] == facts[1] != facts[2]
+
+
 def test_kv_heads_are_repeated_until_every_shard_has_one() -> None:
     info = llama.build(CONFIG, dtype="bfloat16", num_shards=4).info
     spec, group = info.attention["full"], info.groups[0]
