@@ -1,0 +1,100 @@
+"""Run the zoo: `python -m tests.zoo [NAME ...]`, or `--right` for right kernels in many seeds.
+
+Each fault runs in a process of its own, which ends at its first failing case; a fault whose process ends or takes too long is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import QUICK_COMPILING
+from tests.zoo.runs import Finding
+
+LIMIT_S = 1500.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults by name; all of them without one")
+    parser.add_argument("--half", choices=("A", "B"), help="the faults of one half")
+    parser.add_argument("--sample", action="store_true", help="the twelve that CI runs")
+    parser.add_argument(
+        "--pairs", action="store_true", help="the default check only, without --all for what it misses"
+    )
+    parser.add_argument(
+        "--right", action="store_true", help="right kernels in 20 seeds instead of faulty ones"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        from tests.zoo.one import run_one
+
+        return run_one(args.one, triples=not args.pairs)
+    if args.right:
+        from tests.zoo.one import run_right
+
+        return run_right()
+    from tests.zoo.table import summary
+
+    findings = run_all(chosen(args), args.jobs, triples=not args.pairs)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(
+            json.dumps([dataclasses.asdict(f) for f in findings], indent=1) + "\n", encoding="utf-8"
+        )
+    text, good = summary(findings)
+    print(text)
+    return 0 if good or args.names else 1
+
+
+def chosen(args: argparse.Namespace) -> list[str]:
+    from tests.zoo.zoo import FAULTS, SAMPLE
+
+    known = {fault.name: fault for fault in FAULTS}
+    if unknown := set(args.names) - known.keys():
+        sys.exit(f"no fault of the name {', '.join(sorted(unknown))}")
+    names = args.names or (SAMPLE if args.sample else list(known))
+    return [name for name in names if args.half in (None, known[name].half)]
+
+
+def run_all(names: list[str], jobs: int, *, triples: bool) -> list[Finding]:
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        found = []
+        for finding in pool.map(lambda name: run_in_process(name, triples=triples), names):
+            found.append(finding)
+            where = "default" if finding.default else "--all" if finding.all else "MISSED"
+            print(
+                f"{where:8}{finding.seconds:7.1f} s  {finding.name}: {finding.case} {finding.detail}"[:200],
+                flush=True,
+            )
+    return found
+
+
+def run_in_process(name: str, *, triples: bool) -> Finding:
+    """The finding of a process of its own."""
+    command = [sys.executable, "-m", "tests.zoo", "--one", name, *([] if triples else ["--pairs"])]
+    flags = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK_COMPILING])
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(name, default=True, all=True, detail=f"no end within {LIMIT_S:.0f} s", seconds=LIMIT_S)
+    if done.returncode:
+        detail = f"its process ended with {done.returncode}: {done.stderr[-200:]}"
+        return Finding(name, default=True, all=True, detail=detail)
+    return Finding(**json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""Half A: faults that were written beside the cases."""
+
+from tests.zoo.faults import Fault
+from tests.zoo.half_a.attention import FAULTS as ATTENTION
+from tests.zoo.half_a.attention_blocks import FAULTS as BLOCKS
+from tests.zoo.half_a.cache_ops import FAULTS as CACHE_OPS
+from tests.zoo.half_a.devices import FAULTS as DEVICES
+from tests.zoo.half_a.ops import FAULTS as OPS
+
+FAULTS: tuple[Fault, ...] = (*OPS, *CACHE_OPS, *BLOCKS, *ATTENTION, *DEVICES)

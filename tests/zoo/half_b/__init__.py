@@ -1,0 +1,5 @@
+"""Half B: faults by authors who have not seen the cases."""
+
+from tests.zoo.faults import Fault
+
+FAULTS: tuple[Fault, ...] = ()

@@ -1,0 +1,78 @@
+"""What a check makes of a kernel: its first failing case, or that there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from enginebay.cache import BUILTIN_LAYOUTS
+from enginebay.ops.caps import Env
+from enginebay.registry import load_registry
+from enginebay.testing.op_cases import Extent, op_cases
+from enginebay.testing.verdicts import FAULTS, judge
+from tests.zoo.faults import DEVICE_PACKAGES, Fault, planted, right_kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What came of one fault. `default` and `all` say which check found it; `case` is the first that failed, after `cases` others."""
+
+    name: str
+    default: bool
+    all: bool
+    case: str = ""
+    detail: str = ""
+    cases: int = 0
+    seconds: float = 0.0
+
+
+def layouts_of(op: str, kernel: Any, package: str) -> list[Any]:
+    """The layouts that a kernel is checked in."""
+    if op == "attention":
+        return [BUILTIN_LAYOUTS[name] for name in kernel.caps.layouts]
+    declared: tuple[str, ...] = ()
+    for entry in load_registry().entries:
+        if (entry.kind, entry.op, entry.package) == ("kernel", op, package) and entry.declaration:
+            declared = tuple(entry.declaration.capabilities.get("layouts", ()))
+    return [BUILTIN_LAYOUTS[name] for name in declared or BUILTIN_LAYOUTS]
+
+
+def find(fault: Fault, *, triples: bool = True) -> Finding:
+    """Check a faulty kernel until its first failing case: pairs first, then with `triples` the others."""
+    start = time.monotonic()
+    kernel = planted(fault)
+    extent = Extent(triples=triples, interpreted=not fault.is_plain)
+    count = 0
+    for case in op_cases(
+        fault.op, kernel, Env("cpu"), layouts_of(fault.op, kernel, _entry_point(fault.package)), extent
+    ):
+        outcome = judge(case.run)
+        if outcome.verdict in FAULTS:
+            seconds = round(time.monotonic() - start, 1)
+            detail = f"{outcome.verdict}: {outcome.detail}"[:300]
+            return Finding(fault.name, case.representative, True, case.name, detail, count, seconds)
+        count += 1
+    return Finding(
+        fault.name, default=False, all=False, cases=count, seconds=round(time.monotonic() - start, 1)
+    )
+
+
+def wrong_verdicts(op: str, kernel: str, *, num_seeds: int) -> tuple[list[str], int]:
+    """Cases that a right kernel fails in some of so many seeds, each with what it says, and how many cases there are."""
+    package = kernel.partition(".")[0]
+    made = right_kernel(kernel)
+    extent = Extent(triples=False, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)
+    found, count = [], 0
+    for case in op_cases(op, made, Env("cpu"), layouts_of(op, made, _entry_point(package)), extent):
+        if not case.representative:
+            continue
+        outcome = judge(case.run)
+        count += outcome.verdict == "PASS"
+        if outcome.verdict in FAULTS:
+            found.append(f"{case.name}: {outcome.verdict} {outcome.detail}")
+    return found, count
+
+
+def _entry_point(package: str) -> str:
+    return package.removeprefix("enginebay_")

@@ -1,0 +1,41 @@
+"""The zoo's findings as a table for docs/checking.md."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from tests.zoo.runs import Finding
+from tests.zoo.zoo import FAULTS
+
+WANTED = {"A": (0.90, 0.97), "B": (0.80, 0.90)}
+"""Shares of a half's faults that the default check and --all must find."""
+
+
+def summary(findings: Sequence[Finding]) -> tuple[str, bool]:
+    """Markdown, and whether both halves have the shares that are wanted of them."""
+    known = {fault.name: fault for fault in FAULTS}
+    lines = ["| half | op | faults | default check | `--all` |", "|---|---|---|---|---|"]
+    good = True
+    for half in ("A", "B"):
+        mine = [f for f in findings if known[f.name].half == half]
+        by_op: dict[str, list[Finding]] = collections.defaultdict(list)
+        for finding in mine:
+            by_op[known[finding.name].op].append(finding)
+        lines += [_line(half, op, found) for op, found in sorted(by_op.items())]
+        if mine:
+            lines.append(_line(half, "all", mine))
+            shares = (sum(f.default for f in mine) / len(mine), sum(f.all for f in mine) / len(mine))
+            good &= all(share >= wanted for share, wanted in zip(shares, WANTED[half], strict=True))
+    missed = [f.name for f in findings if not f.all]
+    late = [f.name for f in findings if f.all and not f.default]
+    lines += [
+        "",
+        f"Found by `--all` alone: {', '.join(late) or 'none'}. Missed: {', '.join(missed) or 'none'}.",
+    ]
+    return "\n".join(lines), good
+
+
+def _line(half: str, op: str, found: Sequence[Finding]) -> str:
+    default, every = sum(f.default for f in found), sum(f.all for f in found)
+    return f"| {half} | {op} | {len(found)} | {default} ({default / len(found):.0%}) | {every} ({every / len(found):.0%}) |"

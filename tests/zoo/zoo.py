@@ -1,0 +1,44 @@
+"""All faults, those that CI runs, and the right kernels that no check may refuse."""
+
+from __future__ import annotations
+
+from tests.zoo.faults import Fault
+from tests.zoo.half_a import FAULTS as HALF_A
+from tests.zoo.half_b import FAULTS as HALF_B
+
+FAULTS: tuple[Fault, ...] = (*HALF_A, *HALF_B)
+
+SAMPLE: tuple[str, ...] = (
+    "attention_causal_mask_shows_one_key_too_many",
+    "attention_merge_swaps_the_weights",
+    "attention_padding_writes_to_the_first_slot",
+    "attention_softmax_window_inclusive",
+    "linear_sums_in_16_bits",
+    "rms_norm_statistics_in_16_bits",
+    "add_rms_norm_norm_of_x_alone",
+    "rope_turns_neighbours",
+    "embedding_by_a_product",
+    "kv_write_dropped_tokens_go_to_slot_0",
+    "rope_kv_write_turns_by_slots",
+    "sample_top_k_one_less",
+)
+"""Twelve that CI runs, of every op."""
+
+RIGHT: tuple[tuple[str, str], ...] = (
+    ("attention", "enginebay_xla.attention:xla_attention"),
+    ("attention", "right.split_attention:attention"),
+    ("attention", "enginebay_native.attention:attention"),
+    ("attention", "enginebay_pallas.attention:attention"),
+    ("linear", "enginebay_xla.linear:linear"),
+    ("linear", "enginebay_native.linear:linear"),
+    ("rms_norm", "enginebay_xla.norm:rms_norm"),
+    ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
+    ("add_rms_norm", "enginebay_xla.norm:add_rms_norm"),
+    ("rope", "enginebay_xla.rope:rope"),
+    ("embedding", "enginebay_xla.linear:embedding"),
+    ("kv_write", "enginebay_xla.kv_write:kv_write"),
+    ("kv_write", "enginebay_pallas.kv_write:kv_write"),
+    ("rope_kv_write", "enginebay_xla.rope_kv_write:rope_kv_write"),
+    ("sample", "enginebay_xla.sample:sample"),
+    ("sample", "enginebay_pallas.sample:sample"),
+)
