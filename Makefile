@@ -33,6 +33,7 @@ N ?= 2
 PARTS ?=
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
+ZOO_ARGS ?=
 BENCH_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_CHECK_ARGS ?=
@@ -86,6 +87,14 @@ coverage: env-dev ## line coverage of the core and the plugins by `make test`
 mutants: env-test ## plant faults into ten modules, and report which their tests find
 	@mkdir -p build
 	@$(BIN)/python tools/mutants.py --jobs $(N) --out build/mutants.json $(MUTANTS_ARGS)
+
+.PHONY: zoo
+zoo: env-test ## faulty kernels, each a line away from a right one: how many a check finds (ZOO_ARGS="--half A")
+	@$(BIN)/python -m tests.zoo --jobs $(N) --out build/zoo.json $(ZOO_ARGS)
+
+.PHONY: zoo-right
+zoo-right: env-test ## right kernels in 20 seeds, of which a check must refuse none
+	@$(BIN)/python -m tests.zoo --right
 
 .PHONY: lint
 lint: env-dev ## formatting, rules, types, import contracts
