@@ -30,7 +30,7 @@ INTERPRETED_RUNS = Runs(repeats=1, all_scores=False, neighbours=False)
 OFTEN_INTERPRETED = Runs(all_scores=False)
 """For the shortest case alone: interpreting takes about as long each time."""
 
-HEAVY_WORK, HEAVY_BYTES = 1e8, 1 << 22
+HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
 """Operations of a step, and size of its cache, from which it is repeated three times only, and runs with its own scores alone."""
 
 
@@ -54,7 +54,7 @@ def check_case(
                     _check(problem, program(problem))
     empty = make_problem(case, layout_type, empty=True)
     _check(empty, program(empty))
-    if runs.neighbours:
+    if runs.neighbours and light:
         _check_neighbours(program, case, layout_type)
 
 

@@ -183,10 +183,10 @@ def _hold_norm(got: np.ndarray, x: np.ndarray, weight: np.ndarray, case: PlainCa
     _same_type(got, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64)).all(axis=-1)
     expected = oracle.rms_norm(x[real], weight, eps=float(cast("float", case.row["eps"])))
-    unit = max(case.eps, 4e-7)
-    allowed = 2 * unit * np.abs(expected) + float(jnp.finfo(case.dtype).smallest_subnormal)
+    # A compiler may keep a fused sum unrounded, so that the norm's input, too, is off by a rounding.
+    allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + float(jnp.finfo(case.dtype).smallest_subnormal)
     error = np.abs(got[real].astype(np.float64) - expected)
-    hold(error, allowed, what, rms=None if str(case.dtype) == "float32" else 0.25)
+    hold(error, allowed, what, rms=None if str(case.dtype) == "float32" else 0.4)
 
 
 def check_rms_norm(kernel: Any, case: PlainCase) -> None:
