@@ -16,7 +16,7 @@ from enginebay.testing.verdicts import judge
 
 Check = tuple[str, Callable[[], None]]
 
-KINDS = ("scheduler", "proposer", "cache", "layout")
+KINDS = ("scheduler", "proposer", "cache", "layout", "platform")
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
 
 WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache")

@@ -7,10 +7,11 @@ both for the reference's logits moved by no more than TOLERANCE. Such rows are c
 from __future__ import annotations
 
 import functools
+import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from enginebay.engine import Engine, RowState
+from enginebay.engine import Engine, Pending, RowState, StepPlan
 from enginebay.errors import CompilationError
 from enginebay.llm import LLM
 from enginebay.testing.driver import Driver, request_of
@@ -18,6 +19,7 @@ from enginebay.testing.engine_logprobs import logprobs_are_the_models
 from enginebay.testing.ledgers import ledger_checks
 from enginebay.testing.subject import LENGTHS, Subject, generate, greedy, penalised, prompts_of, seeded
 from enginebay.testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
+from enginebay.testing.waits import watching_for_waits
 from enginebay.types import SamplingParams
 
 Check = tuple[str, Callable[[], None]]
@@ -38,6 +40,7 @@ def engine_checks(subject: Subject) -> list[Check]:
         seeded_alone_equals_batch,
         same_buckets_give_equal_bits,
         stop_tokens_and_lengths_end_rows,
+        steps_do_not_wait,
         state_moves_to_another_engine,
         everything_is_released,
         ledger_keeps_its_contract,
@@ -188,6 +191,39 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
             assert found.finish_reason == "stop"
             cut = llm.generate([prompt], greedy(7))[0].outputs[0]
             assert (cut.token_ids, cut.finish_reason) == (whole[:7], "length")
+
+
+def steps_do_not_wait(subject: Subject) -> None:
+    """step() returns before its tokens are there: nothing of the device is read before Pending.read()."""
+    prompt = prompts_of(subject.vocab_size, (21,), seed=13)[0]
+    with subject.shared() as llm:
+        waits = llm.run_on_engine(functools.partial(_waits_of_steps, llm.engine, prompt))
+        assert not waits, f"step() waits for the device: it calls {', '.join(waits)} on an array"
+
+
+def _waits_of_steps(engine: Engine, prompt: list[int]) -> list[str]:
+    """How a prefill and a decode, whose programs are compiled before, wait."""
+    waits: list[str] = []
+    for watched in (False, True):
+        driver = Driver(engine, request_of(prompt, greedy(12)))
+        launch = _watched(engine, waits) if watched else engine.step
+        with unittest.mock.patch.object(engine, "step", launch):
+            driver.prefill()
+            driver.decode(3)
+        driver.close()
+    return waits
+
+
+def _watched(engine: Engine, waits: list[str]) -> Callable[[StepPlan], Pending]:
+    step = engine.step
+
+    def watched(plan: StepPlan) -> Pending:
+        with watching_for_waits() as found:
+            pending = step(plan)
+        waits.extend(found)
+        return pending
+
+    return watched
 
 
 def state_moves_to_another_engine(subject: Subject) -> None:

@@ -1,0 +1,45 @@
+"""Finding out whether a call waits for the device: it does when it reads an array on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+METHODS = ("__array__", "__bool__", "__float__", "__index__", "__int__", "item", "tolist")
+"""Of JAX's arrays: each waits for the value."""
+
+
+@contextlib.contextmanager
+def watching_for_waits() -> Iterator[list[str]]:
+    """While the block lasts, the ways in which this thread waits for arrays of JAX are added to the list.
+
+    Known are conversions to NumPy and to Python's numbers, jax.device_get and jax.block_until_ready.
+    """
+    found: list[str] = []
+    mine = threading.get_ident()
+
+    def spied(name: str, call: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+        def spy(*args: Any, **kwargs: Any) -> Any:
+            is_mine = threading.get_ident() == mine
+            if is_mine and (always or any(isinstance(a, jax.Array) for a in args[:1])):
+                found.append(name)
+            return call(*args, **kwargs)
+
+        return spy
+
+    kind = type(jax.device_put(np.zeros(1)))
+    with contextlib.ExitStack() as stack:
+        for owner, name, always in (
+            *((np, name, False) for name in ("asarray", "array")),
+            *((jax, name, True) for name in ("device_get", "block_until_ready")),
+            *((kind, name, False) for name in METHODS),
+        ):
+            spy = spied(name, getattr(owner, name), always=always)
+            stack.enter_context(unittest.mock.patch.object(owner, name, spy))
+        yield found
