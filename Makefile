@@ -78,6 +78,10 @@ test-eval: env-eval ## tasks of lm-eval over an LLM
 test-outside: env-test ## checks of our output by other programs: promtool, of Debian's package prometheus
 	@$(PYTEST) tests/outside $(PYTEST_ARGS)
 
+.PHONY: zoo-kinds
+zoo-kinds: env-test ## faulty parts of every kind but kernels, and the check that finds each (KINDS="scheduler layout" plants two)
+	@$(BIN)/python -m tests.zoo.kinds $(KINDS)
+
 .PHONY: coverage
 coverage: env-dev ## line coverage of the core and the plugins by `make test`
 	@COVERAGE_CORE=sysmon $(PYTEST) -n $(N) --dist loadgroup -m "$(QUICK)" --cov=core --cov=backends --cov=samplers --cov=schedulers \

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from enginebay.testing.verdicts import FAULTS as FAULTY_VERDICTS
@@ -16,7 +16,7 @@ from enginebay.testing.verdicts import judge
 
 Check = tuple[str, Callable[[], None]]
 
-KINDS = ("scheduler", "proposer", "cache", "layout", "platform")
+KINDS = ("scheduler", "proposer", "cache", "layout", "platform", "engine")
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
 
 WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache")
@@ -30,7 +30,7 @@ class Zoo(Protocol):
     RIGHT: Mapping[str, Any]
     """Right parts, of which no check may fail."""
 
-    def checks(self, part: Any) -> Sequence[Check]:
+    def checks(self, part: Any) -> Iterable[Check]:
         """The kit's suite for a part of FAULTS or RIGHT."""
 
 

@@ -1,0 +1,184 @@
+"""Faulty engines: their steps wait, they forget, leak, compile too late, or move rows wrongly.
+
+Each names the check that finds it, which runs first: the suite of an engine takes minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from enginebay.cache import Lease
+from enginebay.engine import Pending, RowState, StepPlan
+from enginebay.testing.engines import engine_checks
+from enginebay.testing.subject import Subject
+from enginebay_oengine.engine import PagedEngine
+from tests.brief import LATE
+
+Check = tuple[str, Callable[[], None]]
+
+
+@dataclasses.dataclass
+class Turned(Pending):
+    """A step whose rows come back in the opposite order."""
+
+    pending: Pending
+
+    def read(self) -> np.ndarray:
+        return self.pending.read()[::-1]
+
+
+class Waiting(PagedEngine):
+    """Waits until its step has run."""
+
+    found_by = "steps_do_not_wait"
+
+    def step(self, plan: StepPlan) -> Pending:
+        pending = super().step(plan)
+        jax.block_until_ready(self.runner.state)
+        return pending
+
+
+class Reading(PagedEngine):
+    """Reads the lengths of its rows on the host after each step."""
+
+    found_by = "steps_do_not_wait"
+
+    def step(self, plan: StepPlan) -> Pending:
+        pending = super().step(plan)
+        assert self.runner.state is not None
+        self.lengths = np.asarray(self.runner.state.rows.length)
+        return pending
+
+
+class Turning(PagedEngine):
+    """Gives the tokens of a step's rows in the opposite order."""
+
+    found_by = "alone_equals_batch"
+
+    def step(self, plan: StepPlan) -> Pending:
+        return Turned(super().step(plan))
+
+
+class Cold(PagedEngine):
+    """Compiles nothing when it is asked to warm up."""
+
+    found_by = "nothing_compiles_after_warmup"
+
+    def warmup(self, progress: Any = None) -> int:
+        return 1
+
+
+class Lukewarm(PagedEngine):
+    """Compiles decode steps, and no prefill."""
+
+    found_by = "nothing_compiles_after_warmup"
+
+    def warmup(self, progress: Any = None) -> int:
+        self.pages.make_all()
+        steps = [key for key in self.geometry.all_steps() if key.kind != "prefill"]
+        return self.runner.compile_all(steps, progress)
+
+
+class Uncounted(PagedEngine):
+    """Counts none of the programs that it compiles."""
+
+    found_by = "nothing_compiles_after_warmup"
+
+    def warmup(self, progress: Any = None) -> int:
+        count = super().warmup(progress)
+        self.compilations.count = 0
+        return count
+
+
+class Disobedient(PagedEngine):
+    """Compiles though that is forbidden."""
+
+    found_by = "compiling_can_be_forbidden"
+
+    def step(self, plan: StepPlan) -> Pending:
+        self.compilations.forbidden = False
+        return super().step(plan)
+
+
+class Forgetful(PagedEngine):
+    """Takes a row's state without the last token's keys and values."""
+
+    found_by = "state_moves_to_another_engine"
+
+    def take(self, lease: Lease) -> RowState:
+        state = super().take(lease)
+        k, v = ({g: self._cut(x) for g, x in each.items()} for each in (state.k, state.v))
+        return dataclasses.replace(state, k=k, v=v)
+
+    @staticmethod
+    def _cut(values: np.ndarray) -> np.ndarray:
+        cut = np.array(values)
+        cut[:, -1] = 0
+        return cut
+
+
+class Unseeded(PagedEngine):
+    """Puts a row's state without what its sampling needs."""
+
+    found_by = "state_moves_to_another_engine"
+
+    def put(self, lease: Lease, state: RowState) -> None:
+        empty = {name: np.zeros_like(column) for name, column in state.sampling.items()}
+        super().put(lease, dataclasses.replace(state, sampling=empty))
+
+
+class Remembering(PagedEngine):
+    """Finds prefixes in a cache that was dropped."""
+
+    found_by = "arrays_can_be_dropped"
+
+    def drop_arrays(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.ledger, "forget", lambda *_: None)
+            super().drop_arrays()
+
+
+class Leaking(PagedEngine):
+    """Keeps the rows of requests that have ended."""
+
+    found_by = "everything_is_released"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        release = self.ledger.release
+        kept: list[Lease] = []
+
+        def leak(lease: Lease) -> None:
+            if len(kept) or lease.row:
+                release(lease)
+            else:
+                kept.append(lease)
+                lease.released = True
+
+        self.ledger.release = leak  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, type[PagedEngine]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Waiting, Reading, Turning, Cold, Lukewarm, Uncounted),
+        *(Disobedient, Forgetful, Unseeded, Remembering, Leaking),
+    )
+}
+
+RIGHT: dict[str, type[PagedEngine]] = {}
+"""The built-in engines pass the whole suite in tests/conformance."""
+
+
+def checks(part: Any) -> Iterator[Check]:
+    """The kit's suite, the check that should find the fault first; the engine stands in the place of the paged one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("enginebay_oengine.engine.PagedEngine", part)
+        suite = engine_checks(Subject("oengine", model=LATE))
+        yield from sorted(suite, key=lambda check: check[0] != part.found_by)
