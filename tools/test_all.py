@@ -53,6 +53,9 @@ PARTS = (
     Part("outside", ("test-outside",), "metrics as Prometheus' own `promtool` reads them", ("promtool",)),
     Part("coverage", ("coverage",), "line coverage of `make test`"),
     Part("mutants", ("mutants",), "faults planted into ten modules, which their tests must find"),
+    Part(
+        "zoo", ("zoo", "zoo-right"), "faulty kernels, which the check must find, and right ones in 20 seeds"
+    ),
     Part("matrix", ("test-kernels-all",), "every case of the kernels: hours"),
 )
 
