@@ -12,7 +12,7 @@ import pytest
 from enginebay.ops.axes import AXES
 from tests.zoo.faults import Fault, Kind, source_text
 from tests.zoo.runs import Finding, find
-from tests.zoo.table import summary
+from tests.zoo.table import put_into, summary
 from tests.zoo.zoo import FAULTS, RIGHT, SAMPLE
 
 HALF_A = [fault for fault in FAULTS if fault.half == "A"]
@@ -75,6 +75,13 @@ def test_the_table_counts_what_each_check_found() -> None:
     text, good = summary([Finding(name, default=False, all=i > 0) for i, name in enumerate(names)])
     assert "| A | all | 10 | 0 (0%) | 9 (90%) |" in text
     assert not good
+
+
+def test_the_table_replaces_the_one_between_the_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- zoo: begin -->\nold\n<!-- zoo: end -->\nafter\n", encoding="utf-8")
+    put_into(page, "new")
+    assert page.read_text(encoding="utf-8") == "before\n<!-- zoo: begin -->\nnew\n<!-- zoo: end -->\nafter\n"
 
 
 @pytest.mark.slow

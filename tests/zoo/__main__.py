@@ -33,6 +33,12 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.add_argument(
+        "--found", type=Path, metavar="FILE", help="the findings of an earlier run instead of a new one"
+    )
+    parser.add_argument(
+        "--docs", type=Path, metavar="FILE", help="put the table between this page's zoo marks"
+    )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -43,9 +49,12 @@ def main() -> int:
         from tests.zoo.one import run_right
 
         return run_right()
-    from tests.zoo.table import summary
+    from tests.zoo.table import put_into, summary
 
-    findings = run_all(chosen(args), args.jobs, triples=not args.pairs)
+    if args.found:
+        findings = [Finding(**found) for found in json.loads(args.found.read_text(encoding="utf-8"))]
+    else:
+        findings = run_all(chosen(args), args.jobs, triples=not args.pairs)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(
@@ -53,6 +62,8 @@ def main() -> int:
         )
     text, good = summary(findings)
     print(text)
+    if args.docs:
+        put_into(args.docs, text)
     return 0 if good or args.names else 1
 
 
@@ -67,16 +78,16 @@ def chosen(args: argparse.Namespace) -> list[str]:
 
 
 def run_all(names: list[str], jobs: int, *, triples: bool) -> list[Finding]:
+    """The findings in the order of the names, each told when it is known."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        found = []
-        for finding in pool.map(lambda name: run_in_process(name, triples=triples), names):
-            found.append(finding)
-            where = "default" if finding.default else "--all" if finding.all else "MISSED"
-            print(
-                f"{where:8}{finding.seconds:7.1f} s  {finding.name}: {finding.case} {finding.detail}"[:200],
-                flush=True,
-            )
-    return found
+        return list(pool.map(lambda name: run_and_tell(name, triples=triples), names))
+
+
+def run_and_tell(name: str, *, triples: bool) -> Finding:
+    finding = run_in_process(name, triples=triples)
+    found = "default" if finding.default else "--all" if finding.all else "MISSED"
+    print(f"{found:8}{finding.seconds:7.1f} s  {name}: {finding.case} {finding.detail}"[:200], flush=True)
+    return finding
 
 
 def run_in_process(name: str, *, triples: bool) -> Finding:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.zoo.runs import Finding
 from tests.zoo.zoo import FAULTS
+
+MARKS = ("<!-- zoo: begin -->", "<!-- zoo: end -->")
 
 WANTED = {"A": (0.90, 0.97), "B": (0.80, 0.90)}
 """Shares of a half's faults that the default check and --all must find."""
@@ -34,6 +37,14 @@ def summary(findings: Sequence[Finding]) -> tuple[str, bool]:
         f"Found by `--all` alone: {', '.join(late) or 'none'}. Missed: {', '.join(missed) or 'none'}.",
     ]
     return "\n".join(lines), good
+
+
+def put_into(page: Path, text: str) -> None:
+    """Write the table between the zoo marks of a page."""
+    old = page.read_text(encoding="utf-8")
+    before, _, rest = old.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 def _line(half: str, op: str, found: Sequence[Finding]) -> str:

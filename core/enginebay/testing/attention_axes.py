@@ -30,6 +30,9 @@ FEATURES = {
 }
 """Axes of which a kernel claims other values than the first by a feature."""
 
+SHORTER_CONTEXTS = (2048, 1024, 512, 256, 128, 64)
+"""For a kernel that claims contexts up to some length only."""
+
 SMALLEST_SIZE, MANY_ROWS = 8, 17
 
 
@@ -43,8 +46,11 @@ class Reach:
     """Taken for the block of a kernel that has no configuration."""
 
 
-DEVICE = Reach(1700, 800, 128)
-INTERPRETED = Reach(450, 160, 32)
+DEVICE = Reach(1750, 800, 128)
+INTERPRETED = Reach(580, 160, 32)
+
+STEP_ROWS = {"one": 6, "few": 14, "many": 2 * MANY_ROWS + 4}
+"""The most rows that a step of this value has, with those that are none."""
 
 
 def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
@@ -54,7 +60,8 @@ def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
         "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
         "head_dim": caps.head_dim,
         "group": caps.group,
-        "page": lambda v: v == "row" or caps.page_size(v),
+        "page": lambda v: all(map(caps.page_size, (48, 80))) if v == "row" else caps.page_size(v),
+        "rows": lambda v: v == "one" or caps.rows(STEP_ROWS[v]),
     }
     first = {axis: ATTENTION.values[axis][0] for axis in FEATURES}
     axes = ATTENTION.within(claims).having(layout=tuple(layouts))
@@ -74,6 +81,8 @@ def covering_cases(
     The axis `config` is left out for kernels that have nothing to choose.
     """
     axes = claimed_axes(kernel.caps, tuple(layouts))
+    longest = next((n for n in SHORTER_CONTEXTS if kernel.caps.context(n)), SHORTER_CONTEXTS[-1])
+    reach = dataclasses.replace(reach, context=min(reach.context, longest))
     if not _has_choices(kernel, env, axes, layouts):
         axes = axes.having(config=("default",))
     for row in covering_rows(axes, TRIPLES if triples else PAIRS):
@@ -143,7 +152,10 @@ def _sized(row: Row, context: int, new_tokens: int) -> AttentionCase:
 def _with_lengths(row: Row, block: int, sizes: Sequence[int], reach: Reach) -> AttentionCase:
     page = _page(row)
     phase = cast("Mode", row["phase"])
-    room = reach.context if phase == "decode" else reach.new_tokens if phase == "prefill" else reach.context
+    room = reach.context - (
+        page if reach.context > 2 * page else 1
+    )  # what holds the longest row is whole pages
+    room = min(room, reach.new_tokens) if phase == "prefill" else room
     kind = (
         "pages" if (row["page"], row["rows"]) == ("row", "many") else str(row["context"])
     )  # the cache would be large
