@@ -1,8 +1,8 @@
 """Axes of the ops: in what the problems of an op differ, one record per op. The kit makes its cases from them.
 
 A value of an axis is plain data. Where a number would depend on the kernel (its blocks, its pages) the value is a word, which
-`enginebay.testing` resolves from the kernel's own configuration. An op's first value of each axis is the ordinary one: it
-goes with every value of the other axes.
+`enginebay.testing` resolves from the kernel's own configuration. The first value of each axis is the ordinary one, which
+names of cases leave out.
 """
 
 from __future__ import annotations

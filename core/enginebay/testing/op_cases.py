@@ -116,8 +116,8 @@ def _name(axes: OpAxes, row: Row) -> str:
 def _run_plain(op: str, kernel: Any, row: Row, layouts: Mapping[str, type[KVLayout]], extent: Extent) -> None:
     from enginebay.testing import cache_cases, plain_cases, sample_op
 
-    repeats = 1 if extent.interpreted else REPEATS
     for seed in range(extent.num_seeds):
+        repeats = 1 if extent.interpreted or seed else REPEATS
         if op == "sample":
             sample_op.check_sample_row(kernel, row, seed, repeats)
             continue
