@@ -56,15 +56,15 @@ class LlguidanceOptions(BaseModel):
 DEFAULT_OPTIONS = LlguidanceOptions()
 
 SIGNS = {
-    "number of symbols": "max_grammar_size",
-    "initial lexer configuration": "initial_lexer_fuel",
-    "checking relevance": "initial_lexer_fuel",
-    "expressions constructed": "step_lexer_fuel",
-    "Too many items": "step_max_items",
-    "items; max is": "max_items_in_row",
-    "too many states": "max_lexer_states",
+    "number of symbols": ("max_grammar_size",),
+    "initial lexer configuration": ("initial_lexer_fuel",),
+    "checking relevance": ("initial_lexer_fuel",),
+    "expressions constructed": ("initial_lexer_fuel", "step_lexer_fuel"),
+    "Too many items": ("step_max_items",),
+    "items; max is": ("max_items_in_row",),
+    "too many states": ("max_lexer_states",),
 }
-"""What llguidance says when a limit is exceeded, and the option of that limit."""
+"""What llguidance says when a limit is exceeded, and the options that it may come from."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,9 +77,10 @@ class _Words:
     options: LlguidanceOptions
 
     def named(self, reason: str) -> str:
-        """A reason of llguidance's, with the option of the limit that it speaks of."""
-        name = next((name for sign, name in SIGNS.items() if sign in reason), None)
-        return f"{reason} (the option {name} is {getattr(self.options, name)})" if name else reason
+        """A reason of llguidance's, with the options of the limit that it speaks of."""
+        names = next((names for sign, names in SIGNS.items() if sign in reason), ())
+        values = " or ".join(f"{name} = {getattr(self.options, name)}" for name in names)
+        return f"{reason} (limited by {values})" if names else reason
 
 
 class Llguidance(GrammarLibrary):
