@@ -16,7 +16,7 @@ from enginebay.testing.verdicts import judge
 
 Check = tuple[str, Callable[[], None]]
 
-KINDS = ("scheduler", "proposer", "cache", "layout", "platform", "engine")
+KINDS = ("scheduler", "proposer", "cache", "layout", "platform", "engine", "model")
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
 
 WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache")
