@@ -97,6 +97,6 @@ class Concurrently:
             for delta in parts:
                 put((index, "text", delta))
             event: Event = (index, "final", text.output())
-        except Exception as error:  # noqa: BLE001  # a failing prompt fails alone, and tells its reader
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: a failing prompt fails alone, and its reader is answered
             event = (index, "error", f"{type(error).__name__}: {error}")
         put(event)

@@ -270,11 +270,13 @@ def _leave(steps: Steps, tracked: Tracked, last: TokenEvent) -> None:
     """Forget a request that has ended and free what it held. Its reader is answered, whatever an observer or a ledger raises."""
     try:
         steps.book.drop(tracked)
-        if steps.watch.is_on and last.finish_reason:
-            steps.watch.ended(tracked, last.finish_reason)
         steps.places.free(tracked)
     finally:
-        tracked.ticket.put(last)
+        try:
+            if steps.watch.is_on and last.finish_reason:
+                steps.watch.ended(tracked, last.finish_reason)
+        finally:
+            tracked.ticket.put(last)
 
 
 def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:

@@ -68,6 +68,22 @@ def test_as_many_as_the_limit_run_at_once_and_no_more(
     assert max(seen) == most, "each thread of the pool runs one prompt at a time"
 
 
+class Panic(BaseException):
+    """What a panic in Rust code is raised as: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
+def test_a_prompt_that_would_end_its_thread_fails_alone(
+    on_host: vInference, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise kind("the tokenizer panicked")
+
+    monkeypatch.setattr(on_host.tokenizer, "decode", fail)
+    outputs = together(on_host, TEXTS[:3])
+    assert {output.error for output in outputs} == {f"{kind.__name__}: the tokenizer panicked"}
+
+
 def test_a_failing_prompt_fails_alone(on_host: vInference) -> None:
     outputs = together(on_host, [TEXTS[0], 7, "", TEXTS[1]])
     assert [o.error is None for o in outputs] == [True, False, False, True]
