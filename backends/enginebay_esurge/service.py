@@ -54,6 +54,11 @@ class Service:
         loop = self._loop
         return 0 if loop is None else loop.num_running
 
+    def count_requests(self) -> tuple[int, int]:
+        """Requests none of whose completions has a row of the engine, and requests of which one has."""
+        loop = self._loop
+        return (0, 0) if loop is None else loop.count_families()
+
     def start(self) -> None:
         """Run, from whichever state."""
         with self.lock:

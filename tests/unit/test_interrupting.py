@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,3 +108,37 @@ def test_a_call_that_was_given_up_before_its_turn_never_runs(llm: LLM) -> None:
     may_end.set()
     other.join(DEADLOCK_S)
     assert llm.run_on_engine(lambda: list(ran)) == []
+
+
+SLOW_TO_END = """
+import sys, time
+from enginebay.cli import main as program
+
+def work(arguments):
+    try:
+        print("working", flush=True)
+        time.sleep(300)
+    finally:
+        print("ending", flush=True)
+        if arguments == ["slowly"]:
+            time.sleep(300)
+
+sys.modules["enginebay.cli.main"]._dispatch = work
+sys.exit(program(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("how", "count", "code"), [("quickly", 1, 130), ("slowly", 2, -signal.SIGINT)])
+def test_ctrl_c_ends_a_command_and_a_second_one_the_process(how: str, count: int, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_END, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in ("working\n", "ending\n")[:count]:
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLOCK_S)
+    assert (process.returncode, errors.strip()) == (code, "")

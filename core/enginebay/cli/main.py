@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from enginebay import __version__
+from enginebay.cli.interrupts import second_ends
 from enginebay.cli.parsing import Parser, refuse_rest
 from enginebay.cli.show import INTERRUPTED, plain_waits
 from enginebay.errors import EnginebayError, InputError, explain, unknown_name
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments)
+        with second_ends():
+            code = _dispatch(arguments)
         sys.stdout.flush()  # so that a reader that went away is found here and not while Python ends
         return code
     except EnginebayError as error:

@@ -242,12 +242,16 @@ def test_waiting_and_running_requests_are_aborted(slow_engine: eSurge) -> None: 
 
 
 def test_aborting_ends_every_completion_and_wakes_the_waiter(slow_engine: eSurge) -> None:  # holds S10
+    counted: list[tuple[int, int]] = []
+
     def abort() -> None:
-        until(lambda: slow_engine.num_running_requests == 3)
+        until(lambda: slow_engine.run_on_engine(lambda: slow_engine.engine.rows.num_reqs) == 3)
+        counted.append((slow_engine.num_pending_requests, slow_engine.num_running_requests))
         slow_engine.abort_request("three")
 
     [outputs, _] = in_threads([lambda: slow_engine.generate(PROMPT, with_(LONG, n=3), "three"), abort])
     assert [c.finish_reason for c in outputs[0].outputs] == ["abort"] * 3
+    assert counted == [(0, 1)], "requests are counted, not completions"
 
 
 def test_prompts_are_made_to_fit_and_metrics_tell(engine: eSurge) -> None:  # holds S04
