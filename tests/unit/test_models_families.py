@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from enginebay.model import count_weights
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_models import plugin
+from enginebay_models.blocks import Mlp
 from enginebay_models.hf_config import layer_windows, read_decoder
 from enginebay_models.llama import LlamaFamily
 from enginebay_models.llama import family as llama
@@ -311,3 +313,20 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
 
     plugin.register_models(register)  # type: ignore[arg-type]
     assert declared == {family.name: family.architectures for family in (llama, mistral, qwen2, qwen3)}
+
+
+def test_the_mlp_opens_its_gate_by_the_activation_of_config_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Mlp] = []
+
+    def record(*args: Any, **options: Any) -> Mlp:
+        made.append(Mlp(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr("enginebay_models.decoder.Mlp", record)
+    llama.build(CONFIG | {"hidden_act": "relu", "intermediate_size": 32}, dtype="float32")
+    x: Any = np.linspace(-2, 2, 64, dtype=np.float32).reshape(2, 32)
+    ops: Any = SimpleNamespace(linear=lambda x, weight, _: x @ weight.T)
+    weights: Any = np.eye(32, dtype=np.float32)
+    made[0].gate = made[0].up = made[0].down = weights
+    np.testing.assert_allclose(made[0](x, ops), np.maximum(x, 0) * x)
+    assert [mlp.activation for mlp in made] == ["relu"] * 4
