@@ -17,6 +17,10 @@ pytestmark = pytest.mark.xdist_group("check")
 PLANTED = Path(__file__).parent / "planted"
 FAULTY = ("wrong", "not_a_number", "raises", "asserts", "exits", "crashes", "declines")
 
+FAULTY_CASE = "rms_norm[float32]"
+OTHER_CASES = ("--case", "rms_norm[bfloat16-rows_1-", "--case", "declaration_holds")
+"""Cases that show as much as all of them, of which there are many."""
+
 Records = dict[str, dict[str, Any]]
 
 
@@ -39,7 +43,7 @@ def checked(site: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
 @pytest.fixture(scope="module")
 def planted(site: Path) -> tuple[int, list[dict[str, Any]]]:
     """What the command says of all norms, in one run: while one never ends the others go on."""
-    flags = ("--jobs", "2", "--timeout", "8", "--json")
+    flags = ("--jobs", "2", "--timeout", "8", "--json", "--case", FAULTY_CASE, *OTHER_CASES)
     done = run(site, "check", "hangs", *FAULTY, "kills_the_importer", "needs_more", *flags)
     return done.returncode, json.loads(done.stdout)
 
@@ -81,8 +85,9 @@ def test_fault_is_named_and_the_other_cases_go_on(
     found = by_case(planted[1], name)
     assert found["rms_norm[float32]"]["verdict"] == verdict
     assert detail in found["rms_norm[float32]"]["detail"]
-    others = [r["verdict"] for case, r in found.items() if case != "rms_norm[float32]"]
-    assert others == ["PASS"] * 3
+    others = [r["verdict"] for case, r in found.items() if case != FAULTY_CASE]
+    assert len(others) > 1
+    assert set(others) == {"PASS"}
 
 
 def test_module_that_kills_its_importer_is_one_error(planted: tuple[int, list[dict[str, Any]]]) -> None:
@@ -100,13 +105,10 @@ def test_part_that_is_not_installed_is_unsupported_with_its_reason(
 
 def test_case_that_never_ends_in_c_is_a_timeout(planted: tuple[int, list[dict[str, Any]]]) -> None:
     found = by_case(planted[1], "hangs")
-    assert {case: r["verdict"] for case, r in found.items()} == {
-        "declaration_holds": "PASS",
-        "rms_norm[float32]": "TIMEOUT",
-        "rms_norm[bfloat16]": "PASS",
-        "rms_norm[float16]": "PASS",
-    }
-    assert "no answer within 8 s" in found["rms_norm[float32]"]["detail"]
+    faulty = found.pop(FAULTY_CASE)
+    assert (faulty["verdict"], "no answer within 8 s" in faulty["detail"]) == ("TIMEOUT", True)
+    assert found["declaration_holds"]["verdict"] == "PASS"
+    assert {r["verdict"] for r in found.values()} == {"PASS"}
 
 
 def test_table_shows_the_error_against_its_bound(
@@ -124,7 +126,7 @@ def test_table_shows_the_error_against_its_bound(
         done = command("check", "kernel:rms_norm:wrong")
     assert done.returncode == 1
     assert " of allowed " in done.stdout
-    assert "kernel:rms_norm:wrong run cpu: 1 INCORRECT, 3 PASS" in done.stdout
+    assert f"kernel:rms_norm:wrong run cpu: 1 INCORRECT, {len(records) - 1} PASS" in done.stdout
 
 
 def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
@@ -135,7 +137,9 @@ def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
 
 
 def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> None:
-    code, records = checked(site, "kernel:attention:toy", "kernel:rms_norm:toy_norm", "--jobs", "2")
+    some = ("decode_paged", "decode_group_8_dim_64", "mixed_softcap", "decode_8b", "32x4096", FAULTY_CASE)
+    flags = ("--jobs", "2", *(word for text in some for word in ("--case", text)))
+    code, records = checked(site, "kernel:attention:toy", "kernel:rms_norm:toy_norm", *flags)
     assert code == 0, [r for r in records if r["verdict"] in ("INCORRECT", "ERROR", "TIMEOUT")]
     verdicts = {(r["name"], r["level"], r["target"], r["verdict"]) for r in records}
     assert {v[1:3] for v in verdicts} == {
@@ -161,7 +165,8 @@ def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> Non
 @pytest.fixture(scope="module")
 def interpreted(site: Path) -> tuple[int, list[dict[str, Any]]]:
     """A wrong kernel, and two parts that cannot be interpreted."""
-    return checked(site, "toy_wrong", "kernel:rms_norm:wrong", "scheduler:fcfs", "--level", "interpret")
+    parts = ("toy_wrong", "kernel:rms_norm:wrong", "scheduler:fcfs")
+    return checked(site, *parts, "--interpret", "--case", "decode_paged_float32")
 
 
 def test_wrong_kernel_is_found_by_interpretation_alone(
@@ -190,8 +195,9 @@ def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
 def test_levels_of_the_pytest_plugin_are_those_of_the_command(site: Path) -> None:
     options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
     part = ("--enginebay-check", "toy_norm", "--enginebay-level")
-    told = {level: pytest_within(site, *options, *part, level)[1] for level in ("interpret", "compile")}
-    assert "3 passed" in told["interpret"]
+    few = ("-k", "not rows_ and not features_ and not size_ and not eps_ and not dims_ and not weight_")
+    told = {level: pytest_within(site, *options, *few, *part, level)[1] for level in ("interpret", "compile")}
+    assert "1 passed" in told["interpret"]
     assert "8 passed, 8 skipped" in told["compile"]
     assert "rms_norm_32x4096_bfloat16@npu1" in told["compile"]
     assert "npu2 needs a tool chain that nobody has" in told["compile"]
