@@ -198,6 +198,8 @@ def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
         from transformers import AutoTokenizer as Loader
     try:
         loaded: HuggingFaceTokenizer = Loader.from_pretrained(str(folder), trust_remote_code=False)
+        ids = loaded.encode("a", add_special_tokens=True)  # some settings are looked at by the first call
+        loaded.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     except BaseException as error:  # by the file's contents it raises anything
         _raise_what_is_not_the_librarys(error)
         reason = shown_text(str(error).strip().partition("\n")[0]) or type(error).__name__

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ VALUES = st.one_of(
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
         max_leaves=8,
     ),
-    st.sampled_from([nested(90), nested(120), nested(5000), nested(120, dict)]),
+    st.sampled_from([nested(30), nested(120), nested(120, dict)]),
 )
 
 
@@ -110,3 +111,8 @@ def hold(strategy: st.SearchStrategy[Any], examine: Callable[[Any], object], cou
 
     each()
     return refused
+
+
+def few_or_all(few: int, all_: int) -> Any:
+    """A sample for `make test`, and all inputs for `make test-all`."""
+    return pytest.mark.parametrize("count", [few, pytest.param(all_, marks=pytest.mark.slow)])

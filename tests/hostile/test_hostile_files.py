@@ -21,13 +21,8 @@ from enginebay_models.tokenizer import load_tokenizer
 from enginebay_vinference import SampleState
 from enginebay_vinference.state import check_state
 from tests.brief import BRIEF
-from tests.hostile.inputs import VALUES, changed, hold
+from tests.hostile.inputs import VALUES, changed, few_or_all, hold
 from tests.unit.vinference.test_vinference_state import make_state
-
-
-def few_or_all(few: int, all_: int) -> Any:
-    """A sample for `make test`, and all inputs for `make test-all`."""
-    return pytest.mark.parametrize("count", [few, pytest.param(all_, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
