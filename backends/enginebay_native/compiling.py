@@ -66,7 +66,9 @@ def library(name: str) -> Path:
     if not target.exists():
         with _alone_in(target.parent):
             if not target.exists():  # nobody has made it while we waited
-                with waiting(f"compiling the C++ kernel {name} with {compiler[0]}, once for this processor"):
+                with waiting(
+                    f"compiling the C++ kernel {name} with {Path(compiler[0]).name}, once for this processor"
+                ):
                     _compile(compiler, name, target, "native")
     return target
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +144,31 @@ def test_parameters_may_be_dicts_and_mixed(fake_llm: LLM) -> None:
     assert len(fake_llm.chat(messages, {"max_tokens": 4}).outputs[0].token_ids) == 4
     with pytest.raises(RequestError, match="max_token = 5, an unknown field"):
         fake_llm.generate("Once", {"max_token": 5})
+
+
+TYPED = """
+from enginebay import LLM, SamplingParams
+from enginebay_esurge import eSurge
+
+SamplingParams(stop=".", logit_bias={3: 1.0})
+LLM("demo", engine={"name": "oengine", "page_size": 8}, mesh={"tensor": 2}).generate("a", {"n": 2})
+LLM("demo", tenser_parallel=3)
+SamplingParams(stopp=".")
+eSurge("demo", schedular="fcfs")
+"""
+
+
+@pytest.mark.slow  # mypy reads the whole package
+def test_a_type_checker_finds_misspelt_keywords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_root: Path
+) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED, encoding="utf-8")
+    monkeypatch.chdir(repo_root)
+    found, err, _ = api.run(["--config-file", "pyproject.toml", "--cache-dir", str(tmp_path), str(file)])
+    assert err == ""
+    wrong = [line for line in found.splitlines() if ": error: " in line]
+    assert [line.split(":")[1] for line in wrong] == ["7", "8", "9"]
+    for line, keyword in zip(wrong, ("tenser_parallel", "stopp", "schedular"), strict=True):
+        assert f'Unexpected keyword argument "{keyword}"' in line

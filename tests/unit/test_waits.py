@@ -107,7 +107,7 @@ def test_compiling_cpp_names_the_kernel_and_the_compiler(
     monkeypatch.setattr(compiling, "_compile", compile_slowly)
     with pytest.raises(UnsupportedError, match="that is all"):
         compiling.library("linear")
-    assert kept.records[0].getMessage().startswith("compiling the C++ kernel linear with /")
+    assert kept.records[0].getMessage().startswith("compiling the C++ kernel linear with sh, once")
 
 
 def test_progress_that_is_not_on_a_terminal_is_lines(

@@ -72,12 +72,13 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
+        TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True)),
+        BarColumn(bar_width=12, table_column=Column(min_width=12)),
+        TaskProgressColumn(table_column=Column(min_width=4)),
+        TextColumn("{task.description}", table_column=Column(overflow="fold")),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
