@@ -159,12 +159,12 @@ class eSurge:  # noqa: N801  # the name its users know
     @property
     def num_pending_requests(self) -> int:
         """Requests that wait for their turn, with all their completions."""
-        return self._service.count_requests()[0]
+        return self._service.num_requests[0]
 
     @property
     def num_running_requests(self) -> int:
         """Requests of which a completion is being made; one with n > 1 counts once."""
-        return self._service.count_requests()[1]
+        return self._service.num_requests[1]
 
     def initiate(self) -> None:
         """Start serving, or go on after a pause; nothing happens when it runs. The thread is a daemon and idles at no cost."""

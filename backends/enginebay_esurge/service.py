@@ -11,7 +11,7 @@ from enginebay.build.compose import Composed
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, explain
 from enginebay.llm.override import Given, overridden
-from enginebay.loop.loop import EngineLoop, end_all
+from enginebay.loop.loop import EngineLoop, count_prompts, end_all
 from enginebay.loop.messages import Take
 from enginebay.types import Request
 from enginebay_esurge.audience import Audience
@@ -54,10 +54,10 @@ class Service:
         loop = self._loop
         return 0 if loop is None else loop.num_running
 
-    def count_requests(self) -> tuple[int, int]:
+    @property
+    def num_requests(self) -> tuple[int, int]:
         """Requests none of whose completions has a row of the engine, and requests of which one has."""
-        loop = self._loop
-        return (0, 0) if loop is None else loop.count_families()
+        return (0, 0) if (loop := self._loop) is None else count_prompts(loop)
 
     def start(self) -> None:
         """Run, from whichever state."""

@@ -74,12 +74,6 @@ class EngineLoop:
         """Requests that hold a row, as of now."""
         return len(self._book.running)
 
-    def count_families(self) -> tuple[int, int]:
-        """Prompts none of whose completions holds a row, and prompts of which one does, as of now."""
-        running = {one.request.parent_id or id(one) for one in list(self._book.running.values())}
-        waiting = {one.request.parent_id or id(one) for one in list(self._book.waiting.values())}
-        return len(waiting - running), len(running)
-
     def submit(self, requests: Sequence[Request], takes: Sequence[Take] | None = None) -> list[Ticket]:
         """Queue requests, all or none; StoppedError after close().
 
@@ -258,3 +252,10 @@ def end_all(loop: EngineLoop, error: EnginebayError) -> None:
     """End every request of a loop with an error. On its thread only, see call()."""
     for tracked in loop._book.everything:
         loop._steps.end(tracked, "error", error)
+
+
+def count_prompts(loop: EngineLoop) -> tuple[int, int]:
+    """Prompts none of whose completions holds a row, and prompts of which one does, as of now. From any thread."""
+    running = {one.request.parent_id or id(one) for one in list(loop._book.running.values())}
+    waiting = {one.request.parent_id or id(one) for one in list(loop._book.waiting.values())}
+    return len(waiting - running), len(running)
