@@ -45,14 +45,12 @@ class Service:
     @property
     def num_waiting(self) -> int:
         """Completions that wait for their turn."""
-        loop = self._loop
-        return 0 if loop is None else loop.num_waiting
+        return 0 if (loop := self._loop) is None else loop.num_waiting
 
     @property
     def num_running(self) -> int:
         """Completions with a row of the engine."""
-        loop = self._loop
-        return 0 if loop is None else loop.num_running
+        return 0 if (loop := self._loop) is None else loop.num_running
 
     @property
     def num_requests(self) -> tuple[int, int]:
