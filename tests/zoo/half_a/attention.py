@@ -333,12 +333,6 @@ SUMMED = (
         "jnp.zeros_like(part.total), zeros",
     ),
     _split(
-        "sink_in_every_split",
-        "feature",
-        "return jax.lax.fori_loop(start, stop, step, (empty(q), buffers))[0]",
-        "return jax.lax.fori_loop(start, stop, step, (empty(q)._replace(total=empty(q).total + (1.0 if spec.sinks else 0.0)), buffers))[0]",
-    ),
-    _split(
         "groups_of_three_lose_a_head",
         "size",
         "out = jnp.where(tokens.real",
