@@ -35,6 +35,8 @@ LOOP = {
     "$ref": "#/$defs/d0",
     "$defs": {f"d{i}": {"items": {"$ref": f"#/$defs/d{(i + 1) % 2000}"}} for i in range(2000)},
 }
+LATE = 'r1: (r1){1,1000}\nr3: ("a" & (/\\d/){0,1000000})\nr0: (%json {}(/(a){1000,}/  r1))?\nstart: r0\n'
+"""It compiles at once, and the mask behind its first token is not found in minutes."""
 SMALL = {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
 
 
@@ -142,10 +144,12 @@ def test_a_worker_that_exceeds_a_limit_is_replaced_and_others_are_served(guides:
 
 
 def test_the_limit_of_time(tokenizer: Tokenizer) -> None:
-    limits = {"compile_s": 0.3, "memory_bytes": 2 << 30}
+    limits = {"compile_s": 0.5, "memory_bytes": 2 << 30}
     guides = guides_of(tokenizer, chosen(guided_limits=limits))
-    with pytest.raises(RequestError, match=r"limit of time .*0.3 seconds \(guided_limits.compile_s\)"):
+    with pytest.raises(RequestError, match=r"limit of time .*0.5 seconds \(guided_limits.compile_s\)"):
         guides.grammar(SamplingParams(json_schema=PATTERNS))
+    with pytest.raises(RequestError, match="limit of time"):
+        guides.grammar(SamplingParams(grammar=LATE))
     guides.close()
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginebay.constraint import GrammarLibrary, Structure, Vocabulary
+import numpy as np
+
+from enginebay.constraint import Constraint, GrammarLibrary, Structure, Vocabulary
 from enginebay.errors import InputError
 from enginebay.text import Tokenizer
+
+NUM_PATHS, NUM_STEPS = 16, 2
+"""Texts that are tried with a new grammar, and their tokens: some grammars compile at once, and take minutes for their second mask."""
 
 
 class Compiler:
@@ -28,10 +34,22 @@ class Compiler:
     def __call__(self, request: Mapping[str, Any]) -> str | None:
         """Why the library refuses a structure, or None when it is good."""
         try:
-            self._library.compile(Structure(request["form"], request["text"])).start()
+            grammar = self._library.compile(Structure(request["form"], request["text"]))
         except InputError as error:
             return str(error)
+        for path in range(NUM_PATHS):
+            with contextlib.suppress(InputError):  # it ends there, which is no matter of what a step takes
+                _walk(grammar.start(), path)
         return None
+
+
+def _walk(constraint: Constraint, path: int) -> None:
+    """Some steps, along tokens at this place of NUM_PATHS among those that are allowed."""
+    for _ in range(NUM_STEPS):
+        token_ids = np.flatnonzero(np.unpackbits(constraint.bits().view(np.uint8), bitorder="little"))
+        if not len(token_ids):
+            return
+        constraint.accept(int(token_ids[path * len(token_ids) // NUM_PATHS]))
 
 
 class SerialisedTokenizer:
