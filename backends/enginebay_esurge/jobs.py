@@ -13,12 +13,13 @@ from enginebay.errors import RequestError, explain
 from enginebay.llm.choice import Choice
 from enginebay.llm.prepare import Param, Preparer, Prompt
 from enginebay.llm.standing import Standing
-from enginebay.types import Request, SamplingParams, as_sampling_params
+from enginebay.types import Request, SamplingParams, as_sampling_params, with_length
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 
 SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | None]
 
 DEFAULT_MAX_TOKENS = 128
+"""New tokens of a request that sets no max_tokens."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,9 +63,7 @@ class Jobs:
         engine: Any,
     ) -> list[Job]:
         """A checked job of each prompt, in order. RequestError (a ValueError) for the first that cannot be served."""
-        if params is None or isinstance(params, Mapping):
-            params = {"max_tokens": DEFAULT_MAX_TOKENS, **(params or {})}
-        checked = as_sampling_params(params)
+        checked = with_length(as_sampling_params(params), DEFAULT_MAX_TOKENS)
         return [
             self._make_one(prompt, checked, request_id, own, engine)
             for prompt, request_id, own in zip(prompts, request_ids, standing, strict=True)
@@ -80,9 +79,9 @@ class Jobs:
             token_ids = [int(token_id) for token_id in prompt]
             text = self._text_of(token_ids)
         before = len(token_ids)
-        own = apply_callback(
-            self.callback, params, {"request_id": request_id, "prompt": text, "engine": engine}
-        )
+        about = {"request_id": request_id, "prompt": text, "engine": engine}
+        changed = with_length(apply_callback(self.callback, params, about), DEFAULT_MAX_TOKENS)
+        own = self._preparer.with_defaults(changed, before)
         lengths = fit_lengths(before, own.max_tokens, self.rules)
         if own.max_tokens is None:
             num_new = min(lengths.num_new, self._preparer.room(lengths.num_prompt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from enginebay_models.checkpoint import (
     read_token_info,
 )
 from enginebay_models.load import Place, Progress, load_weights
+from enginebay_models.sampling_defaults import read_sampling_defaults
 
 
 class CheckpointSource:
@@ -27,6 +29,11 @@ class CheckpointSource:
         self.config: Mapping[str, Any] = read_config(self.folder)
         self.architecture: str = read_architecture(self.config)
         self.token_info: TokenInfo = read_token_info(self.folder, self.config)
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The sampling that generation_config.json recommends, by field of SamplingParams."""
+        return read_sampling_defaults(self.folder)
 
     def load_tokenizer(self) -> Any:
         """The tokenizer of the folder; CheckpointError when it has none."""

@@ -30,8 +30,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     `generate` yields. num_return_sequences: completions of each row of a batch; a mapping gives it per precompile
     configuration, keyed by its hash (one it does not name gets 1); None is 1. pad, bos and eos ids: those of the model or
     its tokenizer when None. partition_rules: (pattern, PartitionSpec) pairs; without them they are made from
-    partition_axis. _loop_rows: chunks that max_new_tokens need, computed. sampling_params: of requests that bring none;
-    by default greedy, max_new_tokens long.
+    partition_axis. _loop_rows: chunks that max_new_tokens need, computed. sampling_params: of requests that bring none,
+    by default SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is also that
+    of requests that set none.
     """
 
     max_new_tokens: int = 64
@@ -122,9 +123,10 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         resized = {"max_new_tokens", "streaming_chunks"} & set(changes)
         if resized:
             changes = {"_loop_rows": None, **changes}
-        if "max_new_tokens" in changes and self.sampling_params == SamplingParams(
-            max_tokens=self.max_new_tokens
-        ):
+        params = self.sampling_params
+        assert params is not None, "made when none were given"
+        is_default = params.model_fields_set == {"max_tokens"} and params.max_tokens == self.max_new_tokens
+        if "max_new_tokens" in changes and is_default:
             changes = {"sampling_params": None, **changes}
         return dataclasses.replace(self, **changes)
 
@@ -139,7 +141,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
             else counts,
             "partition_rules": rules_to_plain(self.partition_rules),
             "partition_axis": None if axis is None else dataclasses.asdict(axis),
-            "sampling_params": self.sampling_params.model_dump(mode="json"),
+            "sampling_params": self.sampling_params.model_dump(mode="json", exclude_unset=True),
         }
 
     @classmethod

@@ -12,7 +12,7 @@ from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import TokenEvent
 from enginebay.text import Tokenizer
-from enginebay.types import FinishReason, Request, SamplingParams
+from enginebay.types import FinishReason, Request, SamplingParams, with_length
 from enginebay.worker.chat import Message
 from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.state import SampleState
@@ -99,14 +99,14 @@ def _joined_parts(message: Message) -> Message:
 def as_params(params: Any, default: SamplingParams) -> SamplingParams:
     """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything else.
 
-    A mapping without max_tokens has those of `default`.
+    Where the caller set no max_tokens, that of `default` holds.
     """
     if params is None:
         return default
     if isinstance(params, Mapping):
-        return SamplingParams(**{"max_tokens": default.max_tokens, **params})
+        params = SamplingParams(**params)
     if isinstance(params, SamplingParams):
-        return params
+        return with_length(params, default.max_tokens)
     raise PromptTypeError(
         explain(
             f"sampling parameters of type {type(params).__name__}",

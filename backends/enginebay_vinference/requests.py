@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from enginebay.build.compose import Plan
 from enginebay.errors import InputError, RequestError, explain
 from enginebay.llm.guide import forms_of
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.text import Tokenizer
-from enginebay.types import Request, SamplingParams
+from enginebay.types import Request, SamplingParams, with_length
+from enginebay_vinference.errors import InferenceWarning
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import real_rows
 from enginebay_vinference.precompile import plain_int
@@ -31,6 +35,8 @@ def check_seed(seed: Any) -> int | None:
         raise InputError(explain(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it."))
     return found
 
+
+log = logging.getLogger("enginebay.vinference")
 
 NO_PLACE = "states and their outputs have no place for log-probabilities"
 NO_FIELDS = "states have no place for the fields of logits processors"
@@ -51,6 +57,15 @@ REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
 """Fields of SamplingParams that this API cannot do, the values with which they ask for nothing, and why not."""
 
 
+def _abilities(plan: Plan) -> Abilities:
+    """Those of a plan, without the checkpoint's values for fields that states cannot carry or that this API sets."""
+    found = Abilities.of(plan)
+    lost = [name for name, _, _ in REFUSED if name in found.defaults.values]
+    if lost:
+        log.warning("%s of generation_config.json not applied: %s", ", ".join(lost), NO_FIELDS)
+    return dataclasses.replace(found, defaults=found.defaults.without([*lost, "max_tokens"]))
+
+
 class Requests:
     """Makes requests of one inference. Safe from several threads."""
 
@@ -59,7 +74,7 @@ class Requests:
     ) -> None:
         plan = subject.plan
         assert config.sampling_params is not None, "made with the configuration"
-        self.default = config.sampling_params
+        self.default = with_length(config.sampling_params, config.max_new_tokens)
         self._lock = threading.Lock()
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
         self._preparer = Preparer(
@@ -67,9 +82,10 @@ class Requests:
             dataclasses.replace(plan.checkpoint.token_info, eos_token_ids=config.eos_token_ids),
             plan.model.info.vocab_size,
             subject.longest_sequence(),
-            abilities=Abilities.of(plan),
+            abilities=_abilities(plan),
             seed=0,
         )
+        self._max_new_tokens = config.max_new_tokens
 
     def params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
         """The parameters of a request, by default the configuration's. TypeError for another type."""
@@ -97,7 +113,16 @@ class Requests:
         return params
 
     def of_tokens(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
-        """A checked request of each prompt, for tokens without text."""
+        """A checked request of each prompt, for tokens without text. Warns where max_tokens exceeds max_new_tokens."""
+        most = self._max_new_tokens
+        if params.max_tokens is not None and params.max_tokens > most:
+            text = f"max_tokens = {params.max_tokens} is cut to {most}, the max_new_tokens of this inference"
+            warnings.warn(
+                f"{text}: its states have no room for more. Raise max_new_tokens in vInferenceConfig, or pass "
+                f"max_tokens of at most {most}.",
+                InferenceWarning,
+                stacklevel=4,
+            )
         if params.stop:
             raise RequestError(
                 explain("stop texts in a generation of token ids", "stop_token_ids", "Or use process_prompt.")

@@ -175,6 +175,10 @@ class EngineConfig(Frozen):
     template_limits: TemplateLimits = Field(
         default=TemplateLimits(), description="limits of rendering a chat template"
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="auto: the checkpoint's generation_config.json gives the sampling fields that a request leaves out; none: it does not",
+    )
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         default="auto",

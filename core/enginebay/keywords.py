@@ -67,6 +67,7 @@ class ServingChoices(TypedDict, total=False):
     processors: Sequence[str] | Literal["auto"]
     grammars: Section
     guided_limits: Mapping[str, Any] | BaseModel
+    generation_config: Literal["auto", "none"]
     layout: str
     tuned: Literal["auto", "off", "require"]
     tuned_folder: str

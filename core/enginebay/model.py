@@ -146,6 +146,8 @@ class Checkpoint(Protocol):
     config: Mapping[str, Any]
     architecture: str
     token_info: TokenInfo
+    sampling_defaults: Mapping[str, Any]
+    """Values by field of SamplingParams that the checkpoint recommends; {} when it recommends none."""
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, by the interface of `enginebay.text.Tokenizer`."""

@@ -241,6 +241,15 @@ def takes_best(temperature: float, top_k: int) -> bool:
     return temperature < float(np.finfo(np.float32).tiny) or top_k == 1
 
 
+def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParams:
+    """`params` with this max_tokens where the caller set none, not even None."""
+    return (
+        params
+        if "max_tokens" in params.model_fields_set
+        else params.model_copy(update={"max_tokens": max_tokens})
+    )
+
+
 def _refused(error: ValidationError) -> RequestError:
     return RequestError(describe_validation(error, SamplingParams))
 

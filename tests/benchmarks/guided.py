@@ -106,7 +106,12 @@ def main() -> int:
     parser.add_argument("--worker-only", action="store_true", help="only what compiling in the worker adds")
     args = parser.parse_args()
     rows = [int(part) for part in args.rows.split(",")]
-    sizes: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": max(rows), "engine": args.engine}
+    sizes: dict[str, Any] = {
+        "max_model_len": 256,
+        "max_num_seqs": max(rows),
+        "engine": args.engine,
+        "generation_config": "none",
+    }
     with LLM(args.model, processors=("guided",), **sizes) as llm:
         tokens = llm.plan.checkpoint.token_info
         size = llm.plan.model.info.vocab_size

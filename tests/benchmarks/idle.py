@@ -31,11 +31,18 @@ def main() -> int:
     print(f"| idle for {args.seconds:.0f} s | threads | share of a core |\n|---|---|---|")
     shares = []
     for engine in args.engines.split(","):
-        with LLM(args.model, engine=engine, max_model_len=256, max_num_seqs=4) as llm:
+        with LLM(
+            args.model, engine=engine, max_model_len=256, max_num_seqs=4, generation_config="none"
+        ) as llm:
             llm.generate("Once upon a time", FEW_TOKENS)
             shares.append(_tell(f"LLM, {engine}", args.seconds))
     service = eSurge(
-        args.model, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64, use_aot_forward=False
+        args.model,
+        max_model_len=256,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        use_aot_forward=False,
+        generation_config="none",
     )
     service.initiate()
     try:

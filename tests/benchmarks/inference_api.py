@@ -43,7 +43,12 @@ def main() -> int:
             folder = write_model(args.folder, size, dtype)
             print(f"\n## {size} {dtype}\n\n| | LLM s | vInference s | ratio |\n|---|---|---|---|")
             with LLM(
-                str(folder), dtype=dtype, engine="vinference", max_model_len=512, max_num_seqs=max(batches)
+                str(folder),
+                dtype=dtype,
+                engine="vinference",
+                max_model_len=512,
+                max_num_seqs=max(batches),
+                generation_config="none",
             ) as llm:
                 inference = vInference(llm, None, vInferenceConfig(max_new_tokens=NEW_TOKENS))
                 for batch in batches:

@@ -43,7 +43,7 @@ def main() -> int:
         for dtype in args.dtypes.split(","):
             folder = size if size == "demo" else str(write_model(args.folder, size, dtype))
             length = args.prompt + args.tokens + 1
-            sizes = {"max_model_len": length, "max_num_seqs": args.rows}
+            sizes = {"max_model_len": length, "max_num_seqs": args.rows, "generation_config": "none"}
             with LLM(folder, dtype=dtype, engine=args.engine, **sizes) as llm:
                 print(f"| {size} {dtype} | {_compare(llm, args)}", flush=True)
     return 0

@@ -40,7 +40,12 @@ def main() -> int:
         for dtype in args.dtypes.split(","):
             folder = size if size == "demo" else str(write_model(args.folder, size, dtype))
             with LLM(
-                folder, dtype=dtype, engine=args.engine, max_model_len=args.tokens + 16, max_num_seqs=2
+                folder,
+                dtype=dtype,
+                engine=args.engine,
+                max_model_len=args.tokens + 16,
+                max_num_seqs=2,
+                generation_config="none",
             ) as llm:
                 print(f"| {size} {dtype} | {_compare(llm, args)}", flush=True)
     return 0

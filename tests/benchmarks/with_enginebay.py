@@ -12,7 +12,7 @@ def main(folder: str, dtype: str, rounds: str, engine: str = "auto", compile_cac
     from enginebay import LLM, SamplingParams
 
     choices = {"dtype": dtype, "engine": engine, "compile_cache": compile_cache}
-    with LLM(folder, **choices, max_model_len=1536, max_num_seqs=32) as llm:
+    with LLM(folder, **choices, generation_config="none", max_model_len=1536, max_num_seqs=32) as llm:
 
         def generate(prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
             params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths]

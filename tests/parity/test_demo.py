@@ -15,7 +15,10 @@ TOLERANCE = 1e-4
 
 def test_engine_gives_the_stored_tokens_and_logits() -> None:
     greedy = SamplingParams(max_tokens=demo.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    with np.load(demo.STORED) as stored, LLM("demo", dtype="float32", max_num_seqs=4) as llm:
+    with (
+        np.load(demo.STORED) as stored,
+        LLM("demo", dtype="float32", generation_config="none", max_num_seqs=4) as llm,
+    ):
         model = ReferenceModel(llm.plan, llm.engine.runner.weights)
         outputs = [o.outputs[0].token_ids for o in llm.generate(demo.prompts(), greedy)]
         assert_same_tokens(
@@ -28,7 +31,7 @@ def test_engine_gives_the_stored_tokens_and_logits() -> None:
 @pytest.mark.torch
 def test_logits_are_those_of_transformers() -> None:
     theirs = reference.load_reference(demo.FOLDER, "float32")
-    with LLM("demo", dtype="float32") as llm:
+    with LLM("demo", dtype="float32", generation_config="none") as llm:
         ours = ReferenceModel(llm.plan, llm.engine.runner.weights)
         for prompt in demo.prompts():
             assert np.abs(ours.logits(prompt) - reference.logits_of(theirs, prompt)).max() <= TOLERANCE

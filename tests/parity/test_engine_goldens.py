@@ -27,6 +27,7 @@ ENGINES: dict[str, Any] = {
 """The pages are too few for all prompts at once."""
 
 CHOICES: dict[str, Any] = {
+    "generation_config": "none",
     "engine": "vinference",
     "dtype": "float32",
     "max_num_seqs": 8,

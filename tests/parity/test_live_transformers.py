@@ -53,7 +53,7 @@ def test_logprobs_are_transformers_log_softmax(variant: str, engine: str, tmp_pa
         for i, num_best in zip(range(len(prompts)), itertools.cycle((5, 0, 20)), strict=False)
     ]
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "decode_steps": 4}
-    with LLM(str(folder), engine=engine, dtype="float32", **sizes) as llm:
+    with LLM(str(folder), engine=engine, dtype="float32", generation_config="none", **sizes) as llm:
         outputs = llm.generate(prompts, params)
     for prompt, own, output in zip(prompts, params, outputs, strict=True):
         completion = output.outputs[0]
@@ -79,7 +79,7 @@ def test_prompt_and_whole_logprobs_are_transformers_log_softmax(
     prompt = max(tiny.prompts(), key=len)
     params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=-1, prompt_logprobs=4)
     sizes: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "decode_steps": 4}
-    with LLM(str(folder), engine=engine, dtype="float32", **sizes) as llm:
+    with LLM(str(folder), engine=engine, dtype="float32", generation_config="none", **sizes) as llm:
         outputs = [
             llm.generate([prompt], params)[0] for _ in range(2)
         ]  # the cache may have the prompt by then

@@ -45,7 +45,12 @@ def test_a_row_goes_on_where_heads_are_held_differently(tmp_path: Path) -> None:
     if len(jax.devices()) < 4:
         pytest.skip(f"needs 4 devices, there are {len(jax.devices())}")
     folder = str(tiny.write_checkpoint(tmp_path, VARIANT))
-    common: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 2, "decode_steps": 8}
+    common: dict[str, Any] = {
+        "dtype": "float32",
+        "generation_config": "none",
+        "max_num_seqs": 2,
+        "decode_steps": 8,
+    }
     with (
         LLM(folder, mesh={"tensor": 4}, **common) as split,
         LLM(folder, mesh={"tensor": 1}, **common) as whole,

@@ -76,7 +76,7 @@ def test_bad_messages_are_refused(fake_llm: LLM) -> None:
 
 @pytest.mark.usefixtures("faked")
 def test_a_greedy_sampler_refuses_temperatures_and_penalties() -> None:
-    with LLM(BRIEF, sampler="greedy", **SIZES) as llm:
+    with LLM(BRIEF, sampler="greedy", processors=(), **SIZES) as llm:
         with pytest.raises(RequestError, match="greedy only"):
             llm.generate("Once", HOT)
         for penalty, neutral in (("presence", 0), ("frequency", 0), ("repetition", 1)):
@@ -84,6 +84,14 @@ def test_a_greedy_sampler_refuses_temperatures_and_penalties() -> None:
             with pytest.raises(RequestError, match=rf"{name} = 0\.5 .*greedy only.*{name} = {neutral}\."):
                 llm.generate("Once", with_(GREEDY, **{name: 0.5}))
         assert_idle(llm)
+
+
+@pytest.mark.usefixtures("faked")
+def test_a_greedy_sampler_takes_penalties_that_a_processor_applies() -> None:
+    with LLM(BRIEF, sampler="greedy", processors=("penalties",), **SIZES) as llm:
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            [output] = llm.generate("Once", with_(GREEDY, **{name: 0.5}))
+            assert output.outputs[0].finish_reason in ("stop", "length")
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,9 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
         entries.append(entry)
     plan = make_plan(make_config({"model": TINY} | SMALL), registry)
     grammars = choose_grammars(registry, plan.config)
-    assert Abilities.of(plan) == Abilities(False, True, plan.processors, grammars, tells_wide=True)
+    assert Abilities.of(plan) == Abilities(
+        False, True, plan.processors, grammars, True, True, plan.sampling_defaults
+    )
     install(monkeypatch)
     monkeypatch.setattr("enginebay.build.compose.load_registry", lambda: Registry(entries))
     with LLM(TINY, engine="oengine", **SMALL) as llm:

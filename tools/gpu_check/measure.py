@@ -233,6 +233,7 @@ def engine(args: argparse.Namespace) -> int:
         "scheduler": "static",
         "max_model_len": length,
         "max_num_seqs": most,
+        "generation_config": "none",
     }
     with LLM(str(folder), **options) as llm:
         for batch in batches:
@@ -273,7 +274,9 @@ def host(args: argparse.Namespace) -> int:
 
     rows, turns = ((1, 2), 4) if args.tiny else ((1, 32, 128), 100)
     for engine in args.engines.split(","):
-        with LLM("demo", engine=engine, max_num_seqs=max(rows), max_model_len=1024) as llm:
+        with LLM(
+            "demo", engine=engine, max_num_seqs=max(rows), max_model_len=1024, generation_config="none"
+        ) as llm:
             measured = Host(llm)
             for count in rows:
                 time_s = measured.measure(count, turns)

@@ -156,10 +156,15 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     if rest:
         allowed = "until, max_gen_toks, temperature, top_p, top_k, do_sample"
         raise RequestError(explain(f"gen_kwargs {', '.join(rest)}", allowed, "Leave them out."))
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        stop=(until,) if isinstance(until, str) else tuple(until),
-    )
+    own: Any = (
+        SamplingParams().model_dump()
+    )  # every field is set: the checkpoint's own sampling has no place here
+    stop = (until,) if isinstance(until, str) else tuple(until)
+    chosen = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "stop": stop,
+    }
+    return SamplingParams(**(own | chosen))

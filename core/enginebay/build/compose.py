@@ -17,6 +17,7 @@ from enginebay.build.kernels import ChosenKernels, choose_kernels
 from enginebay.build.platforms import make_platforms, pick_platform
 from enginebay.build.processors import ChosenProcessors, choose_processors
 from enginebay.build.resolve import Facts, NamedFact, resolve
+from enginebay.build.sampling_defaults import NO_DEFAULTS, SamplingDefaults, choose_sampling_defaults
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
 from enginebay.build.start import settle_platforms
 from enginebay.build.tuned import BucketConfig, bucket_configs
@@ -54,6 +55,8 @@ class Plan:
     kernels: ChosenKernels
     processors: ChosenProcessors
     shadow: ChosenShadow | None = None
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    """What the checkpoint says of sampling fields that a request leaves out."""
 
 
 def make_title(plan: Plan) -> str:
@@ -123,9 +126,26 @@ def make_plan(
     )
     processors = choose_processors(registry, settled)
     shadow = choose_shadow(registry, settled, kernels, model.info, placement)
-    reasons += (processors.reason, *kernels.reasons, *(() if shadow is None else (shadow.reason,)))
+    defaults = choose_sampling_defaults(
+        settled,
+        checkpoint,
+        processors.entries,
+        greedy_only=_declares(registry.find("sampler", settled.sampler.name), "greedy_only"),
+    )
+    reasons += (processors.reason, defaults.reason, *kernels.reasons)
+    reasons += () if shadow is None else (shadow.reason,)
     return Plan(
-        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors, shadow
+        registry,
+        settled,
+        reasons,
+        platform,
+        checkpoint,
+        model,
+        placement,
+        kernels,
+        processors,
+        shadow,
+        defaults,
     )
 
 

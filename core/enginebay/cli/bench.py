@@ -19,7 +19,13 @@ from enginebay.cli.kernels import (
     refuse_flags,
     run_kernels,
 )
-from enginebay.cli.options import add_engine_arguments, add_profile_argument, flag_values, traced
+from enginebay.cli.options import (
+    OWN_SAMPLING,
+    add_engine_arguments,
+    add_profile_argument,
+    flag_values,
+    traced,
+)
 from enginebay.cli.show import INTERRUPTED, print_shadow, print_table, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError, explain
@@ -84,7 +90,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     with ExitStack() as stack, progress() as report, traced(args):
         llms: dict[str, LLM] = {}
         for variant, values in _variants(args):
-            config = make_config(read_toml(args.config) if args.config else {}, values)
+            config = make_config(OWN_SAMPLING, read_toml(args.config) if args.config else {}, values)
             llms[variant] = stack.enter_context(LLM(config=config, progress=report))
         first = next(iter(llms.values()))
         context = first.config.max_model_len or 0

@@ -114,7 +114,8 @@ class Conversation:
         self.history.append({"role": "user", "content": message})
         prompt_ids = self.llm.tokenizer.apply_chat_template(self.history)
         chunks = after_first(self.llm.stream(prompt_ids, self.params), self.bars.close)
-        (one,) = print_whole(chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids)))
+        defaults = self.llm.plan.sampling_defaults.missing_in(self.params)
+        (one,) = print_whole(chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids, defaults)))
         self.history.append({"role": "assistant", "content": one.output.text})
 
     def talk(self) -> None:

@@ -8,12 +8,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from enginebay.cli.options import add_engine_arguments, add_profile_argument, flag_values, split_pair, traced
+from enginebay.cli.options import (
+    OWN_SAMPLING,
+    add_engine_arguments,
+    add_profile_argument,
+    flag_values,
+    split_pair,
+    traced,
+)
 from enginebay.cli.show import print_table, progress
 from enginebay.config import PHASES, EngineConfig, make_config, read_toml
 from enginebay.errors import InputError, explain
 
-KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache")
+KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
 """What a reference has of the subject's configuration; all else is the default's."""
 
@@ -66,7 +73,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             raise InputError(
                 explain(f"--{flag.replace('_', '-')} {value}", f"at least {least}", "Correct it.")
             )
-    given = make_config(read_toml(args.config) if args.config else {}, flag_values(args))
+    given = make_config(OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args))
     config = given.model_copy(update={"shadow": {}})
     reference = reference_config(given, args.reference)
     sizes = Sizes(args.num_tokens, args.passage_len, args.new_tokens)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,28 +51,31 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags for SamplingParams."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most new tokens")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy")
+    # None where a flag is left out: then the checkpoint's generation_config.json may have a value.
+    group.add_argument("--max-tokens", type=int, metavar="N", help=_checkpoint_or("most new tokens", 64))
+    group.add_argument("--temperature", type=float, metavar="X", help=_checkpoint_or("0 is greedy", 0))
     group.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="keep the K best tokens; 0 keeps all"
+        "--top-k", type=int, metavar="K", help=_checkpoint_or("keep the K best tokens; 0 keeps all", 0)
     )
     group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="keep the smallest set with this mass"
+        "--top-p", type=float, metavar="P", help=_checkpoint_or("keep the smallest set with this mass", 1)
     )
     group.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the best one's mass"
+        "--min-p",
+        type=float,
+        metavar="P",
+        help=_checkpoint_or("drop tokens below P times the best one's mass", 0),
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help=_checkpoint_or("above 0; on tokens of prompt and output", 1),
     )
     for name in ("presence", "frequency"):
         group.add_argument(
             f"--{name}-penalty", type=float, default=0.0, metavar="X", help="-2 to 2; on tokens of the output"
         )
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="above 0; on tokens of prompt and output",
-    )
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
@@ -106,6 +109,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"with --json: the same of each token of the prompt, 0 to {MAX_LOGPROBS}",
     )
+
+
+FROM_CHECKPOINT = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Flags for fields that generation_config.json may set; None where they are left out."""
+
+
+def _checkpoint_or(what: str, default: int) -> str:
+    return f"{what} (default: as in generation_config.json, else {default})"
 
 
 def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,15 +157,11 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     for flag, value in (("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)):
         if value is not None and not args.json:
             raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
+    given: Any = {name: getattr(args, name) for name in FROM_CHECKPOINT if getattr(args, name) is not None}
     return SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
+        **given,
         presence_penalty=args.presence_penalty,
         frequency_penalty=args.frequency_penalty,
-        repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         n=args.n,
         best_of=args.best_of,
@@ -186,7 +193,10 @@ def run(name: str, args: argparse.Namespace) -> int:
         chunks = after_first(chunks, bars.close)
         if args.json:
             prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            print_whole(chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids)))
+            defaults = llm.plan.sampling_defaults.missing_in(params)
+            print_whole(
+                chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids, defaults))
+            )
         elif params.n > 1:
             print_whole(chunks, params.n, lambda one: f"[{one.output.index}] {one.output.text}")
         else:
@@ -289,10 +299,15 @@ def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completio
     return completions
 
 
-def completion_record(one: Completion, prompt_token_ids: list[int]) -> dict[str, Any]:
-    """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes texts of ids that are keys."""
+def completion_record(
+    one: Completion, prompt_token_ids: list[int], sampling_defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes texts of ids that are keys.
+
+    `sampling_defaults`: fields that the checkpoint's generation_config.json set; without any the record has no such key.
+    """
     output = one.output
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {"sampling_defaults": dict(sampling_defaults)} if sampling_defaults else {}
     if output.logprobs is not None:
         told["logprobs"] = [_by_id(best) for best in output.logprobs]
         told["cumulative_logprob"] = _finite(output.cumulative_logprob or 0.0)

@@ -29,6 +29,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help=with_default("cache layout", "layout"))
     group.add_argument(
+        "--generation-config",
+        choices=["auto", "none"],
+        help=with_default("sampling of the checkpoint's generation_config.json", "generation_config"),
+    )
+    group.add_argument(
         "--tuned",
         choices=["auto", "off", "require"],
         help=with_default("use of tuned kernel configurations", "tuned"),
@@ -164,6 +169,7 @@ PLAIN = (
     "proposer",
     "interpret",
     "layout",
+    "generation_config",
     "tuned",
     "tuned_folder",
     "max_model_len",
@@ -178,6 +184,10 @@ PLAIN = (
     "dump_step",
 )
 """Flags whose values are configuration values as they are."""
+
+
+OWN_SAMPLING = {"generation_config": "none"}
+"""What commands that measure set below file and flags: their requests say how they are sampled, whatever the checkpoint."""
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:

@@ -14,9 +14,10 @@ import numpy as np
 from enginebay.build.compose import Plan
 from enginebay.build.grammars import ChosenGrammars, choose_grammars
 from enginebay.build.processors import ChosenProcessors
+from enginebay.build.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.constraint import Vocabulary
 from enginebay.errors import RequestError, explain
-from enginebay.llm.asked import asked_processors
+from enginebay.llm.asked import PENALTIES, asked_processors
 from enginebay.llm.choice import Choice
 from enginebay.llm.guide import Guides
 from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, standings
@@ -74,6 +75,8 @@ class Abilities:
     """Log-probabilities of prompts and of the whole vocabulary."""
     compiles_wide: bool = True
     """Whether the programs that tell them are there after warmup(), or may be compiled later."""
+    defaults: SamplingDefaults = NO_DEFAULTS
+    """The checkpoint's values for fields of SamplingParams that a request leaves out."""
 
     @staticmethod
     def of(plan: Plan) -> Abilities:
@@ -87,6 +90,7 @@ class Abilities:
             grammars=choose_grammars(plan.registry, plan.config),
             tells_wide=bool(engine and engine.capabilities.get("wide_logprobs")),
             compiles_wide=plan.config.wide_logprobs or not plan.config.forbid_compiling,
+            defaults=plan.sampling_defaults,
         )
 
 
@@ -141,6 +145,16 @@ class Preparer:
         cached = self.max_model_len if self.max_cached is None else self.max_cached
         return max(1, min(self.max_model_len, cached) - num_prompt)
 
+    def with_defaults(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
+        """`params` with the checkpoint's values in the fields that it leaves out; a second call changes nothing.
+
+        A length that the checkpoint gives is cut to the room after a prompt of `num_prompt` tokens.
+        """
+        filled = self.abilities.defaults.applied_to(params)
+        if filled.max_tokens is None or "max_tokens" in params.model_fields_set:
+            return filled
+        return filled.model_copy(update={"max_tokens": min(filled.max_tokens, self.room(num_prompt))})
+
     def _prepare_all(
         self, prompts: list[Prompt], params: Params, standing: Sequence[Standing]
     ) -> list[Prepared]:
@@ -159,6 +173,7 @@ class Preparer:
     def _prepare_one(self, prompt: Prompt, params: SamplingParams, standing: Standing) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        params = self.with_defaults(params, len(token_ids))
         self._check(token_ids, params)
         sampling = self._freeze(params, np.asarray(token_ids, np.int32))
         others = dataclasses.replace(sampling, num_prompt_logprobs=None)  # the first one tells of the prompt
@@ -208,19 +223,7 @@ class Preparer:
                     "Choose sampler standard to sample.",
                 )
             )
-        for name, value, neutral in (
-            ("presence_penalty", params.presence_penalty, 0),
-            ("frequency_penalty", params.frequency_penalty, 0),
-            ("repetition_penalty", params.repetition_penalty, 1),
-        ):
-            if self.abilities.greedy_only and value != neutral:
-                raise RequestError(
-                    explain(
-                        f"{name} = {value} with a sampler that is greedy only",
-                        f"{name} = {neutral}",
-                        "Choose sampler standard for penalties.",
-                    )
-                )
+        check_penalties(params, self.abilities)
         check_logprobs(params, self.abilities)
 
     def _check_ids(self, token_ids: Iterable[int], what: str) -> None:
@@ -281,6 +284,25 @@ class Preparer:
         if params.logprobs is None:
             return None if Choice.of(params) is None else 0
         return self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
+
+
+def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
+    """RequestError for a penalty that neither the sampler nor the logits processor `penalties` applies."""
+    if not abilities.greedy_only or PENALTIES in abilities.processors.entries:
+        return
+    for name, value, neutral in (
+        ("presence_penalty", params.presence_penalty, 0),
+        ("frequency_penalty", params.frequency_penalty, 0),
+        ("repetition_penalty", params.repetition_penalty, 1),
+    ):
+        if value != neutral:
+            raise RequestError(
+                explain(
+                    f"{name} = {value} with a sampler that is greedy only, without the logits processor {PENALTIES}",
+                    f"{name} = {neutral}",
+                    f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
+                )
+            )
 
 
 def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:

@@ -68,7 +68,8 @@ class Subject:
         self._kept = llm
 
     def _choices(self, more: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self._model(), "engine": self.name} | SIZES | self.choices | more
+        fixed = {"model": self._model(), "engine": self.name, "generation_config": "none"}
+        return fixed | SIZES | self.choices | more
 
     def _model(self) -> str:
         if self.model is not None:

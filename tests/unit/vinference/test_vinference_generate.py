@@ -14,7 +14,7 @@ from enginebay.build.compose import make_plan
 from enginebay.testing.reference import ReferenceModel
 from enginebay.testing.ties import TOLERANCE
 from enginebay.types import FrozenSampling
-from enginebay_vinference import vInference, vInferencePreCompileConfig
+from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
 from tests.unit.vinference.hostside import HostFunctions
 from tests.unit.vinference.small import BATCH, CONFIG, MODEL, TEXTS, drain, encode, last, like, new_tokens
 
@@ -158,16 +158,30 @@ def test_generate_yields_chunks_and_returns_the_last_state(inference: vInference
     assert CONFIG._loop_rows == 3
 
 
-@pytest.mark.parametrize("max_tokens", [1, 3, 9, 20, 50])
+@pytest.mark.parametrize("max_tokens", [1, 3, 9, 20])
 def test_the_requests_length_holds_and_its_parameters_stay_as_they_were(
     inference: vInference, max_tokens: int
 ) -> None:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     before = params.model_copy()
     states = [s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)]
-    assert [len(row) for row in new_tokens(states[-1])] == [min(max_tokens, CONFIG.max_new_tokens)]
+    assert [len(row) for row in new_tokens(states[-1])] == [max_tokens]
     assert 1 <= len(states) <= 3
     assert params == before
+
+
+def test_a_longer_request_is_cut_with_a_warning(on_host: vInference) -> None:  # holds V36
+    longer = SamplingParams(max_tokens=50, ignore_eos=True)
+    why = "max_tokens = 50 is cut to 20, the max_new_tokens of this inference"
+    with pytest.warns(InferenceWarning, match=why):
+        output = on_host.process_prompt(TEXTS[0], longer)
+    assert (output.generated_tokens, output.finish_reason) == (20, "length")
+    ids, mask = encode(on_host, TEXTS[0])
+    with pytest.warns(InferenceWarning, match=why):
+        state = last(on_host.generate(ids, mask, sampling_params=longer))
+    assert [len(row) for row in new_tokens(state)] == [20]
+    with pytest.warns(InferenceWarning, match=why):
+        on_host.execute_prefill(on_host.init_state(ids, mask), sampling_params=longer)
 
 
 def test_generation_ends_when_all_rows_have(inference: vInference) -> None:

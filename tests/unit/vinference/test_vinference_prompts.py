@@ -171,7 +171,8 @@ def test_metrics_count_prompts_and_tokens() -> None:  # holds V31
     assert value("vinference_prompts_total", {"inference": "other", "outcome": "abandoned"}) == 1
 
 
-def test_a_dict_without_a_length_has_the_configurations() -> None:
+def test_a_request_without_a_length_has_the_configurations() -> None:
     made, _ = make_hostside(CONFIG.replace(max_new_tokens=70))  # more than the default of requests
+    assert made.process_prompt(TEXTS[0], SamplingParams(ignore_eos=True)).generated_tokens == 70
     assert made.process_prompt(TEXTS[0], {"ignore_eos": True}).generated_tokens == 70
     assert made.process_prompt(TEXTS[0], {"ignore_eos": True, "max_tokens": 7}).generated_tokens == 7

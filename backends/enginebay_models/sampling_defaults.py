@@ -1,0 +1,52 @@
+"""The sampling that generation_config.json recommends, as fields of SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import CheckpointError, RequestError, explain
+from enginebay.types import SamplingParams
+from enginebay_models.checkpoint import read_json
+
+FIELD_OF: Mapping[str, str] = {
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "max_new_tokens": "max_tokens",
+}
+"""Names of transformers' GenerationConfig -> fields of SamplingParams with the same meaning."""
+
+
+def read_sampling_defaults(folder: Path) -> dict[str, Any]:
+    """Values by field of SamplingParams that differ from that field's own default; {} without a generation_config.json.
+
+    As in transformers, `temperature` counts only beside `do_sample: true`, and is then 1.0 where it is not given; without
+    `do_sample: true` the model is greedy. CheckpointError for a value that SamplingParams does not take.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    generation = read_json(path)
+    samples = generation.get("do_sample")
+    if not isinstance(samples, bool | None):
+        raise _wrong(path, f"do_sample = {samples!r}", "true or false")
+    values = {field: generation[name] for name, field in FIELD_OF.items() if generation.get(name) is not None}
+    if samples:
+        temperature = generation.get("temperature")
+        values["temperature"] = 1.0 if temperature is None else temperature
+    try:
+        params = SamplingParams(**values)
+    except RequestError as error:
+        raise _wrong(path, str(error), "values that SamplingParams takes") from None
+    usual = SamplingParams()
+    return {name: getattr(params, name) for name in values if getattr(params, name) != getattr(usual, name)}
+
+
+def _wrong(path: Path, what: str, allowed: str) -> CheckpointError:
+    todo = 'Correct the file, or pass generation_config="none" to ignore its sampling.'
+    return CheckpointError(explain(f"{path}: {what}", allowed, todo))

@@ -1,0 +1,84 @@
+"""Which values of a checkpoint's generation_config.json stand for the sampling fields that a request leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from enginebay.config import EngineConfig, Reason
+from enginebay.model import Checkpoint
+from enginebay.types import SamplingParams
+
+SETTING = "generation_config"
+
+PROCESSOR_OF: Mapping[str, str] = {
+    "repetition_penalty": "penalties",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "typical_p": "typical",
+}
+"""The logits processor that applies a field of SamplingParams; a sampler may apply repetition_penalty itself."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values by field of SamplingParams, and why they were taken."""
+
+    values: Mapping[str, Any]
+    reason: Reason
+
+    def missing_in(self, params: SamplingParams) -> dict[str, Any]:
+        """The values that stand for fields that `params` leaves out.
+
+        A field counts as given when the caller set it, to whatever value, or named its processor in `processors`.
+        """
+        return {
+            name: value
+            for name, value in self.values.items()
+            if name not in params.model_fields_set and PROCESSOR_OF.get(name) not in params.processors
+        }
+
+    def applied_to(self, params: SamplingParams) -> SamplingParams:
+        """`params` with these values in the fields that it leaves out; the caller's object stays as it is."""
+        missing = self.missing_in(params)
+        return params.model_copy(update=missing) if missing else params
+
+    def without(self, names: Collection[str]) -> SamplingDefaults:
+        """The same values but for some fields."""
+        kept = {name: value for name, value in self.values.items() if name not in names}
+        return dataclasses.replace(self, values=kept)
+
+
+NO_DEFAULTS = SamplingDefaults({}, Reason(SETTING, "none", "no checkpoint"))
+
+
+def choose_sampling_defaults(
+    config: EngineConfig, checkpoint: Checkpoint, processors: Collection[str], *, greedy_only: bool
+) -> SamplingDefaults:
+    """The checkpoint's values that the chosen sampler and processors can apply; none with generation_config = "none".
+
+    A value that they cannot apply is left out, since no request asked for it; the reason names it. CheckpointError for a
+    file that cannot be read.
+    """
+    if config.generation_config == "none":
+        return SamplingDefaults({}, Reason(SETTING, "none", "chosen by name"))
+    known = checkpoint.sampling_defaults
+    refused = {name: _why_not(name, processors, greedy_only=greedy_only) for name in known}
+    values = {name: value for name, value in known.items() if refused[name] is None}
+    shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    why = "generation_config.json, for fields that a request leaves out"
+    if not known:
+        why = "generation_config.json names no sampling"
+    not_taken = tuple((name, why_not) for name, why_not in refused.items() if why_not is not None)
+    return SamplingDefaults(values, Reason(SETTING, shown or "none", why, not_taken))
+
+
+def _why_not(name: str, processors: Collection[str], *, greedy_only: bool) -> str | None:
+    """Why a field cannot be applied by the parts of a plan; None when it can."""
+    processor = PROCESSOR_OF.get(name)
+    by_sampler = name == "repetition_penalty" and not greedy_only
+    if processor is not None and processor not in processors and not by_sampler:
+        return f"needs the logits processor {processor}"
+    if name == "temperature" and greedy_only:
+        return "the sampler is greedy only"
+    return None
