@@ -235,10 +235,8 @@ def test_a_model_over_several_devices_tells_the_same() -> None:
 
 @pytest.mark.parametrize("value", [-2, MAX_LOGPROBS + 1, 2.0, "2", True])
 def test_a_wrong_number_is_refused_with_field_value_and_range(value: Any) -> None:
-    with pytest.raises(RequestError, match=rf"logprobs = {value!r}: Input should be") as refusal:
+    with pytest.raises(RequestError, match=rf"logprobs = {value!r}\. .*from -1 to {MAX_LOGPROBS}"):
         SamplingParams(logprobs=value)
-    if value == MAX_LOGPROBS + 1:
-        assert f"less than or equal to {MAX_LOGPROBS}" in str(refusal.value)
 
 
 def test_an_engine_that_tells_none_refuses_before_anything_is_queued(

@@ -62,10 +62,10 @@ def queued(monkeypatch: pytest.MonkeyPatch, faked: None) -> list[FrozenSampling]
     found: list[FrozenSampling] = []
     submit = EngineLoop.submit
 
-    def noted(loop: EngineLoop, requests: Any) -> Any:
+    def noted(loop: EngineLoop, requests: Any, *others: Any) -> Any:
         listed = list(requests)
         found.extend(request.sampling for request in listed)
-        return submit(loop, listed)
+        return submit(loop, listed, *others)
 
     monkeypatch.setattr(EngineLoop, "submit", noted)
     return found

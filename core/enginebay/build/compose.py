@@ -110,43 +110,20 @@ def make_plan(
         weight_bytes=weight_bytes(model, placement, dtype),
     )
     settled, reasons = resolve(config, facts)
-    for kind, choice in (
-        ("engine", settled.engine),
-        ("scheduler", settled.scheduler),
-        ("sampler", settled.sampler),
-    ):
-        entry = registry.find(kind, choice.name)
-        _refuse_elsewhere(registry, entry, here)
-        registry.options(entry, choice.options)
-    _check_proposer(registry, settled, here)
-    _refuse_unused_draw(registry, settled)
+    _check_parts(registry, settled, here)
     steps = engine_steps(registry, settled, platform, model)
     kernels = choose_kernels(
         registry, settled, platform.env(), model.info, placement, platform.default_layout, steps
     )
     processors = choose_processors(registry, settled)
     shadow = choose_shadow(registry, settled, kernels, model.info, placement)
-    defaults = choose_sampling_defaults(
-        settled,
-        checkpoint,
-        processors.entries,
-        greedy_only=_declares(registry.find("sampler", settled.sampler.name), "greedy_only"),
-    )
+    greedy_only = _declares(registry.find("sampler", settled.sampler.name), "greedy_only")
+    defaults = choose_sampling_defaults(settled, checkpoint, processors.entries, greedy_only=greedy_only)
     reasons += (processors.reason, defaults.reason, *kernels.reasons)
     reasons += () if shadow is None else (shadow.reason,)
     return Plan(
-        registry,
-        settled,
-        reasons,
-        platform,
-        checkpoint,
-        model,
-        placement,
-        kernels,
-        processors,
-        shadow,
-        defaults,
-    )
+        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors, shadow, defaults
+    )  # fmt: skip
 
 
 def build(plan: Plan, progress: Progress | None = None) -> Composed:
@@ -245,6 +222,20 @@ def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sa
 
 def _declares(entry: Entry, capability: str) -> bool:
     return entry.declaration is not None and bool(entry.declaration.capabilities.get(capability))
+
+
+def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> None:
+    """UnsupportedError for a part that cannot be used here, ConfigError for options that it does not take."""
+    for kind, choice in (
+        ("engine", config.engine),
+        ("scheduler", config.scheduler),
+        ("sampler", config.sampler),
+    ):
+        entry = registry.find(kind, choice.name)
+        _refuse_elsewhere(registry, entry, platform)
+        registry.options(entry, choice.options)
+    _check_proposer(registry, config, platform)
+    _refuse_unused_draw(registry, config)
 
 
 def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:

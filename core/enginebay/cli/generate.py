@@ -73,9 +73,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help=_checkpoint_or("above 0; on tokens of prompt and output", 1),
     )
     for name in ("presence", "frequency"):
-        group.add_argument(
-            f"--{name}-penalty", type=float, default=0.0, metavar="X", help="-2 to 2; on tokens of the output"
-        )
+        what = "-2 to 2; on tokens of the output"
+        group.add_argument(f"--{name}-penalty", type=float, default=0.0, metavar="X", help=what)
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
