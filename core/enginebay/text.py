@@ -96,6 +96,10 @@ class Tokenizer:
             continue_final_message,
             chat_template_kwargs,
         )
+        return self.render(chat)
+
+    def render(self, chat: Chat) -> list[int]:
+        """apply_chat_template() of a Chat, with the same errors."""
         return self.encode(self._chats.render(self._inner, chat), add_special_tokens=False)
 
     def limit_templates(self, limits: TemplateLimits) -> None:

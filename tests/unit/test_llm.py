@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.errors import StoppedError
+from enginebay.errors import RequestError, StoppedError
 from enginebay.types import RequestOutput, StreamChunk
 from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
@@ -209,6 +209,38 @@ def test_chat_answers_by_the_template(demo: LLM) -> None:
     assert "blue" in answer.get_text()
     assert answer.prompt_token_ids == demo.tokenizer.apply_chat_template(MESSAGES)
     assert joined(list(demo.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
+
+
+def test_every_chat_hands_its_options_to_the_template(fake_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{{ tools[0].name }} {{ mood }} {% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} now{% endif %}"
+    options: dict[str, Any] = {
+        "tools": [{"name": "weather"}],
+        "chat_template": template,
+        "chat_template_kwargs": {"mood": "calm"},
+    }
+    prompts: list[list[int]] = []
+    submit = fake_llm.loop.submit
+
+    def noted(requests: Any, *others: Any) -> Any:
+        listed = list(requests)
+        prompts.extend(request.prompt_token_ids.tolist() for request in listed)
+        return submit(listed, *others)
+
+    monkeypatch.setattr(fake_llm.loop, "submit", noted)
+    talk, one = [{"role": "user", "content": "Hello"}], with_(GREEDY, max_tokens=1)
+    ends: list[tuple[dict[str, Any], str]] = [
+        ({}, "weather calm Hello now"),
+        ({"add_generation_prompt": False}, "weather calm Hello"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, "weather calm Hello"),
+    ]
+    for more, text in ends:
+        fake_llm.chat(talk, one, **options, **more)
+        list(fake_llm.chat_stream(talk, one, **options, **more))
+        asyncio.run(fake_llm.achat(talk, one, **options, **more))
+        assert prompts == [fake_llm.tokenizer.encode(text, add_special_tokens=False)] * 3
+        prompts.clear()
+    with pytest.raises(RequestError, match="continue_final_message with add_generation_prompt"):
+        fake_llm.chat(talk, one, continue_final_message=True)
 
 
 def test_the_asyncio_twins_give_the_same(fake_llm: LLM) -> None:

@@ -9,10 +9,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from enginebay.llm.prepare import Prepared
 from enginebay.loop.messages import TokenEvent
 from enginebay.stopping import SequenceChecker
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
-from enginebay.types import CompletionOutput, FinishReason, Request, RequestMetrics, StreamChunk
+from enginebay.types import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    StreamChunk,
+)
 
 
 class CompletionReader:
@@ -171,3 +179,28 @@ def _best_first(
         best = dict(zip(ids, rest, strict=True))
         told.append({**best, own: best.get(own, value)})
     return tuple(told)
+
+
+def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
+    """The finished output of a prompt; its metrics are those of the first completion, counts those of all that were made."""
+    made = [reader.completion() for reader in readers]
+    choice = prepared.choice
+    completions = made if choice is None else choice.returned(made)
+    metrics = readers[0 if choice is None else choice.order(made)[0]].metrics
+    output = RequestOutput(
+        prepared.request_id,
+        prepared.prompt,
+        prepared.prompt_token_ids,
+        completions,
+        finished=True,
+        metrics=metrics,
+        prompt_logprobs=readers[0].prompt_logprobs,
+    )
+    output.accumulated_text = output.get_text()
+    output.num_generated_tokens = sum(len(c.token_ids) for c in made)
+    if metrics is not None:
+        output.tokens_per_second = metrics.tokens_per_second
+        output.first_token_time = metrics.time_to_first_token_s
+        output.processing_time = metrics.finished_s - metrics.arrival_s
+        output.time_spent_generating = metrics.finished_s - metrics.first_scheduled_s
+    return output

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from enginebay.build.compose import Composed, Plan, Progress, build, make_plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError, explain
-from enginebay.llm.assemble import CompletionReader
+from enginebay.llm.assemble import CompletionReader, output_of
 from enginebay.llm.override import Given, overridden
 from enginebay.llm.prepare import (
     Abilities,
@@ -46,6 +46,7 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.text import Tokenizer
 from enginebay.types import RequestOutput, as_sampling_params
 from enginebay.waits import waiting
+from enginebay.worker.chat import Chat
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineChoices
@@ -222,7 +223,7 @@ class LLM:
             for done, _ in enumerate(Ends(groups).wait(news.get), 1):
                 if progress is not None:
                     progress("generating", done, len(prepared))
-            return [_output(one, readers) for one, readers in zip(prepared, groups, strict=True)]
+            return [output_of(one, readers) for one, readers in zip(prepared, groups, strict=True)]
         finally:
             for readers in groups:
                 self._abandon(readers)
@@ -251,12 +252,29 @@ class LLM:
         messages: Messages,
         params: Param = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         tenant: str | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: messages with "role" and "content", put into the model's chat template."""
-        prompt = self._chat_prompt(messages, chat_template)
+        """Answer a conversation: messages with "role" and "content", put into the model's chat template.
+
+        `tools` are descriptions of functions for the template, `chat_template` is Jinja text in place of the model's, and
+        `chat_template_kwargs` are further variables of it. With continue_final_message=True and add_generation_prompt=False
+        the answer continues the final message. RequestError for messages or a template that cannot be rendered.
+        """
+        chat = Chat(
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+        prompt = self._chat_prompt(chat)
         return self.generate([prompt], params, priority=priority, tenant=tenant)[0]
 
     def chat_stream(
@@ -264,12 +282,24 @@ class LLM:
         messages: Messages,
         params: Param = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         tenant: str | None = None,
     ) -> Stream:
         """chat(), chunk by chunk."""
-        prompt = self._chat_prompt(messages, chat_template)
+        chat = Chat(
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+        prompt = self._chat_prompt(chat)
         return self.stream(prompt, params, priority=priority, tenant=tenant)
 
     # asyncio.
@@ -286,7 +316,7 @@ class LLM:
         try:
             while ends.num_left:
                 ends.note(await news.get())
-            return [_output(one, readers) for one, readers in zip(prepared, groups, strict=True)]
+            return [output_of(one, readers) for one, readers in zip(prepared, groups, strict=True)]
         finally:
             for readers in groups:
                 self._abandon(readers)
@@ -320,16 +350,28 @@ class LLM:
         messages: Messages,
         params: Param = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         tenant: str | None = None,
     ) -> RequestOutput:
         """chat() for asyncio."""
-        prompt = await in_thread(self._chat_prompt, messages, chat_template)
+        chat = Chat(
+            messages,
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+        prompt = await in_thread(self._chat_prompt, chat)
         return (await self.agenerate([prompt], params, priority=priority, tenant=tenant))[0]
 
-    def _chat_prompt(self, messages: Messages, chat_template: str | None) -> list[int]:
-        token_ids: list[int] = self.tokenizer.apply_chat_template(messages, chat_template=chat_template)
+    def _chat_prompt(self, chat: Chat) -> list[int]:
+        token_ids: list[int] = self.tokenizer.render(chat)
         return token_ids
 
     def _submit(
@@ -347,28 +389,3 @@ class LLM:
         for reader in readers:
             if not reader.done:
                 self._loop.abort(reader.request.request_id)
-
-
-def _output(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
-    """The finished output of a prompt; its metrics are those of the first completion, counts those of all that were made."""
-    made = [reader.completion() for reader in readers]
-    choice = prepared.choice
-    completions = made if choice is None else choice.returned(made)
-    metrics = readers[0 if choice is None else choice.order(made)[0]].metrics
-    output = RequestOutput(
-        prepared.request_id,
-        prepared.prompt,
-        prepared.prompt_token_ids,
-        completions,
-        finished=True,
-        metrics=metrics,
-        prompt_logprobs=readers[0].prompt_logprobs,
-    )
-    output.accumulated_text = output.get_text()
-    output.num_generated_tokens = sum(len(c.token_ids) for c in made)
-    if metrics is not None:
-        output.tokens_per_second = metrics.tokens_per_second
-        output.first_token_time = metrics.time_to_first_token_s
-        output.processing_time = metrics.finished_s - metrics.arrival_s
-        output.time_spent_generating = metrics.finished_s - metrics.first_scheduled_s
-    return output
