@@ -175,10 +175,7 @@ class EngineConfig(Frozen):
     template_limits: TemplateLimits = Field(
         default=TemplateLimits(), description="limits of rendering a chat template"
     )
-    generation_config: Literal["auto", "none"] = Field(
-        default="auto",
-        description="auto: the checkpoint's generation_config.json gives the sampling fields that a request leaves out; none: it does not",
-    )
+    generation_config: Literal["auto", "none"] = Field(default="auto", description="sampling of checkpoints")
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         default="auto",
@@ -201,9 +198,7 @@ class EngineConfig(Frozen):
         default=True,
         description="launch a step while the one before it runs; false: read each before the next",
     )
-    mesh: dict[str, int] = Field(
-        default_factory=dict, description="devices per mesh axis, such as {tensor = 2}"
-    )
+    mesh: dict[str, int] = Field(default_factory=dict, description="devices per mesh axis: {tensor = 2}")
     axis_rules: dict[str, str | None] = Field(
         default_factory=dict, description="logical axis -> mesh axis, over the defaults"
     )

@@ -104,7 +104,6 @@ def test_fields_that_the_file_names_are_read(
         {"top_k": [5]},
         {"repetition_penalty": -1},
         {"max_new_tokens": 2.5},
-        [1],
     ],
 )
 def test_values_that_no_request_may_have_are_refused_unless_none_are_wanted(
