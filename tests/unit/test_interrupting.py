@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -76,6 +77,8 @@ def test_an_interrupted_warmup_ends_after_the_program_being_compiled(llm: LLM) -
         for number in range(MANY):
             num_compiled += 1
             if number == 2:
+                # A signal between the caller's last instruction and its wait would not wake it.
+                time.sleep(0.2)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 assert interrupted.wait(DEADLOCK_S)
             progress(number + 1, MANY, "a program")
