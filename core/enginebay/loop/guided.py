@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from enginebay.blame import please_report
+from enginebay.blame import failure
 from enginebay.constraint import BITS, GUIDED, with_tokens
-from enginebay.errors import EnginebayError, InternalError, RequestError, explain
+from enginebay.errors import EnginebayError, RequestError
 from enginebay.loop.book import Tracked
 from enginebay.processor import RowValues
 
@@ -46,9 +46,7 @@ def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
             _ = constraint.is_done  # computes the mask
     except RequestError as error:
         return error
-    except Exception as error:  # whatever a library of grammars raises must not end anybody else's request
+    except BaseException as error:  # a grammar library's, such as a panic of Rust: it ends no other request
         log.exception("the constraint of request %s failed", tracked.request.request_id)
-        given = f"a constraint that failed: {type(error).__name__}: {error}"
-        todo = f"The service goes on. {please_report(error)}"
-        return InternalError(explain(given, "one that can be followed", todo))
+        return failure("a constraint", error)
     return None
