@@ -172,13 +172,15 @@ class SamplingParams(BaseModel):
 def _plain(value: object, levels: int = 4) -> object:
     """Numbers of numpy as Python's own; lists, ranges, arrays and sets as tuples; all else as it is.
 
-    No field has lists of more than two levels: what is nested deeper than `levels` stays, and is refused by its type.
+    No field has lists of more than two levels: what is nested deeper than `levels`, or a range of
+    more than a million, stays and is refused by its type.
     """
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return _plain(value.tolist(), levels)
-    if levels and isinstance(value, list | tuple | range | set | frozenset):
+    too_long = isinstance(value, range) and value[1_000_000:]
+    if levels and not too_long and isinstance(value, list | tuple | range | set | frozenset):
         return tuple(_plain(one, levels - 1) for one in value)
     return value
 

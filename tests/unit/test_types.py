@@ -189,6 +189,12 @@ def test_ids_may_come_in_any_list(given: Any) -> None:
     assert SamplingParams(stop_words_ids=[given]).stop_words_ids == ((5, 7),)
 
 
+@pytest.mark.parametrize("number", [10**7, 10**12, 10**30])
+def test_a_range_that_no_memory_holds_is_refused(number: int) -> None:
+    with pytest.raises(RequestError, match="stop_token_ids = range"):
+        SamplingParams(stop_token_ids=range(number))  # type: ignore[arg-type]
+
+
 def test_numbers_of_numpy_count_as_what_they_are() -> None:
     params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), ignore_eos=np.True_)
     assert params.model_dump(exclude_unset=True) == {"max_tokens": 3, "temperature": 0.5, "ignore_eos": True}
