@@ -1,6 +1,7 @@
 """Run the zoo: `python -m tests.zoo [NAME ...]`, or `--right` for right kernels in many seeds.
 
-Each fault runs in a process of its own, which ends at its first failing case; a fault whose process ends or takes too long is found.
+Each fault runs in a process of its own, which ends at its first failing case. A crash of the kernel counts as found, a process
+that takes too long does not, and any other end of a process is an error of the zoo.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,9 @@ from tests.conftest import QUICK_COMPILING
 from tests.zoo.runs import Finding
 
 LIMIT_S = 1500.0
+
+CRASHES = {s.value: s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)}
+"""What a kernel's own crash ends a process with."""
 
 
 def main() -> int:
@@ -100,10 +105,13 @@ def run_in_process(name: str, *, triples: bool) -> Finding:
             command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding(name, default=True, all=True, detail=f"no end within {LIMIT_S:.0f} s", seconds=LIMIT_S)
+        return Finding(
+            name, default=False, all=False, detail=f"no end within {LIMIT_S:.0f} s", seconds=LIMIT_S
+        )
+    if -done.returncode in CRASHES:
+        return Finding(name, default=True, all=True, detail=f"a crash, {CRASHES[-done.returncode].name}")
     if done.returncode:
-        detail = f"its process ended with {done.returncode}: {done.stderr[-200:]}"
-        return Finding(name, default=True, all=True, detail=detail)
+        sys.exit(f"{name}: its process ended with {done.returncode}\n{done.stderr[-2000:]}")
     return Finding(**json.loads(done.stdout.splitlines()[-1]))
 
 
