@@ -9,15 +9,19 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from enginebay.testing.verdicts import FAULTS as FAULTY_VERDICTS
 from enginebay.testing.verdicts import judge
+from tests.zoo.table import put_into
 
 Check = tuple[str, Callable[[], None]]
 
 KINDS = ("scheduler", "proposer", "cache", "layout", "platform", "engine", "model")
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
+
+MARKS = ("<!-- kinds: begin -->", "<!-- kinds: end -->")
 
 WITHOUT_PROGRAMS = ("scheduler", "proposer", "cache")
 """Kinds whose suites compile nothing."""
@@ -64,18 +68,35 @@ def table(kinds: Sequence[str] = KINDS) -> list[Finding]:
     return [first_finding(kind, name, part) for kind in kinds for name, part in zoo_of(kind).FAULTS.items()]
 
 
-def main(kinds: Sequence[str]) -> int:
-    """Print the table, and return 1 when a fault was not found."""
-    missed = 0
+def summary(findings: Sequence[Finding]) -> str:
+    """Markdown: of each kind, how many faults its suite finds, and the suite's checks that found them."""
+    lines = ["| kind | faults | found | checks that found them |", "|---|---|---|---|"]
+    for kind in dict.fromkeys(finding.kind for finding in findings):
+        mine = [finding for finding in findings if finding.kind == kind]
+        found = [finding.check for finding in mine if finding.check is not None]
+        lines.append(f"| {kind} | {len(mine)} | {len(found)} | {len(set(found))} |")
+    return "\n".join(lines)
+
+
+def main(kinds: Sequence[str], page: Path | None = None) -> int:
+    """Print each finding, put the summary into a page if one is given, and return 1 when a fault was not found."""
+    findings = []
     for kind in kinds or KINDS:
         for name, part in zoo_of(kind).FAULTS.items():
             finding = first_finding(kind, name, part)
-            missed += finding.check is None
+            findings.append(finding)
             print(f"| {kind} | {name} | {finding.check or 'NOT FOUND'} |", flush=True)
-    return int(missed > 0)
+    print(summary(findings))
+    if page is not None:
+        put_into(page, summary(findings), MARKS)
+    return int(any(finding.check is None for finding in findings))
 
 
 if __name__ == "__main__":
-    import sys
+    import argparse
 
-    raise SystemExit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo.kinds")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="all of them without one")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the summary between this page's marks")
+    given = parser.parse_args()
+    raise SystemExit(main(given.kinds, given.docs))

@@ -39,12 +39,12 @@ def summary(findings: Sequence[Finding]) -> tuple[str, bool]:
     return "\n".join(lines), good
 
 
-def put_into(page: Path, text: str) -> None:
-    """Write the table between the zoo marks of a page."""
+def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
+    """Write the table between two marks of a page, the zoo's unless others are given."""
     old = page.read_text(encoding="utf-8")
-    before, _, rest = old.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
+    before, _, rest = old.partition(marks[0])
+    _, _, after = rest.partition(marks[1])
+    page.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{after}", encoding="utf-8")
 
 
 def _line(half: str, op: str, found: Sequence[Finding]) -> str:

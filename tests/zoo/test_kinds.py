@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.zoo.kinds import KINDS, WITHOUT_PROGRAMS, first_finding, main, zoo_of
+from tests.zoo.kinds import KINDS, MARKS, WITHOUT_PROGRAMS, first_finding, main, zoo_of
 
 QUICK = {
     ("scheduler", "last in, first out, by arrival"),
@@ -47,14 +49,18 @@ def test_each_kind_has_faults_enough(kind: str) -> None:
 
 
 def test_a_fault_that_is_not_found_is_no_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
     proposers = zoo_of("proposer")
     assert "proposer" in WITHOUT_PROGRAMS
     faults = {"of int64": proposers.FAULTS["of int64"]}
     monkeypatch.setattr(proposers, "FAULTS", faults)
-    assert main(["proposer"]) == 0
-    assert capsys.readouterr().out == "| proposer | of int64 | drafts_are_few_tokens |\n"
+    assert main(["proposer"], page) == 0
+    assert capsys.readouterr().out.startswith("| proposer | of int64 | drafts_are_few_tokens |\n")
+    assert "| proposer | 1 | 1 | 1 |" in page.read_text()
+    assert "old" not in page.read_text()
     monkeypatch.setattr(proposers, "FAULTS", faults | {"right": proposers.RIGHT["ngram"]})
     assert main(["proposer"]) == 1
     assert "| proposer | right | NOT FOUND |" in capsys.readouterr().out
