@@ -20,9 +20,14 @@ def doubling(low: int, high: int) -> tuple[int, ...]:
 
 
 def finer(low: int, high: int) -> tuple[int, ...]:
-    """doubling(low, high), and from 8 on also the size half-way between each two: 8, 12, 16, 24, 32, 48."""
+    """doubling(low, high) with sizes between: multiples of four from 8, of a quarter of the power of two from 32."""
     sizes = doubling(low, high)
-    between = (size * 3 // 2 for size in sizes if size >= 8 and size * 3 // 2 < high)
+    between = (
+        size
+        for power in sizes
+        if power >= 8
+        for size in range(power, min(2 * power, high), max(4, power // 4))
+    )
     return tuple(sorted({*sizes, *between}))
 
 
