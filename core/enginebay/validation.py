@@ -56,7 +56,7 @@ NOTHING = {
     "quantization": "weights are served in the dtype that is chosen",
     "trust_remote_code": "code of checkpoints is never run",
 }
-"""Options of theirs that nothing stands for here, and why."""
+"""Options of other programs that have no counterpart here, and the reason."""
 
 MAX_FINDINGS = 5
 """Wrong fields that one message lists."""

@@ -23,8 +23,8 @@ def candidates(
 ) -> list[Candidate]:
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
-    With `is_sharded` those that declare the capability sharded = False cannot serve, nor can those whose capability
-    `layouts` lacks `layout`. Of the names in `interpret`, those that are made for another platform serve this one by
+    With `is_sharded`, implementations that declare the capability sharded = False are refused, and so are
+    implementations whose capability `layouts` lacks `layout`. Of the names in `interpret`, those that are made for another platform serve this one by
     interpretation.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
