@@ -74,7 +74,9 @@ def _find_tiny() -> str:
 
     A changed generator therefore writes another folder.
     """
-    made = write_tiny_checkpoint(Path(tempfile.mkdtemp(prefix="tiny-", dir=MODELS)), load_registry())
+    made = write_tiny_checkpoint(
+        Path(tempfile.mkdtemp(prefix="tiny-", dir=MODELS)), load_registry()
+    )
     content = b"".join(file.read_bytes() for file in sorted(made.iterdir()))
     return _keep(made, f"tiny-{hashlib.sha256(content).hexdigest()[:12]}")
 

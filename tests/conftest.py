@@ -50,8 +50,13 @@ def _prepare_jax() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
         flags = f"{flags} --xla_force_host_platform_device_count={NUM_HOST_DEVICES}".strip()
-    if os.environ["JAX_PLATFORMS"] == "cpu" and os.environ.get("ENGINEBAY_TESTS_XLA", "quick") == "quick":
-        flags = " ".join([flags, *(flag for flag in QUICK_COMPILING if flag.split("=")[0] not in flags)])
+    if (
+        os.environ["JAX_PLATFORMS"] == "cpu"
+        and os.environ.get("ENGINEBAY_TESTS_XLA", "quick") == "quick"
+    ):
+        flags = " ".join(
+            [flags, *(flag for flag in QUICK_COMPILING if flag.split("=")[0] not in flags)]
+        )
     os.environ["XLA_FLAGS"] = flags
     if "jax" in sys.modules:
         # A plugin named with -p may have imported JAX before this file was read: too late for the variables, not for the settings.

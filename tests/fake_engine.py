@@ -47,7 +47,11 @@ class FakeEngine(Engine):
     """Runs steps on the host. A test may set `before_step` and `before_read` to count, wait or raise."""
 
     def __init__(
-        self, rows: SequenceBuffer, ledger: Ledger, num_pages: int, forget: Callable[[], None] = lambda: None
+        self,
+        rows: SequenceBuffer,
+        ledger: Ledger,
+        num_pages: int,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         """`forget` makes the ledger drop its kept prefixes when the cache is dropped."""
         self.rows, self.ledger, self._forget = rows, ledger, forget
@@ -91,7 +95,9 @@ class FakeEngine(Engine):
         cached = self._read(self._pages([lease])[0], num_cached)[None, :, None, None]
         column = {"length": self._length[row], "finished": self._finished[row]}
         token_ids = self.rows.token_ids[row, : self.rows.num_tokens[row]].copy()
-        return RowState(token_ids, num_cached, int(self._last[row]), {"all": cached}, {"all": cached}, column)
+        return RowState(
+            token_ids, num_cached, int(self._last[row]), {"all": cached}, {"all": cached}, column
+        )
 
     def put(self, lease: Lease, state: RowState) -> None:
         self._write(lease, self._pages([lease])[0], 0, state.k["all"][0, :, 0, 0])
@@ -115,7 +121,9 @@ class FakeEngine(Engine):
     def _write(self, lease: Lease, pages: np.ndarray, start: int, token_ids: np.ndarray) -> None:
         assert self._cache is not None
         if (end := start + len(token_ids)) > lease.capacity:
-            raise InternalError(f"{end} tokens are written where the lease promises {lease.capacity}")
+            raise InternalError(
+                f"{end} tokens are written where the lease promises {lease.capacity}"
+            )
         positions = np.arange(start, end)
         self._cache[pages[positions // self._shape[1]], positions % self._shape[1]] = token_ids
 

@@ -89,10 +89,14 @@ def is_installed() -> bool:
     return importlib.import_module("enginebay_oengine.engine").PagedEngine is fake_paged
 
 
-def compose_fake(name: str = "oengine", options: dict[str, Any] | None = None, **choices: Any) -> Composed:
+def compose_fake(
+    name: str = "oengine", options: dict[str, Any] | None = None, **choices: Any
+) -> Composed:
     """Compose the first layers of the demo model with a fake engine; all other parts are real."""
     engine: Any = {"name": name, **(options or {})}
-    config = EngineConfig(**({"model": BRIEF, "processors": (), "engine": engine} | SIZES | choices))
+    config = EngineConfig(
+        **({"model": BRIEF, "processors": (), "engine": engine} | SIZES | choices)
+    )
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
         return build(make_plan(config))

@@ -50,13 +50,23 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
     config = plan.config
     if is_installed():
         return None
-    if any(is_import_path(reason.chosen) for reason in plan.reasons) or config.dump_step is not None:
+    if (
+        any(is_import_path(reason.chosen) for reason in plan.reasons)
+        or config.dump_step is not None
+    ):
         return None
     is_named = config.model == "demo" or Path(config.model) == plan.checkpoint.folder
     if plan.shadow is not None or not is_named:
         return None
-    parts = tuple((entry.kind, entry.op, entry.name, entry.package) for entry in plan.registry.entries)
-    return config.model_dump_json(), tuple(plan.kernels.names.items()), parts, pkgutil.resolve_name(SIZER)
+    parts = tuple(
+        (entry.kind, entry.op, entry.name, entry.package) for entry in plan.registry.entries
+    )
+    return (
+        config.model_dump_json(),
+        tuple(plan.kernels.names.items()),
+        parts,
+        pkgutil.resolve_name(SIZER),
+    )
 
 
 class EnginePool:

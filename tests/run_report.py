@@ -85,7 +85,12 @@ class RunReport:
     def _is_whole(self) -> bool:
         option = self.config.option
         everything = self.config.args_source is pytest.Config.ArgsSource.TESTPATHS
-        return everything and option.markexpr == WHOLE_SUITE and not option.keyword and not option.maxfail
+        return (
+            everything
+            and option.markexpr == WHOLE_SUITE
+            and not option.keyword
+            and not option.maxfail
+        )
 
 
 def excess(count: int) -> int:

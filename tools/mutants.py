@@ -34,8 +34,20 @@ LIMIT_S = 60.0
 """Time limit of the tests of one mutant, unless the table gives its module a `limit_s`."""
 FIRST_LIMIT_S = 900.0
 """Time limit of the tests without a mutant; this first run fills the caches."""
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".cache", ".hypothesis", ".*_cache", "__pycache__")
-PYTEST = ("pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not matrix")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv*", ".cache", ".hypothesis", ".*_cache", "__pycache__"
+)
+PYTEST = (
+    "pytest",
+    "-x",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-n",
+    "0",
+    "-m",
+    "not slow and not matrix",
+)
 OUTCOMES = ("killed", "timeout", "survived", "unfinished")
 """Killed: a test failed. Timeout: no test ended in the last third of the limit. Survived: all tests
 passed. Unfinished: the limit ended while tests were still making progress, so the result is
@@ -55,7 +67,9 @@ def environment(tree: Path, packages: Sequence[str]) -> dict[str, str]:
         folder.mkdir(exist_ok=True)
     path = os.pathsep.join(str(tree / package) for package in packages)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return kept | {name: str(folder) for name, folder in own.items()} | {"PYTHONPATH": path, "CI": "1"}
+    return (
+        kept | {name: str(folder) for name, folder in own.items()} | {"PYTHONPATH": path, "CI": "1"}
+    )
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -66,7 +80,14 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -> dict[str, Any]:
     """Run a module's tests until one fails; return outcome, seconds and the failed test."""
-    command = [python, "-m", *PYTEST, "-o", f"faulthandler_timeout={module['limit_s'] / 3}", *module["tests"]]
+    command = [
+        python,
+        "-m",
+        *PYTEST,
+        "-o",
+        f"faulthandler_timeout={module['limit_s'] / 3}",
+        *module["tests"],
+    ]
     command += ["-k", module["select"]] if "select" in module else []
     begun_s = time.monotonic()
     with (tree.parent / "out").open("w+b") as out, (tree.parent / "err").open("w+b") as err:
@@ -79,11 +100,15 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            stood_s = time.time() - os.fstat(out.fileno()).st_mtime  # pytest writes a letter when a test ends
+            stood_s = (
+                time.time() - os.fstat(out.fileno()).st_mtime
+            )  # pytest writes a letter when a test ends
             kill(process)
             process.wait()
             processes.discard(process)
-        told, errors = ((file.seek(0), file.read().decode("utf-8", "replace"))[1] for file in (out, err))
+        told, errors = (
+            (file.seek(0), file.read().decode("utf-8", "replace"))[1] for file in (out, err)
+        )
     result = {"seconds": round(time.monotonic() - begun_s, 1), "code": code}
     if code is None:
         outcome = "timeout" if stood_s >= module["limit_s"] / 3 else "unfinished"
@@ -96,11 +121,15 @@ def run_tests(tree: Path, module: dict[str, Any], python: str, limit_s: float) -
     return result | {"outcome": "killed", "by": by, "said": (told + errors)[-2000:]}
 
 
-def try_mutant(base: Path, module: dict[str, Any], mutant: dict[str, Any], python: str) -> dict[str, Any]:
+def try_mutant(
+    base: Path, module: dict[str, Any], mutant: dict[str, Any], python: str
+) -> dict[str, Any]:
     """Run the tests in a temporary copy of `base` that has the mutant."""
     with tempfile.TemporaryDirectory(dir=base.parents[1], ignore_cleanup_errors=True) as scratch:
         tree = Path(scratch) / "tree"
-        shutil.copytree(base, tree, symlinks=True)  # keeps the times, by which Python accepts __pycache__
+        shutil.copytree(
+            base, tree, symlinks=True
+        )  # keeps the times, by which Python accepts __pycache__
         path = tree / module["path"]
         path.write_bytes(mutant["text"])
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
@@ -178,7 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 when all mutants were tried, 1 when tests fail without a mutant."""
     parser = argparse.ArgumentParser(prog="mutants", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout to test")
-    parser.add_argument("--table", type=Path, default=HERE / "mutants.toml", help="modules and their tests")
+    parser.add_argument(
+        "--table", type=Path, default=HERE / "mutants.toml", help="modules and their tests"
+    )
     parser.add_argument("--modules", nargs="+", metavar="NAME", help="these only")
     parser.add_argument("--seed", type=int, help="another one than the table's")
     parser.add_argument("--count", type=int, help="of each module's mutants only the first so many")
@@ -190,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     root = options.root.resolve()
     table = tomllib.loads(options.table.read_text(encoding="utf-8"))
-    modules = {m["name"]: {"limit_s": LIMIT_S, "packages": table["packages"]} | m for m in table["module"]}
+    modules = {
+        m["name"]: {"limit_s": LIMIT_S, "packages": table["packages"]} | m for m in table["module"]
+    }
     if unknown := set(options.modules or ()) - modules.keys():
         parser.error(f"no module {', '.join(sorted(unknown))}; there are {', '.join(modules)}")
     seed = table["seed"] if options.seed is None else options.seed

@@ -17,8 +17,24 @@ from typing import Any
 Change = tuple[str, ast.AST, str]
 """Operator (the kind of fault), the node to replace, and the new text."""
 
-SWAPS = {"Lt": "LtE", "LtE": "Lt", "Gt": "GtE", "GtE": "Gt", "Eq": "NotEq", "NotEq": "Eq", "Is": "IsNot"}
-SWAPS |= {"IsNot": "Is", "In": "NotIn", "NotIn": "In", "And": "Or", "Or": "And", "Add": "Sub", "Sub": "Add"}
+SWAPS = {
+    "Lt": "LtE",
+    "LtE": "Lt",
+    "Gt": "GtE",
+    "GtE": "Gt",
+    "Eq": "NotEq",
+    "NotEq": "Eq",
+    "Is": "IsNot",
+}
+SWAPS |= {
+    "IsNot": "Is",
+    "In": "NotIn",
+    "NotIn": "In",
+    "And": "Or",
+    "Or": "And",
+    "Add": "Sub",
+    "Sub": "Add",
+}
 SWAPS |= {"Mult": "FloorDiv", "FloorDiv": "Mult", "Div": "Mult", "Mod": "Mult", "BitAnd": "BitOr"}
 SWAPS |= {"BitOr": "BitAnd", "BitXor": "BitAnd", "LShift": "RShift", "RShift": "LShift"}
 LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.pattern, ast.arguments)
@@ -40,7 +56,9 @@ def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
         for operator, old, new in (*_of_expressions(node), *_of_statements(node, function)):
             key = f"{seed} {name} {operator} {ast.get_source_segment(text.decode(), old)}"
             seen[key] += 1
-            keyed.append((hashlib.sha256(f"{key} {seen[key]}".encode()).digest(), operator, old, new))
+            keyed.append(
+                (hashlib.sha256(f"{key} {seen[key]}".encode()).digest(), operator, old, new)
+            )
     keyed.sort(key=lambda row: row[0])
     drawn: dict[bytes, dict[str, Any]] = {}
     for most_of_operator, most_of_line in ((-(-count // 4), 1), (count, 1), (count, count)):
@@ -72,11 +90,17 @@ def _planted(text: bytes, old: Any, new: str) -> dict[str, Any] | None:
     return told | {"text": texts[0] if programs[0] == programs[-1] else texts[-1]}
 
 
-def _nodes(node: ast.AST, function: ast.AST | None = None, name: str = "") -> Iterator[tuple[Any, Any, str]]:
+def _nodes(
+    node: ast.AST, function: ast.AST | None = None, name: str = ""
+) -> Iterator[tuple[Any, Any, str]]:
     """The nodes that can have faults, each with its function and the function's qualified name."""
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
-            if field in LEFT_OUT_FIELDS or not isinstance(child, ast.AST) or isinstance(child, LEFT_OUT):
+            if (
+                field in LEFT_OUT_FIELDS
+                or not isinstance(child, ast.AST)
+                or isinstance(child, LEFT_OUT)
+            ):
                 continue
             if isinstance(child, ast.Call) and TELLS.match(ast.unparse(child.func)):
                 continue
@@ -85,7 +109,9 @@ def _nodes(node: ast.AST, function: ast.AST | None = None, name: str = "") -> It
             if function is not None:
                 yield child, function, name
             is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            inner = f"{name}.{child.name}" if is_function or isinstance(child, ast.ClassDef) else name
+            inner = (
+                f"{name}.{child.name}" if is_function or isinstance(child, ast.ClassDef) else name
+            )
             yield from _nodes(child, child if is_function else function, inner)
 
 

@@ -54,7 +54,13 @@ def _summary(parts: Sequence[Part]) -> Iterator[str]:
             numbers = (counts.get("PASS", 0), counts.get("UNSUPPORTED", 0), faults)
             note = "" if done else _short(total["reason"])
             rows.append(
-                (f"`{part['part']}`", total["level"], total["target"] or "-", *map(str, numbers), note)
+                (
+                    f"`{part['part']}`",
+                    total["level"],
+                    total["target"] or "-",
+                    *map(str, numbers),
+                    note,
+                )
             )
     yield from _table(("part", "level", "target", "pass", "unsupported", "faults", "note"), rows)
 
@@ -69,11 +75,18 @@ def _kernel(part: Part) -> Iterator[str]:
     yield f"{part['summary'][:1].upper()}{part['summary'][1:]}. Platforms: {platforms}. Layouts: {layouts}."
     yield ""
     places = list(dict.fromkeys((c["level"], c["target"]) for c in part["checked"] if c["axis"]))
-    found = {(c["level"], c["target"], c["axis"], c["value"]): c["verdict"].lower() for c in part["checked"]}
-    declared = {(d["axis"], d["value"]): "yes" if d["supported"] else "no" for d in part["declared"]}
+    found = {
+        (c["level"], c["target"], c["axis"], c["value"]): c["verdict"].lower()
+        for c in part["checked"]
+    }
+    declared = {
+        (d["axis"], d["value"]): "yes" if d["supported"] else "no" for d in part["declared"]
+    }
     also = [(c["axis"], c["value"]) for c in part["checked"] if c["axis"]]
     order = list(dict.fromkeys(axis for axis, _ in [*declared, *also]))
-    values = sorted(dict.fromkeys([*declared, *also]), key=lambda at: (order.index(at[0]), _number(at[1])))
+    values = sorted(
+        dict.fromkeys([*declared, *also]), key=lambda at: (order.index(at[0]), _number(at[1]))
+    )
     rows = [
         (
             axis.replace("_", " "),

@@ -48,13 +48,24 @@ PARTS = (
     Part("slow", ("test-slow",), "tests marked `slow`, compiled as for users"),
     Part("oldest", ("test-oldest",), "every conformance check on Python 3.11 and the oldest jax"),
     Part("parity", ("parity",), "live comparison with transformers on torch"),
-    Part("kernels", ("test-kernels", "check-kernels"), "kernels interpreted, and compiled for TPUs and GPUs"),
+    Part(
+        "kernels",
+        ("test-kernels", "check-kernels"),
+        "kernels interpreted, and compiled for TPUs and GPUs",
+    ),
     Part("eval", ("test-eval",), "tasks of lm-eval (extra `eval`)"),
-    Part("outside", ("test-outside",), "metrics as Prometheus' own `promtool` reads them", ("promtool",)),
+    Part(
+        "outside",
+        ("test-outside",),
+        "metrics as Prometheus' own `promtool` reads them",
+        ("promtool",),
+    ),
     Part("coverage", ("coverage",), "line coverage of `make test`"),
     Part("mutants", ("mutants",), "faults planted into ten modules, which their tests must find"),
     Part(
-        "zoo", ("zoo", "zoo-right"), "faulty kernels, which the check must find, and right ones in 20 seeds"
+        "zoo",
+        ("zoo", "zoo-right"),
+        "faulty kernels, which the check must find, and right ones in 20 seeds",
     ),
     Part("matrix", ("test-kernels-all",), "every case of the kernels: hours"),
 )
@@ -101,22 +112,33 @@ def commit() -> str:
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
-    changed = [line for line in git("status", "--porcelain").splitlines() if not line.endswith(PAGE.name)]
+    changed = [
+        line for line in git("status", "--porcelain").splitlines() if not line.endswith(PAGE.name)
+    ]
     return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
 
 
 def read_rows(text: str) -> dict[str, tuple[str, ...]]:
     """Commit, date, minutes and outcome of each part, read from the page."""
     table = text[text.index(BEGIN) : text.index(END)].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| ")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table
+        if line.startswith("| ")
+    ]
     return {row[0]: tuple(row[2:6]) for row in cells[1:]}
 
 
 def with_rows(text: str, rows: Mapping[str, Sequence[str]]) -> str:
     """The page with its table replaced by `rows`; a part without a row gets "has not run yet"."""
-    table = [f"| {part.name} | {part.what} | {' | '.join(rows.get(part.name, NEVER))} |" for part in PARTS]
+    table = [
+        f"| {part.name} | {part.what} | {' | '.join(rows.get(part.name, NEVER))} |"
+        for part in PARTS
+    ]
     before, _, rest = text.partition(BEGIN)
     return "\n".join([before + BEGIN, *HEADER, *table, END]) + rest.partition(END)[2]
 

@@ -34,7 +34,9 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
             made = build_library(source.stem, level, Path(self._scratch.name))
             build_data["force_include"][str(made)] = f"enginebay_native/lib/{made.name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = (
+            f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """After it."""

@@ -20,7 +20,14 @@ _HOMES = {
     "eSurge": "enginebay_esurge.esurge",
 }
 
-__all__ = ["BusyError", "CompletionOutput", "NoTemplateError", "NotRunningError", "RequestOutput", "eSurge"]
+__all__ = [
+    "BusyError",
+    "CompletionOutput",
+    "NoTemplateError",
+    "NotRunningError",
+    "RequestOutput",
+    "eSurge",
+]
 
 
 def __getattr__(name: str) -> object:

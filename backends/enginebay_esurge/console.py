@@ -17,10 +17,15 @@ REFRESH_S = 0.5
 class ConsoleMonitor:
     """Shows figures twice a second, on standard error unless a console is given. `close` leaves the last ones."""
 
-    def __init__(self, title: str, read: Callable[[], Figures], console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, read: Callable[[], Figures], console: Console | None = None
+    ) -> None:
         self._title, self._read = title, read
         self._live = Live(
-            self._table(), console=console or Console(stderr=True), auto_refresh=False, transient=False
+            self._table(),
+            console=console or Console(stderr=True),
+            auto_refresh=False,
+            transient=False,
         )
         self._live.start(refresh=True)
         self._repeater = Repeater("esurge-console", REFRESH_S, self._show)

@@ -30,7 +30,9 @@ class ContextRules:
         if self.truncate_mode not in get_args(TruncateMode):
             raise ConfigError(
                 explain(
-                    f"truncate_mode = {self.truncate_mode!r}", "left, right or middle", "Choose one of these."
+                    f"truncate_mode = {self.truncate_mode!r}",
+                    "left, right or middle",
+                    "Choose one of these.",
                 )
             )
         if self.reserve < 0 or self.budget < 2:

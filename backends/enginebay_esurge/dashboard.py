@@ -14,7 +14,9 @@ DASHBOARD_UID = "esurge"
 QUANTILES = (0.5, 0.95)
 
 
-def write_provisioning(folder: Path, *, name: str, uid: str, url: str, speculates: bool = False) -> Path:
+def write_provisioning(
+    folder: Path, *, name: str, uid: str, url: str, speculates: bool = False
+) -> Path:
     """Write data source and dashboard under `folder`, and return what Grafana takes as its provisioning folder.
 
     The files are JSON, which is YAML. Who runs Grafana, in a container too, may read them: they hold no secret.
@@ -45,7 +47,12 @@ def make_dashboard(datasource_uid: str, *, speculates: bool = False) -> dict[str
     panels: list[dict[str, Any]] = []
     for number, (title, unit, queries) in enumerate(_panels(speculates=speculates)):
         targets = [
-            {"refId": chr(ord("A") + i), "expr": expression, "legendFormat": legend, "datasource": source}
+            {
+                "refId": chr(ord("A") + i),
+                "expr": expression,
+                "legendFormat": legend,
+                "datasource": source,
+            }
             for i, (legend, expression) in enumerate(queries.items())
         ]
         panels.append(

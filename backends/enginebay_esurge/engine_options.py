@@ -35,7 +35,9 @@ class ESurgeOptions(BaseModel):
     num_pages: int | None = Field(
         default=None, ge=2, description="pages of the cache, with the one that stands for none"
     )
-    cache_bytes: int | None = Field(default=None, ge=1, description="bytes of the cache on each device")
+    cache_bytes: int | None = Field(
+        default=None, ge=1, description="bytes of the cache on each device"
+    )
     grow: bool = Field(
         default=True,
         description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it is needed",
@@ -53,9 +55,15 @@ class ESurgeOptions(BaseModel):
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
         ways = ("num_pages", "cache_bytes", "hbm_utilization")
-        given = [name for name in ways if name in self.model_fields_set and getattr(self, name) is not None]
+        given = [
+            name
+            for name in ways
+            if name in self.model_fields_set and getattr(self, name) is not None
+        ]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}")
+            raise ValueError(
+                f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}"
+            )
         return self
 
     def paged(self) -> PagedOptions:

@@ -20,4 +20,6 @@ class NoTemplateError(UnsupportedError, RuntimeError):
 def no_template() -> NoTemplateError:
     """The error of a chat for which there is no chat template."""
     given = "a chat with a tokenizer without a chat template"
-    return NoTemplateError(explain(given, "one that has it", "Give chat_template, or use generate."))
+    return NoTemplateError(
+        explain(given, "one that has it", "Give chat_template, or use generate.")
+    )

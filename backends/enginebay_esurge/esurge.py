@@ -80,7 +80,9 @@ class eSurge:  # noqa: N801  # the name its users know
         silent_mode: bool = False,
         **kwargs: Unpack[FurtherChoices],
     ) -> None:
-        refuse_unserved(min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint)
+        refuse_unserved(
+            min_input_pad, detokenizer_max_states, tokenizer_endpoint, detokenizer_endpoint
+        )
         settings = EngineSettings(
             dtype, max_model_len, max_num_seqs, max_num_batched_tokens, hbm_utilization, page_size,
             enable_prefix_caching, use_aot_forward, compile_runner, auto_shard_model, sharding_axis_dims,
@@ -95,7 +97,10 @@ class eSurge:  # noqa: N801  # the name its users know
         preparer = subject.make_preparer(extra_eos_token_ids or ())
         rules = dataclasses.replace(rules, max_model_len=preparer.max_model_len)
         self._jobs = Jobs(
-            preparer, rules, decodes_truncated=decode_truncated_prompt, tells_logprobs=sampler_metrics
+            preparer,
+            rules,
+            decodes_truncated=decode_truncated_prompt,
+            tells_logprobs=sampler_metrics,
         )
         self._jobs.callback = sampling_params_callback
         self._name, self._silent = esurge_name or subject.default_name(), silent_mode
@@ -111,14 +116,19 @@ class eSurge:  # noqa: N801  # the name its users know
             weakref.finalize(self, stop)
 
     def __repr__(self) -> str:
-        return f"eSurge({self.plan.config.model!r}, esurge_name={self._name!r}, {self._service.state})"
+        return (
+            f"eSurge({self.plan.config.model!r}, esurge_name={self._name!r}, {self._service.state})"
+        )
 
     def __enter__(self) -> Self:
         self.initiate()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.terminate()
 
@@ -232,7 +242,9 @@ class eSurge:  # noqa: N801  # the name its users know
         listed = as_prompts(prompts)
         if len(listed) != 1:
             raise RequestError(
-                explain(f"{len(listed)} prompts to stream", "one", "Use generate, or a stream for each.")
+                explain(
+                    f"{len(listed)} prompts to stream", "one", "Use generate, or a stream for each."
+                )
             )
         turns = standings(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)

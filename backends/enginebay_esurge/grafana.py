@@ -65,8 +65,12 @@ class Grafana:
     def close(self) -> None:
         """End the server, and remove its folder."""
         if self._stop_command and self._process is not None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # its client is ended in any case
-                subprocess.run(self._stop_command, capture_output=True, check=False, timeout=4 * STOP_S)
+            with contextlib.suppress(
+                OSError, subprocess.TimeoutExpired
+            ):  # its client is ended in any case
+                subprocess.run(
+                    self._stop_command, capture_output=True, check=False, timeout=4 * STOP_S
+                )
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -142,7 +146,11 @@ def _local_command() -> list[str] | None:
 
 
 def _docker_command(
-    docker: str, container: str, settings: GrafanaSettings, folder: Path, variables: Mapping[str, str]
+    docker: str,
+    container: str,
+    settings: GrafanaSettings,
+    folder: Path,
+    variables: Mapping[str, str],
 ) -> list[str]:
     """On Linux the container is in the host's network, where the exporter listens; elsewhere Docker has its own way there."""
     names = list(variables)

@@ -41,7 +41,12 @@ class Jobs:
     """Makes the jobs of one engine. Safe from several threads."""
 
     def __init__(
-        self, preparer: Preparer, rules: ContextRules, *, decodes_truncated: bool, tells_logprobs: bool
+        self,
+        preparer: Preparer,
+        rules: ContextRules,
+        *,
+        decodes_truncated: bool,
+        tells_logprobs: bool,
     ) -> None:
         self.rules = rules
         self.callback: SamplingCallback | None = None
@@ -70,7 +75,12 @@ class Jobs:
         ]
 
     def _make_one(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, standing: Standing, engine: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        standing: Standing,
+        engine: Any,
     ) -> Job:
         tokenizer = self._preparer.tokenizer
         if isinstance(prompt, str):
@@ -114,7 +124,9 @@ class Jobs:
 
     def _text_of(self, token_ids: list[int]) -> str:
         wrong = not all(0 <= token_id < self._preparer.vocab_size for token_id in token_ids)
-        return "" if wrong else self._preparer.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return (
+            "" if wrong else self._preparer.tokenizer.decode(token_ids, skip_special_tokens=False)
+        )
 
 
 def apply_callback(
@@ -132,13 +144,16 @@ def apply_callback(
         made = callback(copy, dict(about))
     except Exception:  # whatever the caller's own function raises must not end the request
         log.exception(
-            "the sampling parameters callback failed; request %s goes on without", about["request_id"]
+            "the sampling parameters callback failed; request %s goes on without",
+            about["request_id"],
         )
         return params.model_copy(deep=True)
     if made is None:
         return copy
     if not isinstance(made, SamplingParams):
-        log.error("the sampling parameters callback returned a %s: it is ignored", type(made).__name__)
+        log.error(
+            "the sampling parameters callback returned a %s: it is ignored", type(made).__name__
+        )
         return params.model_copy(deep=True)
     return made.model_copy(deep=True)
 
@@ -150,11 +165,17 @@ def ids_for(num_prompts: int, request_id: str | Sequence[str] | None) -> list[st
     ids = [request_id] if isinstance(request_id, str) else list(request_id)
     if len(ids) != num_prompts:
         raise RequestError(
-            explain(f"{len(ids)} request ids for {num_prompts} prompts", "one for each", "Give as many.")
+            explain(
+                f"{len(ids)} request ids for {num_prompts} prompts", "one for each", "Give as many."
+            )
         )
     if len(set(ids)) != len(ids) or not all(isinstance(i, str) and i for i in ids):
         raise RequestError(
-            explain(f"request ids {ids}", "texts of which each is there once", "Choose others, or give none.")
+            explain(
+                f"request ids {ids}",
+                "texts of which each is there once",
+                "Choose others, or give none.",
+            )
         )
     return ids
 
@@ -164,7 +185,9 @@ class Active:
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
-        self._lock = threading.RLock()  # garbage may be collected, and a stream ended, while it is held
+        self._lock = (
+            threading.RLock()
+        )  # garbage may be collected, and a stream ended, while it is held
 
     def __len__(self) -> int:
         return len(self._jobs)

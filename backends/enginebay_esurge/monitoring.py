@@ -61,7 +61,11 @@ class MonitoringSettings:
                 text = f"{name} does nothing any more: Grafana shows the dashboard. Leave it out."
                 warnings.warn(text, DeprecationWarning, stacklevel=4)
         wrong = [
-            (f"log_interval = {self.log_interval}", "seconds, more than 0", not self.log_interval > 0),
+            (
+                f"log_interval = {self.log_interval}",
+                "seconds, more than 0",
+                not self.log_interval > 0,
+            ),
             (f"history_size = {self.history_size}", "1 or more", self.history_size < 1),
             *(
                 (f"{name} = {port}", f"{least} to 65535", not least <= port <= 65535)
@@ -137,12 +141,16 @@ class Monitoring:
 
             stack.callback(ConsoleMonitor(self._name, history.figures).close)
         if settings.start_grafana:
-            url = start_grafana(settings, urls.get("prometheus"), stack, speculates=history.speculates)
+            url = start_grafana(
+                settings, urls.get("prometheus"), stack, speculates=history.speculates
+            )
             if url is not None:
                 urls["grafana"] = url
         return urls
 
-    def _start_prometheus(self, port: int, history: History, stack: contextlib.ExitStack) -> str | None:
+    def _start_prometheus(
+        self, port: int, history: History, stack: contextlib.ExitStack
+    ) -> str | None:
         try:
             from enginebay_esurge.prometheus import Exporter, MetricsServer
         except ImportError as error:
@@ -157,7 +165,10 @@ class Monitoring:
         return server.url
 
     def _attach(
-        self, stack: contextlib.ExitStack, observer: Observer | None, listener: Callable[[RequestOutput], Any]
+        self,
+        stack: contextlib.ExitStack,
+        observer: Observer | None,
+        listener: Callable[[RequestOutput], Any],
     ) -> None:
         """Tell an observer of the engine's work, and a listener of completed requests, until the stack is closed."""
         totals, audience = self._totals, self._service.audience
@@ -200,9 +211,13 @@ def start_grafana(
 
     Its dashboard has a panel more for an engine that `speculates`.
     """
-    source = settings.grafana_datasource_url or (metrics_url and metrics_url.removesuffix("/metrics"))
+    source = settings.grafana_datasource_url or (
+        metrics_url and metrics_url.removesuffix("/metrics")
+    )
     if source is None:
-        log.warning("no Grafana: there is neither an exporter nor a grafana_datasource_url for it to read")
+        log.warning(
+            "no Grafana: there is neither an exporter nor a grafana_datasource_url for it to read"
+        )
         return None
     wanted = GrafanaSettings(
         settings.grafana_port,

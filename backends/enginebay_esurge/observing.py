@@ -64,7 +64,9 @@ class History(Observer):
         self._lock = threading.Lock()
         self._updates: collections.deque[Update] = collections.deque(maxlen=size)
         self._executions: collections.deque[Execution] = collections.deque(maxlen=size)
-        self._outputs: collections.deque[tuple[float, float | None]] = collections.deque(maxlen=size)
+        self._outputs: collections.deque[tuple[float, float | None]] = collections.deque(
+            maxlen=size
+        )
         self._num_preempted = self._num_tokens = self._num_prompt = self._num_cached = 0
         self._num_drafted = self._num_accepted = 0
 
@@ -125,7 +127,11 @@ class History(Observer):
         """As of now."""
         hit_rate, now_s = self.cache_hit_rate, time.monotonic()
         with self._lock:
-            updates, executions, outputs = list(self._updates), list(self._executions), list(self._outputs)
+            updates, executions, outputs = (
+                list(self._updates),
+                list(self._executions),
+                list(self._outputs),
+            )
             num_tokens, num_preempted = self._num_tokens, self._num_preempted
             num_drafted, num_accepted = self._num_drafted, self._num_accepted
         recent = [execution for execution in executions if now_s - execution.at_s <= WINDOW_S]

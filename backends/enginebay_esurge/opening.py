@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.build.compose import Composed, Plan, build, find_family, make_plan, make_title, open_checkpoint
+from enginebay.build.compose import (
+    Composed,
+    Plan,
+    build,
+    find_family,
+    make_plan,
+    make_title,
+    open_checkpoint,
+)
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
 from enginebay.errors import ConfigError, explain
 from enginebay.llm.prepare import Abilities, Preparer
@@ -64,7 +72,9 @@ class Subject:
         )
 
 
-def open_subject(model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings) -> Subject:
+def open_subject(
+    model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings
+) -> Subject:
     """The subject of a model by name, or of one that is open already, which needs a tokenizer: ConfigError (a ValueError)."""
     checkpoint = None if isinstance(model, str | Path) else model
     if checkpoint is not None and tokenizer is None:
@@ -90,11 +100,18 @@ def most_shards(plan: Plan, num_devices: int) -> int:
     split = {axis for axis, target in DEFAULT_AXIS_RULES.items() if target == "tensor"}
     for num_shards in range(num_devices, 1, -1):
         try:
-            model = family.build(plan.checkpoint.config, dtype=plan.config.dtype, num_shards=num_shards)
+            model = family.build(
+                plan.checkpoint.config, dtype=plan.config.dtype, num_shards=num_shards
+            )
         except ConfigError:
             continue  # its heads do not divide so
         specs = model.weight_specs().values()
-        sizes = [n for spec in specs for n, axis in zip(spec.shape, spec.axes, strict=True) if axis in split]
+        sizes = [
+            n
+            for spec in specs
+            for n, axis in zip(spec.shape, spec.axes, strict=True)
+            if axis in split
+        ]
         if not any(size % num_shards for size in sizes):
             return num_shards
     return 1
@@ -107,7 +124,9 @@ def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) 
         engine = parts.engine
         with waiting(f"compiling every step of {make_title(plan)}"):
             engine.warmup(
-                lambda done, total, what: log.log(level, "compiled %s (%d of %d)", what, done, total)
+                lambda done, total, what: log.log(
+                    level, "compiled %s (%d of %d)", what, done, total
+                )
             )
         engine.compilations.forbidden = plan.config.forbid_compiling
     return parts
@@ -116,7 +135,9 @@ def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) 
 def find_tokenizer(tokenizer: Any, plan: Plan) -> Tokenizer:
     """The Tokenizer of a name or folder, of a tokenizer of transformers, or of the model itself for None. ConfigError else."""
     if tokenizer is None or isinstance(tokenizer, str | Path):
-        where = plan.checkpoint if tokenizer is None else open_checkpoint(plan.registry, str(tokenizer))
+        where = (
+            plan.checkpoint if tokenizer is None else open_checkpoint(plan.registry, str(tokenizer))
+        )
         return _limited(where.load_tokenizer(), plan)
     if isinstance(tokenizer, Tokenizer):
         return tokenizer

@@ -117,14 +117,18 @@ class Assembly:
         if chunk.logprobs is not None and made.logprobs is not None:
             made.logprobs += chunk.logprobs
             each = zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
-            made.cumulative_logprob = sum((one[t] for t, one in each), made.cumulative_logprob or 0.0)
+            made.cumulative_logprob = sum(
+                (one[t] for t, one in each), made.cumulative_logprob or 0.0
+            )
 
     def output(self) -> RequestOutput:
         """All so far, as the next update."""
         job = self.job
         made = [
             dataclasses.replace(
-                one, token_ids=list(one.token_ids), logprobs=None if one.logprobs is None else [*one.logprobs]
+                one,
+                token_ids=list(one.token_ids),
+                logprobs=None if one.logprobs is None else [*one.logprobs],
             )
             for one in self._made
         ]
@@ -190,7 +194,11 @@ def _nothing_of(request: Request) -> CompletionOutput:
     """A completion without tokens yet."""
     told = request.sampling.num_logprobs is not None
     return CompletionOutput(
-        request.index, "", [], cumulative_logprob=0.0 if told else None, logprobs=[] if told else None
+        request.index,
+        "",
+        [],
+        cumulative_logprob=0.0 if told else None,
+        logprobs=[] if told else None,
     )
 
 

@@ -45,7 +45,9 @@ class Profiler(Observer):
         """
         if num_batches < 1:
             raise InputError(
-                explain(f"num_batches = {num_batches}", "1 or more", "Say how many updates to trace.")
+                explain(
+                    f"num_batches = {num_batches}", "1 or more", "Say how many updates to trace."
+                )
             )
         with self._lock:
             if self._is_active:

@@ -15,7 +15,22 @@ from enginebay_esurge.observing import History
 from enginebay_esurge.outputs import RequestOutput
 
 REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+STEP_BUCKETS_S = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    5,
+)
 RATE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -28,8 +43,12 @@ class Exporter(Observer):
         service = history.service
         registry.register(_Requests(history))
         registry.register(_Shadow(history))
-        self._duration = _seconds(names.REQUEST_DURATION, "From submission to the last token.", registry)
-        self._first_token = _seconds(names.FIRST_TOKEN, "From submission to the first token.", registry)
+        self._duration = _seconds(
+            names.REQUEST_DURATION, "From submission to the last token.", registry
+        )
+        self._first_token = _seconds(
+            names.FIRST_TOKEN, "From submission to the first token.", registry
+        )
         self._rate = Histogram(
             names.TOKENS_PER_SECOND, "Of a request.", registry=registry, buckets=RATE_BUCKETS
         )
@@ -41,7 +60,10 @@ class Exporter(Observer):
             names.SCHEDULED_TOKENS, "Tokens that the last update scheduled.", registry=registry
         )
         self._rows = Histogram(
-            names.BATCH_SIZE, "Rows that an update launched.", registry=registry, buckets=ROWS_BUCKETS
+            names.BATCH_SIZE,
+            "Rows that an update launched.",
+            registry=registry,
+            buckets=ROWS_BUCKETS,
         )
         self._schedule = _seconds(
             names.SCHEDULE_DURATION, "Time of a scheduler's decision.", registry, STEP_BUCKETS_S
@@ -62,7 +84,9 @@ class Exporter(Observer):
             ),
         ):
             Gauge(name, what, registry=registry).set_function(read)
-        Info(names.SYSTEM.removesuffix("_info"), "What serves.", registry=registry).info(dict(about))
+        Info(names.SYSTEM.removesuffix("_info"), "What serves.", registry=registry).info(
+            dict(about)
+        )
 
     def updated(self, update: Update) -> None:
         self._scheduled.set(update.num_tokens)
@@ -105,9 +129,15 @@ class _Drafts:
     """What a proposer's drafts were worth; registered where there is one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._drafts = Counter(names.DRAFTS, "Rows of steps that verified a draft.", registry=registry)
-        self._tokens = Counter(names.DRAFT_TOKENS, "Tokens drafted and verified.", registry=registry)
-        self._accepted = Counter(names.ACCEPTED_TOKENS, "Drafted tokens that held.", registry=registry)
+        self._drafts = Counter(
+            names.DRAFTS, "Rows of steps that verified a draft.", registry=registry
+        )
+        self._tokens = Counter(
+            names.DRAFT_TOKENS, "Tokens drafted and verified.", registry=registry
+        )
+        self._accepted = Counter(
+            names.ACCEPTED_TOKENS, "Drafted tokens that held.", registry=registry
+        )
 
     def count(self, execution: Execution) -> None:
         """A step was read."""
@@ -130,7 +160,10 @@ class _Shadow:
             GaugeMetricFamily(name, what, labels=["phase"])
             for name, what in (
                 (names.SHADOW_STEPS, "Steps that a shadow was compared on."),
-                (names.SHADOW_DIFFERENCE, "Largest absolute difference of a shadow from the chosen kernel."),
+                (
+                    names.SHADOW_DIFFERENCE,
+                    "Largest absolute difference of a shadow from the chosen kernel.",
+                ),
                 (names.SHADOW_NONFINITE, "Values of a shadow that were not finite."),
             )
         )
@@ -152,7 +185,10 @@ class _Shadow:
 
 
 def _seconds(
-    name: str, what: str, registry: CollectorRegistry, buckets: tuple[float, ...] = REQUEST_BUCKETS_S
+    name: str,
+    what: str,
+    registry: CollectorRegistry,
+    buckets: tuple[float, ...] = REQUEST_BUCKETS_S,
 ) -> Histogram:
     return Histogram(name, what, registry=registry, buckets=buckets)
 

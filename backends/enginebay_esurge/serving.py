@@ -109,12 +109,17 @@ class Serving:
 
     def _queue(self, jobs: Sequence[Job], tell: Tell, *, only_ends: bool) -> list[Assembly]:
         groups = [
-            [CompletionReader(request, self.tokenizer, self.service.abort) for request in job.requests]
+            [
+                CompletionReader(request, self.tokenizer, self.service.abort)
+                for request in job.requests
+            ]
             for job in jobs
         ]
         readers = list(itertools.chain.from_iterable(groups))
         requests = [reader.request for reader in readers]
-        with self.service.lock:  # weights are not exchanged between a job's being known and its being queued
+        with (
+            self.service.lock
+        ):  # weights are not exchanged between a job's being known and its being queued
             self.service.check_running()
             self.active.add(jobs)
             try:

@@ -20,7 +20,15 @@ AXES = ("dp", "fsdp", "ep", "tp", "sp")
 DEFAULT_DIMS = (1, 1, 1, -1, 1)
 DEFAULT_MODEL_LEN = 8192
 SIZES_OF_CACHE = ("num_pages", "cache_bytes", "memory_utilization")
-OURS = ("model", "dtype", "engine", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "mesh")
+OURS = (
+    "model",
+    "dtype",
+    "engine",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "mesh",
+)
 """Fields of EngineConfig that documented options set, so that no keyword may."""
 
 
@@ -86,7 +94,9 @@ class EngineSettings:
             else self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "overlap_execution": self.overlap_execution,
-            "mesh": mesh_of(self.sharding_axis_dims, num_devices, most_tp) if self.auto_shard_model else {},
+            "mesh": mesh_of(self.sharding_axis_dims, num_devices, most_tp)
+            if self.auto_shard_model
+            else {},
             "forbid_compiling": self.compile_runner and self.use_aot_forward,
             "engine": {"name": ENGINE, "options": self._engine_options()},
         }
@@ -101,7 +111,10 @@ class EngineSettings:
 
     def _engine_options(self) -> dict[str, Any]:
         given = dict(self.more.get("engine_options", {}))
-        options: dict[str, Any] = {"page_size": self.page_size, "prefix_caching": self.enable_prefix_caching}
+        options: dict[str, Any] = {
+            "page_size": self.page_size,
+            "prefix_caching": self.enable_prefix_caching,
+        }
         if not any(name in given for name in SIZES_OF_CACHE):
             options["memory_utilization"] = self.hbm_utilization
         return given | options
@@ -129,7 +142,11 @@ def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, in
     Only tp, the axis of heads and features, may be more than 1: UnsupportedError. ConfigError for dims that are none.
     """
     dims = tuple(dims)
-    if len(dims) != len(AXES) or any(size < 1 and size != -1 for size in dims) or dims.count(-1) > 1:
+    if (
+        len(dims) != len(AXES)
+        or any(size < 1 and size != -1 for size in dims)
+        or dims.count(-1) > 1
+    ):
         raise ConfigError(
             explain(
                 f"sharding_axis_dims = {dims}",
@@ -139,7 +156,8 @@ def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, in
         )
     fixed = math.prod(size for size in dims if size != -1)
     sizes = {
-        axis: num_devices // fixed if size == -1 else size for axis, size in zip(AXES, dims, strict=True)
+        axis: num_devices // fixed if size == -1 else size
+        for axis, size in zip(AXES, dims, strict=True)
     }
     if dims[AXES.index("tp")] == -1:
         sizes["tp"] = min(sizes["tp"], most_tp)
@@ -164,9 +182,24 @@ def refuse_unserved(
     """UnsupportedError for the first of the documented options without an effect here whose value is not its default."""
     for name, value, default, why in (
         ("min_input_pad", min_input_pad, 16, "16 is the smallest step."),
-        ("detokenizer_max_states", detokenizer_max_states, 65536, "each request has its own state."),
-        ("tokenizer_endpoint", tokenizer_endpoint, None, "text is tokenised in the caller's thread."),
-        ("detokenizer_endpoint", detokenizer_endpoint, None, "text is made in the reader's thread."),
+        (
+            "detokenizer_max_states",
+            detokenizer_max_states,
+            65536,
+            "each request has its own state.",
+        ),
+        (
+            "tokenizer_endpoint",
+            tokenizer_endpoint,
+            None,
+            "text is tokenised in the caller's thread.",
+        ),
+        (
+            "detokenizer_endpoint",
+            detokenizer_endpoint,
+            None,
+            "text is made in the reader's thread.",
+        ),
     ):
         if value != default:
             raise UnsupportedError(

@@ -21,7 +21,9 @@ class Totals:
         self.listeners: tuple[Callable[[RequestOutput], None], ...] = ()
         """Called with every request that ended by itself, on the thread that reads it; replaced as a whole."""
         self._clock = clock
-        self._lock = threading.RLock()  # garbage may be collected, and a stream ended, while it is held
+        self._lock = (
+            threading.RLock()
+        )  # garbage may be collected, and a stream ended, while it is held
         self._since_s: float | None = None
         self._ended_s: collections.deque[float] = collections.deque()
         self._num_completed = 0
@@ -69,7 +71,9 @@ class Totals:
             self._forget_old()
             since_s = self._clock() if self._since_s is None else self._since_s
             span_s = min(WINDOW_S, self._clock() - since_s)
-            averages = {name: total / max(1, self._num_completed) for name, total in self._sums.items()}
+            averages = {
+                name: total / max(1, self._num_completed) for name, total in self._sums.items()
+            }
             return {
                 "requests_per_second": len(self._ended_s) / span_s if span_s > 0 else 0.0,
                 "average_latency": averages["latency"],

@@ -25,7 +25,11 @@ def paged(engine: Any) -> PagedEngine:
 
 
 def load_changes(
-    plan: Plan, model: str | Path | Checkpoint | None, graphdef: Any, graphstate: Any, graphother: Any
+    plan: Plan,
+    model: str | Path | Checkpoint | None,
+    graphdef: Any,
+    graphstate: Any,
+    graphother: Any,
 ) -> Callable[[Weights], Weights]:
     """From the present weights to others: those of a model, and over them single ones, checked against the present.
 
@@ -42,12 +46,16 @@ def load_changes(
         )
     if model is None and graphstate is None and graphother is None:
         raise InputError(
-            explain("no weights", "model, graphstate or graphother", "Give one of them, or several.")
+            explain(
+                "no weights", "model, graphstate or graphother", "Give one of them, or several."
+            )
         )
     changes = [change for change in (graphstate, graphother) if change is not None]
     if model is None:
         return lambda base: merge_weights(base, *changes)
-    checkpoint = open_checkpoint(plan.registry, str(model)) if isinstance(model, str | Path) else model
+    checkpoint = (
+        open_checkpoint(plan.registry, str(model)) if isinstance(model, str | Path) else model
+    )
     loaded = checkpoint.load_weights(
         plan.model,
         dtype=plan.config.dtype,

@@ -38,7 +38,9 @@ class AttentionConfig:
     qk_norm_eps: float | None = None
 
 
-def parameter(axes: tuple[str | None, ...], shape: tuple[int, ...], source: TensorSource) -> nnx.Param:
+def parameter(
+    axes: tuple[str | None, ...], shape: tuple[int, ...], source: TensorSource
+) -> nnx.Param:
     """A weight that is yet to come: its shape, logical axes and the checkpoint tensors behind it.
 
     The dtype stands for none: weights come in the dtype that they were loaded in.
@@ -61,7 +63,9 @@ class RmsNorm(nnx.Module):
         """x [..., size] -> the same shape."""
         return ops.rms_norm(x, self.scale[...], eps=self.eps)
 
-    def of_sum(self, x: jax.Array, branch: jax.Array | None, ops: Ops) -> tuple[jax.Array, jax.Array]:
+    def of_sum(
+        self, x: jax.Array, branch: jax.Array | None, ops: Ops
+    ) -> tuple[jax.Array, jax.Array]:
         """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as 0."""
         if branch is None:
             return self(x, ops), x
@@ -83,7 +87,9 @@ class Attention(nnx.Module):
         qkv_bias = tensors.fused_qkv(biases, heads, repeats=config.repeats)
         out = tensors.split_columns(f"{name}.o_proj.weight", (hidden, *heads))
         self.qkv = parameter(("kv_heads", None, None, None), (*fused, hidden), qkv)
-        self.qkv_bias = parameter(("kv_heads", None, None), fused, qkv_bias) if config.qkv_bias else None
+        self.qkv_bias = (
+            parameter(("kv_heads", None, None), fused, qkv_bias) if config.qkv_bias else None
+        )
         self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out)
         self.out_bias = _vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
         eps = config.qk_norm_eps
@@ -112,7 +118,9 @@ def _wide(name: str, intermediate_size: int, hidden_size: int) -> nnx.Param:
 
 
 def _wide_bias(name: str, intermediate_size: int) -> nnx.Param:
-    return parameter(("mlp",), (intermediate_size,), tensors.whole(f"{name}.bias", (intermediate_size,)))
+    return parameter(
+        ("mlp",), (intermediate_size,), tensors.whole(f"{name}.bias", (intermediate_size,))
+    )
 
 
 class Mlp(nnx.Module):
@@ -151,7 +159,9 @@ class DecoderLayer(nnx.Module):
     The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes it on the way.
     """
 
-    def __init__(self, attention: Attention, mlp: Mlp, attention_norm: RmsNorm, mlp_norm: RmsNorm) -> None:
+    def __init__(
+        self, attention: Attention, mlp: Mlp, attention_norm: RmsNorm, mlp_norm: RmsNorm
+    ) -> None:
         self.attention = attention
         self.mlp = mlp
         self.attention_norm = attention_norm
@@ -171,13 +181,21 @@ class Decoder(nnx.Module):
     """Embedding, layers, final norm and head. With `tied` the embedding is the head too."""
 
     def __init__(
-        self, layers: list[DecoderLayer], norm: RmsNorm, vocab_size: int, hidden_size: int, *, tied: bool
+        self,
+        layers: list[DecoderLayer],
+        norm: RmsNorm,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tied: bool,
     ) -> None:
         table = (vocab_size, hidden_size)
         self.embed = parameter(("vocab", None), table, tensors.whole(EMBEDDING, table))
         self.layers = nnx.List(layers)
         self.norm = norm
-        self.lm_head = None if tied else parameter(("vocab", None), table, tensors.whole(HEAD, table))
+        self.lm_head = (
+            None if tied else parameter(("vocab", None), table, tensors.whole(HEAD, table))
+        )
 
     def __call__(
         self, token_ids: jax.Array, cache: ModelCache, batches: Batches, ops: Ops
@@ -188,7 +206,9 @@ class Decoder(nnx.Module):
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
         for layer in self.layers:
             group = layer.attention.config.cache_group
-            x, branch, arrays = layer(x, branch, cache[group][len(done[group])], batches[group], ops)
+            x, branch, arrays = layer(
+                x, branch, cache[group][len(done[group])], batches[group], ops
+            )
             done[group].append(arrays)
         hidden, _ = self.norm.of_sum(x, branch, ops)
         return hidden, {group: tuple(layers) for group, layers in done.items()}

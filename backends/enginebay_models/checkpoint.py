@@ -71,7 +71,9 @@ def _download(repo_id: str) -> Path:
     except HFValidationError as error:
         raise _not_found(repo_id, "there is no such folder, and it is no hub id") from error
     except LocalEntryNotFoundError as error:
-        raise _not_found(repo_id, "there is no such folder, and the hub could not be reached") from error
+        raise _not_found(
+            repo_id, "there is no such folder, and the hub could not be reached"
+        ) from error
     except (HTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise _not_found(repo_id, f"there is no such folder, and the hub says: {reason}") from error
@@ -92,7 +94,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(explain(given, "a JSON object", "Fetch the file again.")) from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            explain(f"{path} holds a {type(value).__name__}", "a JSON object", "Fetch the file again.")
+            explain(
+                f"{path} holds a {type(value).__name__}", "a JSON object", "Fetch the file again."
+            )
         )
     return value
 
@@ -102,7 +106,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         given = f"{folder} is no model: it has no config.json"
         raise CheckpointError(
-            explain(given, "a Hugging Face checkpoint folder", "Name the folder that config.json lies in.")
+            explain(
+                given,
+                "a Hugging Face checkpoint folder",
+                "Name the folder that config.json lies in.",
+            )
         )
     return read_json(folder / "config.json")
 
@@ -113,7 +121,11 @@ def read_architecture(config: Mapping[str, Any]) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         given = f"config.json has architectures = {shown(names)}"
         raise CheckpointError(
-            explain(given, 'a list such as ["LlamaForCausalLM"]', "Add the field, or choose another model.")
+            explain(
+                given,
+                'a list such as ["LlamaForCausalLM"]',
+                "Add the field, or choose another model.",
+            )
         )
     return names[0]
 
@@ -134,7 +146,9 @@ def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
         todo = "Correct config.json or generation_config.json."
         raise CheckpointError(explain(given, f"0 to {size - 1}, the model's vocabulary", todo))
     others = (_first(generation, config, name) for name in ("bos_token_id", "pad_token_id"))
-    return TokenInfo(tuple(ends), *(None if one is None or not 0 <= one < size else one for one in others))
+    return TokenInfo(
+        tuple(ends), *(None if one is None or not 0 <= one < size else one for one in others)
+    )
 
 
 def _ids(fields: Mapping[str, Any], name: str) -> list[int]:
@@ -143,7 +157,11 @@ def _ids(fields: Mapping[str, Any], name: str) -> list[int]:
     if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
         given = f"{name} = {shown(value)}"
         raise CheckpointError(
-            explain(given, "a token id or a list of them", "Correct config.json or generation_config.json.")
+            explain(
+                given,
+                "a token id or a list of them",
+                "Correct config.json or generation_config.json.",
+            )
         )
     return values
 
@@ -160,7 +178,11 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-        has = f"only {', '.join(pickles)}, which are pickles and never read" if pickles else "no weights"
+        has = (
+            f"only {', '.join(pickles)}, which are pickles and never read"
+            if pickles
+            else "no weights"
+        )
         given = f"{folder} has {has}"
         raise CheckpointError(
             explain(
@@ -173,7 +195,9 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
         given = f"{folder / INDEX_FILE} has no weight_map"
         raise CheckpointError(
             explain(given, "an object from tensor names to file names", "Fetch the file again.")
@@ -184,7 +208,9 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
         if Path(name).name != name or not _is_file(path):
             wanted = sum(file == name for file in weight_map.values())
             given = f"{INDEX_FILE} names {shown(name)} for {wanted} tensors, and {folder} has no such file"
-            raise CheckpointError(explain(given, "all files of the index", "Fetch the missing file."))
+            raise CheckpointError(
+                explain(given, "all files of the index", "Fetch the missing file.")
+            )
         paths.append(path)
     return _united(paths)
 
@@ -213,7 +239,9 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
     """CheckpointError when a tensor that the model wants is missing or misshapen, or one is left over."""
     sources = model.tensor_sources().values()
     wanted = {
-        name: shape for source in sources for name, shape in zip(source.names, source.shapes, strict=True)
+        name: shape
+        for source in sources
+        for name, shape in zip(source.names, source.shapes, strict=True)
     }
     if missing := wanted.keys() - stored.keys():
         given = f"the checkpoint lacks {_listing(missing)}"
@@ -226,7 +254,9 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
         )
     for name, shape in wanted.items():
         if stored[name].shape != shape:
-            given = f"tensor {name!r} in {stored[name].path.name} has shape {list(stored[name].shape)}"
+            given = (
+                f"tensor {name!r} in {stored[name].path.name} has shape {list(stored[name].shape)}"
+            )
             raise CheckpointError(
                 explain(
                     given,
@@ -241,7 +271,11 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
     if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:
         given = f"the checkpoint has {_listing(extra)}, which a {model.info.family} of this config.json does not have"
         raise CheckpointError(
-            explain(given, "the model's own tensors only", "Correct config.json, or choose another model.")
+            explain(
+                given,
+                "the model's own tensors only",
+                "Correct config.json, or choose another model.",
+            )
         )
 
 
@@ -256,7 +290,9 @@ def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
         f"config.json ties the head to the embedding (tie_word_embeddings is true), and {head.name!r} in "
         f"{head.path.name} differs from {embedding.name!r} in {embedding.path.name}"
     )
-    todo = "Set tie_word_embeddings to false if the model has a head of its own, or remove the tensor."
+    todo = (
+        "Set tie_word_embeddings to false if the model has a head of its own, or remove the tensor."
+    )
     raise CheckpointError(explain(given, "one head, tied or stored", todo))
 
 

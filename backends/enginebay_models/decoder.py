@@ -13,7 +13,15 @@ from enginebay.errors import ConfigError, explain
 from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights, WeightSpec
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnSpec
-from enginebay_models.blocks import Attention, AttentionConfig, Batches, Decoder, DecoderLayer, Mlp, RmsNorm
+from enginebay_models.blocks import (
+    Attention,
+    AttentionConfig,
+    Batches,
+    Decoder,
+    DecoderLayer,
+    Mlp,
+    RmsNorm,
+)
 from enginebay_models.hf_config import DecoderConfig
 
 FULL, WINDOW = "full", "window"
@@ -63,7 +71,9 @@ def build_decoder(
         for name, spec in specs.items()
     }
     names = [_group_name(window) for window in variant.windows]
-    layers = [_layer(i, config, kinds[name], mlp_bias=variant.mlp_bias) for i, name in enumerate(names)]
+    layers = [
+        _layer(i, config, kinds[name], mlp_bias=variant.mlp_bias) for i, name in enumerate(names)
+    ]
     norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps)
     module = Decoder(layers, norm, config.vocab_size, config.hidden_size, tied=config.tied)
     groups = tuple(_cache_group(name, spec, names.count(name)) for name, spec in specs.items())
@@ -90,7 +100,9 @@ def kv_head_repeats(config: DecoderConfig, num_shards: int) -> int:
     if num_shards % heads or group % repeats:
         given = f"{num_shards} shards for {config.num_q_heads} query heads and {heads} KV heads"
         allowed = f"a divisor of {heads}, or {heads} times a divisor of {group}"
-        raise ConfigError(explain(given, allowed, "Change the mesh, or map kv_heads to another axis."))
+        raise ConfigError(
+            explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
+        )
     return repeats
 
 
@@ -99,14 +111,24 @@ def _group_name(window: int | None) -> str:
 
 
 def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
-    return CacheGroup(name, num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.window)
+    return CacheGroup(
+        name, num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.window
+    )
 
 
-def _layer(index: int, config: DecoderConfig, attention: AttentionConfig, *, mlp_bias: bool) -> DecoderLayer:
+def _layer(
+    index: int, config: DecoderConfig, attention: AttentionConfig, *, mlp_bias: bool
+) -> DecoderLayer:
     name, size = f"model.layers.{index}", config.hidden_size
     return DecoderLayer(
         Attention(f"{name}.self_attn", attention),
-        Mlp(f"{name}.mlp", size, config.intermediate_size, bias=mlp_bias, activation=config.activation),
+        Mlp(
+            f"{name}.mlp",
+            size,
+            config.intermediate_size,
+            bias=mlp_bias,
+            activation=config.activation,
+        ),
         RmsNorm(f"{name}.input_layernorm", size, config.norm_eps),
         RmsNorm(f"{name}.post_attention_layernorm", size, config.norm_eps),
     )

@@ -15,7 +15,11 @@ MAX_SIZE = 2**31 - 1
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of config.json is a finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -_LARGEST < value < _LARGEST
+    )
 
 
 def positive(
@@ -48,7 +52,11 @@ def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 def bad_field(name: str, value: object, allowed: str) -> CheckpointError:
     """The error for a field of config.json that is missing, null, malformed or not served."""
-    given = f"config.json has no {name}" if value is None else f"config.json has {name} = {shown(value)}"
+    given = (
+        f"config.json has no {name}"
+        if value is None
+        else f"config.json has {name} = {shown(value)}"
+    )
     return CheckpointError(
         explain(given, allowed, "Correct the checkpoint's config.json, or choose another model.")
     )

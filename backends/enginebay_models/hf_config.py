@@ -79,9 +79,15 @@ def read_decoder(
 def _kv_heads(config: Mapping[str, Any], heads: int, silent: int) -> int:
     """num_key_value_heads: `silent` where there is no such field, all heads where it is null."""
     found = config.get("num_key_value_heads", silent)
-    count = heads if found is None else positive({"num_key_value_heads": found}, "num_key_value_heads")
+    count = (
+        heads if found is None else positive({"num_key_value_heads": found}, "num_key_value_heads")
+    )
     if heads % count:
-        named = "num_key_value_heads" if "num_key_value_heads" in config else "num_key_value_heads by default"
+        named = (
+            "num_key_value_heads"
+            if "num_key_value_heads" in config
+            else "num_key_value_heads by default"
+        )
         raise bad_field(named, count, f"a divisor of num_attention_heads = {heads}")
     return count
 
@@ -93,14 +99,19 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
         raise bad_field("hidden_act", activation, ", ".join(sorted(ACTIVATIONS)))
     if config.get("quantization_config"):
         raise bad_field(
-            "quantization_config", "...", "absent: float32, bfloat16 and float16 checkpoints are read"
+            "quantization_config",
+            "...",
+            "absent: float32, bfloat16 and float16 checkpoints are read",
         )
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """The sliding window of each layer, by the rules of Qwen2 and Qwen3 (None: attends to everything)."""
     window = None
-    if flag(config, "use_sliding_window", default=False) and config.get("sliding_window", 0) is not None:
+    if (
+        flag(config, "use_sliding_window", default=False)
+        and config.get("sliding_window", 0) is not None
+    ):
         window = positive(config, "sliding_window", DEFAULT_WINDOW)
     if config.get("layer_types") is None:
         first = config.get("max_window_layers", 28)
@@ -114,11 +125,17 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def check_layer_types(config: Mapping[str, Any], num_layers: int, allowed: tuple[str, ...]) -> list[str]:
+def check_layer_types(
+    config: Mapping[str, Any], num_layers: int, allowed: tuple[str, ...]
+) -> list[str]:
     """The field layer_types, empty where it is absent or null; CheckpointError for a kind that is not in `allowed`."""
     kinds = config.get("layer_types")
     if kinds is None:
         return []
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in allowed for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or any(kind not in allowed for kind in kinds)
+    ):
         raise bad_field("layer_types", kinds, f"{num_layers} of {' or '.join(allowed)}")
     return kinds

@@ -18,7 +18,12 @@ class LlamaFamily(ModelFamily):
     architectures = ("LlamaForCausalLM",)
 
     def build(
-        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
     ) -> Model:
         decoder = read_decoder(config, max_model_len=max_model_len)
         if decoder.hidden_size % decoder.num_q_heads:

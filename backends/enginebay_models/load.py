@@ -49,7 +49,10 @@ def load_weights(
     done, weights = 0, {}
     for path, spec in specs.items():
         part = _Part(
-            sources[path], [stored[name] for name in sources[path].names], jnp.dtype(dtype), verify=verify
+            sources[path],
+            [stored[name] for name in sources[path].names],
+            jnp.dtype(dtype),
+            verify=verify,
         )
         weights[path] = _to_devices(part, spec.shape, place(path, spec))
         done += sum(tensor.num_bytes for tensor in part.tensors)
@@ -96,7 +99,9 @@ class _Part:
             if has_non_finite(reader):
                 given = f"tensor {tensor.name!r} in {tensor.path.name} holds NaN or infinity"
                 return CheckpointError(
-                    explain(given, "finite weights", "Fetch the checkpoint again, or choose another.")
+                    explain(
+                        given, "finite weights", "Fetch the checkpoint again, or choose another."
+                    )
                 )
         names = ", ".join(repr(tensor.name) for tensor in self.tensors)
         given = f"tensor {names} overflows {self.dtype.name}"

@@ -8,7 +8,13 @@ from typing import Any
 from enginebay.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import positive
-from enginebay_models.hf_config import DEFAULT_WINDOW, FULL, SLIDING, check_layer_types, read_decoder
+from enginebay_models.hf_config import (
+    DEFAULT_WINDOW,
+    FULL,
+    SLIDING,
+    check_layer_types,
+    read_decoder,
+)
 
 _DEFAULT_KV_HEADS = 8
 
@@ -20,9 +26,16 @@ class MistralFamily(ModelFamily):
     architectures = ("MistralForCausalLM",)
 
     def build(
-        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
     ) -> Model:
-        positive(config, "num_key_value_heads", _DEFAULT_KV_HEADS)  # null is refused: here it has no meaning
+        positive(
+            config, "num_key_value_heads", _DEFAULT_KV_HEADS
+        )  # null is refused: here it has no meaning
         decoder = read_decoder(config, kv_heads=_DEFAULT_KV_HEADS, max_model_len=max_model_len)
         off = config.get("sliding_window", DEFAULT_WINDOW) is None
         window = None if off else positive(config, "sliding_window", DEFAULT_WINDOW)

@@ -20,7 +20,12 @@ class Qwen2Family(ModelFamily):
     architectures = ("Qwen2ForCausalLM",)
 
     def build(
-        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
     ) -> Model:
         if "head_dim" in config:
             positive(config, "head_dim")  # null is refused: here it has no meaning

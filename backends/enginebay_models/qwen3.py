@@ -21,10 +21,18 @@ class Qwen3Family(ModelFamily):
     architectures = ("Qwen3ForCausalLM",)
 
     def build(
-        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
     ) -> Model:
         decoder = read_decoder(
-            config, head_dim=_DEFAULT_HEAD_DIM, kv_heads=_DEFAULT_KV_HEADS, max_model_len=max_model_len
+            config,
+            head_dim=_DEFAULT_HEAD_DIM,
+            kv_heads=_DEFAULT_KV_HEADS,
+            max_model_len=max_model_len,
         )
         bias = flag(config, "attention_bias", default=False)
         windows = layer_windows(config, decoder.num_layers)

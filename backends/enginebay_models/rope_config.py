@@ -53,13 +53,17 @@ class RopeRules:
     @property
     def max_model_len(self) -> int:
         """The longest context: max_position_embeddings, or what the rule stretches the original one to."""
-        start = {"dynamic": self.context, "yarn": self.original, "longrope": self.original}.get(self.kind, 0)
+        start = {"dynamic": self.context, "yarn": self.original, "longrope": self.original}.get(
+            self.kind, 0
+        )
         return max(self.context, int(min(start * self._factor(), MAX_SIZE)))
 
     @property
     def auto_max_model_len(self) -> int:
         """The longest context up to which frequencies do not depend on the length."""
-        limit = {"dynamic": self.context, "longrope": int(self.original)}.get(self.kind, self.max_model_len)
+        limit = {"dynamic": self.context, "longrope": int(self.original)}.get(
+            self.kind, self.max_model_len
+        )
         return max(1, min(limit, self.max_model_len))
 
     def spec(self, head_dim: int, max_model_len: int | None = None) -> RopeSpec:
@@ -77,7 +81,9 @@ class RopeRules:
             case "longrope":
                 return RopeSpec(self.theta, width, "longrope", **self._longrope(width, length))
             case "proportional":
-                return RopeSpec(self.theta, width, "proportional", self._factor(), proportion=self.partial)
+                return RopeSpec(
+                    self.theta, width, "proportional", self._factor(), proportion=self.partial
+                )
             case "yarn":
                 values["factor"] = self._factor()
         if self.kind in _WITH_ORIGINAL:
@@ -90,7 +96,9 @@ class RopeRules:
         width = int(head_dim * self.partial)
         if width < 2 or width % 2 or (self.kind == "dynamic" and width == 2):
             least = "4 or more" if self.kind == "dynamic" else "2 or more"
-            allowed = f"a share of head_dim = {head_dim} that is an even number of features, {least}"
+            allowed = (
+                f"a share of head_dim = {head_dim} that is an even number of features, {least}"
+            )
             raise bad_field(_PARTIAL, self.partial, allowed)
         return width
 
@@ -111,11 +119,18 @@ class RopeRules:
         for listed in ("short_factor", "long_factor"):
             if len(self.values[listed]) != width // 2:
                 given = f"a list of {len(self.values[listed])}"
-                raise bad_field(listed, given, f"{width // 2} numbers, one for each pair of features")
+                raise bad_field(
+                    listed, given, f"{width // 2} numbers, one for each pair of features"
+                )
         scale, factor = self.values.get("attention_factor"), self._factor()
         if scale is None:
-            scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(self.original))
-        return {"frequency_divisors": tuple(map(float, self.values[name])), "attention_factor": scale}
+            scale = (
+                1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(self.original))
+            )
+        return {
+            "frequency_divisors": tuple(map(float, self.values[name])),
+            "attention_factor": scale,
+        }
 
 
 def read_rope(config: Mapping[str, Any]) -> RopeRules:
@@ -152,15 +167,16 @@ def _refuse_contradiction(new: RopeRules, old: RopeRules) -> None:
         ours, theirs = getattr(new, field.name), getattr(old, field.name)
         if ours == theirs:
             continue
-        name = {"kind": "rope_type", "theta": "rope_theta", "partial": _PARTIAL, "original": _ORIGINAL}.get(
-            field.name
-        )
+        name = {
+            "kind": "rope_type",
+            "theta": "rope_theta",
+            "partial": _PARTIAL,
+            "original": _ORIGINAL,
+        }.get(field.name)
         if name is None:
             name = next(n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n))
             ours, theirs = ours.get(name), theirs.get(name)
-        given = (
-            f"config.json has rope_parameters and rope_scaling with different {name} ({ours!r}, {theirs!r})"
-        )
+        given = f"config.json has rope_parameters and rope_scaling with different {name} ({ours!r}, {theirs!r})"
         todo = "Remove the one that the model was not trained with from config.json."
         raise CheckpointError(explain(given, "one of the two, or both with the same rule", todo))
 
@@ -174,7 +190,10 @@ def _read(config: Mapping[str, Any], field: str) -> RopeRules:
         raise bad_field(f"{field}.{nested[0]}", rules[nested[0]], "one rule for all layers")
     inside = "rope_theta" in rules
     theta = number(
-        rules if inside else config, "rope_theta", 10000.0, path=f"{field}.rope_theta" if inside else ""
+        rules if inside else config,
+        "rope_theta",
+        10000.0,
+        path=f"{field}.rope_theta" if inside else "",
     )
     context = positive(config, "max_position_embeddings")
     values = {}
@@ -194,7 +213,9 @@ def _read(config: Mapping[str, Any], field: str) -> RopeRules:
     return RopeRules(kind, theta, _partial(config, rules, field), context, original, values)
 
 
-def _original(config: Mapping[str, Any], rules: Mapping[str, Any], field: str, context: int) -> float:
+def _original(
+    config: Mapping[str, Any], rules: Mapping[str, Any], field: str, context: int
+) -> float:
     """The one beside the rule wins over the one in it; without either the rule starts at the whole context."""
     if _ORIGINAL in config:
         return number(config, _ORIGINAL, context)

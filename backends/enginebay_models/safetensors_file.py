@@ -30,7 +30,9 @@ _DOWNLOAD_AGAIN = "Fetch the file again; it was probably cut short."
 class StoredTensor:
     """One tensor of a file: name, dtype as the header spells it, shape, and its bytes by view."""
 
-    def __init__(self, data: mmap.mmap, path: Path, name: str, facts: Mapping[str, Any], start: int) -> None:
+    def __init__(
+        self, data: mmap.mmap, path: Path, name: str, facts: Mapping[str, Any], start: int
+    ) -> None:
         self.path = path
         self.name = name
         self.dtype: str = facts["dtype"]
@@ -79,7 +81,9 @@ def _open(path: Path) -> tuple[int, int, dict[str, Any], mmap.mmap]:
     """Size of the file, size of its header, the header, and the whole file."""
     num_bytes = path.stat().st_size
     if not path.is_file() or num_bytes < 8:
-        raise _broken(path, f"is {num_bytes} bytes long, or no file", "a file with at least a header")
+        raise _broken(
+            path, f"is {num_bytes} bytes long, or no file", "a file with at least a header"
+        )
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > min(num_bytes - 8, _MAX_HEADER_BYTES):
@@ -134,7 +138,9 @@ def _check(path: Path, name: str, facts: object, room: int) -> None:
         count *= size
     if dtype in _ITEM_BITS and count * _ITEM_BITS[dtype] != (end - begin) * 8:
         raise _broken(
-            path, f"gives tensor {shown(name)} {end - begin} bytes", f"what {dtype} of shape {shape} takes"
+            path,
+            f"gives tensor {shown(name)} {end - begin} bytes",
+            f"what {dtype} of shape {shape} takes",
         )
     if end > room:
         raise _broken(

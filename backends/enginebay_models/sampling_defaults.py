@@ -35,7 +35,11 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
     samples = generation.get("do_sample")
     if not isinstance(samples, bool | None):
         raise _wrong(path, f"do_sample = {samples!r}", "true or false")
-    values = {field: generation[name] for name, field in FIELD_OF.items() if generation.get(name) is not None}
+    values = {
+        field: generation[name]
+        for name, field in FIELD_OF.items()
+        if generation.get(name) is not None
+    }
     if samples:
         temperature = generation.get("temperature")
         values["temperature"] = 1.0 if temperature is None else temperature
@@ -44,7 +48,11 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
     except RequestError as error:
         raise _wrong(path, str(error), "values that SamplingParams takes") from None
     usual = SamplingParams()
-    return {name: getattr(params, name) for name in values if getattr(params, name) != getattr(usual, name)}
+    return {
+        name: getattr(params, name)
+        for name in values
+        if getattr(params, name) != getattr(usual, name)
+    }
 
 
 def _wrong(path: Path, what: str, allowed: str) -> CheckpointError:

@@ -52,4 +52,6 @@ class CheckpointSource:
     ) -> dict[str, jax.Array]:
         """Every weight of `model`, each shard read from the file straight to its device; see `load.load_weights`."""
         stored = find_tensors(self.folder)
-        return load_weights(model, stored, dtype=dtype, place=place, verify=verify, progress=progress)
+        return load_weights(
+            model, stored, dtype=dtype, place=place, verify=verify, progress=progress
+        )

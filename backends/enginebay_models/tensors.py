@@ -33,7 +33,11 @@ def split_columns(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
 
 
 def fused_qkv(
-    names: tuple[str, str, str], shape: tuple[int, ...], *, repeats: int, features: tuple[int, ...] = ()
+    names: tuple[str, str, str],
+    shape: tuple[int, ...],
+    *,
+    repeats: int,
+    features: tuple[int, ...] = (),
 ) -> TensorSource:
     """A weight [kv_heads, group + 2, head_dim, *features] of the q, k and v tensors [heads * head_dim, *features].
 
@@ -49,13 +53,17 @@ def fused_qkv(
     def kv(reader: np.ndarray, first: int, last: int) -> np.ndarray:
         low, high = first // repeats, -(-last // repeats)
         heads = (
-            np.repeat(rows(reader, low, high), repeats, axis=0) if repeats > 1 else rows(reader, low, high)
+            np.repeat(rows(reader, low, high), repeats, axis=0)
+            if repeats > 1
+            else rows(reader, low, high)
         )
         return heads[first - low * repeats : last - low * repeats, None]
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
         first, last, _ = index[0].indices(num_kv_heads)
-        q = rows(readers[0], first * group, last * group).reshape(last - first, group, head_dim, *features)
+        q = rows(readers[0], first * group, last * group).reshape(
+            last - first, group, head_dim, *features
+        )
         return np.concatenate([q, kv(readers[1], first, last), kv(readers[2], first, last)], axis=1)
 
     q_shape = (num_kv_heads * group * head_dim, *features)

@@ -21,7 +21,13 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekke
 # Classes that are tokenizer.json and nothing else; others may rebuild it by rules of their own.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Settings with which transformers changes what tokenizer.json says.
-_OVERRIDES = ("add_bos_token", "add_eos_token", "split_special_tokens", "auto_map", "tokenizer_padding")
+_OVERRIDES = (
+    "add_bos_token",
+    "add_eos_token",
+    "split_special_tokens",
+    "auto_map",
+    "tokenizer_padding",
+)
 
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
@@ -49,15 +55,22 @@ def _check_settings(config: Mapping[str, Any]) -> None:
     templates, added = config.get("chat_template"), config.get("added_tokens_decoder", {})
     rules = {
         "tokenizer_class": (isinstance(config.get("tokenizer_class"), str | None), "a name"),
-        "chat_template": (isinstance(templates, str | list | dict | None), "a text, or several by name"),
+        "chat_template": (
+            isinstance(templates, str | list | dict | None),
+            "a text, or several by name",
+        ),
         "added_tokens_decoder": (
-            isinstance(added, dict) and all(id_.isdecimal() and _is_added(t) for id_, t in added.items()),
+            isinstance(added, dict)
+            and all(id_.isdecimal() and _is_added(t) for id_, t in added.items()),
             "an object from token ids to tokens",
         ),
     }
     for name, value in config.items():
         if name.endswith(("_token", "_special_tokens")) and not isinstance(value, bool):
-            rules[name] = all(_is_token(v) for v in _listed(name, value)), "a token, or a list of tokens"
+            rules[name] = (
+                all(_is_token(v) for v in _listed(name, value)),
+                "a token, or a list of tokens",
+            )
     for name, (is_right, allowed) in rules.items():
         if not is_right:
             given = f"tokenizer_config.json has {shown_text(name, 60)} = {shown(config[name])}"
@@ -92,7 +105,9 @@ def _may_be_plain(folder: Path, config: Mapping[str, Any]) -> bool:
     if model.is_file() and "mistral" in str(read_json(model).get("model_type")):
         return False  # transformers mends the pattern of some of them
     more = ("special_tokens_map.json", "added_tokens.json")
-    return (folder / "tokenizer.json").is_file() and not any((folder / name).is_file() for name in more)
+    return (folder / "tokenizer.json").is_file() and not any(
+        (folder / name).is_file() for name in more
+    )
 
 
 def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
@@ -100,7 +115,9 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
         if name.endswith(("_token", "_special_tokens")):
             values = _listed(name, value)
-            yield from (v["content"] if isinstance(v, dict) else str(v) for v in values if v is not None)
+            yield from (
+                v["content"] if isinstance(v, dict) else str(v) for v in values if v is not None
+            )
 
 
 class PlainTokenizer:
@@ -112,7 +129,9 @@ class PlainTokenizer:
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except BaseException as error:  # the library raises nothing narrower, and a panic is no Exception
+        except (
+            BaseException
+        ) as error:  # the library raises nothing narrower, and a panic is no Exception
             _raise_what_is_not_the_librarys(error)
             given = f"{path} cannot be read: {shown_text(str(error))}"
             raise CheckpointError(
@@ -134,7 +153,9 @@ class PlainTokenizer:
         tokens = self._tokenizer.get_added_tokens_decoder()
         known = {(id_, token.content, token.special) for id_, token in tokens.items()}
         added = config.get("added_tokens_decoder", {}).items()
-        same = all((int(i), token["content"], token.get("special", False)) in known for i, token in added)
+        same = all(
+            (int(i), token["content"], token.get("special", False)) in known for i, token in added
+        )
         special = {token.content for token in tokens.values() if token.special}
         return same and all(name in special for name in _named_tokens(config))
 
@@ -149,12 +170,18 @@ class PlainTokenizer:
         return ids
 
     def decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
     ) -> str:
         """Ids to text."""
         if clean_up_tokenization_spaces:
             return self.full.decode(
-                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=True
+                token_ids,
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=True,
             )
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
@@ -198,12 +225,16 @@ def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
         from transformers import AutoTokenizer as Loader
     try:
         loaded: HuggingFaceTokenizer = Loader.from_pretrained(str(folder), trust_remote_code=False)
-        ids = loaded.encode("a", add_special_tokens=True)  # some settings are looked at by the first call
+        ids = loaded.encode(
+            "a", add_special_tokens=True
+        )  # some settings are looked at by the first call
         loaded.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     except BaseException as error:  # by the file's contents it raises anything
         _raise_what_is_not_the_librarys(error)
         reason = shown_text(str(error).strip().partition("\n")[0]) or type(error).__name__
         given = f"the tokenizer in {folder} cannot be loaded: {reason}"
         todo = "Fetch its files again; tokenizers with code of their own are not run."
-        raise CheckpointError(explain(given, "a tokenizer that transformers knows", todo)) from error
+        raise CheckpointError(
+            explain(given, "a tokenizer that transformers knows", todo)
+        ) from error
     return loaded

@@ -24,7 +24,9 @@ CAPS = Caps(
     modes=frozenset({"decode"}),
     q_dtypes=DTYPES,
     kv_dtypes=DTYPES,
-    features=frozenset({"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map"}),
+    features=frozenset(
+        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map"}
+    ),
     ragged_decode=True,
 )
 
@@ -66,7 +68,10 @@ class NativeAttention:
             raise UnsupportedError(
                 explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
             )
-        shapes = (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
+        shapes = (
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
+        )
         none = jnp.zeros(0, jnp.float32)
         out, lse = jax.ffi.ffi_call(TARGET, shapes)(
             q,

@@ -158,7 +158,9 @@ def _features() -> str:
     except OSError:
         return platform.machine() + platform.processor()
     kept = ("flags", "Features", "model name")
-    return " ".join([platform.machine(), *sorted({line for line in lines if line.startswith(kept)})])
+    return " ".join(
+        [platform.machine(), *sorted({line for line in lines if line.startswith(kept)})]
+    )
 
 
 def _compile(compiler: Sequence[str], name: str, target: Path, processor: str) -> None:
@@ -175,11 +177,15 @@ def _compile(compiler: Sequence[str], name: str, target: Path, processor: str) -
             str(made),
         ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _failed(compiler, str(error)) from None
         if done.returncode:
-            raise _failed(compiler, next(iter(done.stderr.splitlines()), f"exit status {done.returncode}"))
+            raise _failed(
+                compiler, next(iter(done.stderr.splitlines()), f"exit status {done.returncode}")
+            )
         made.replace(target)
 
 

@@ -74,7 +74,9 @@ class NativeLinear:
         if flat.dtype == matrix.dtype and 0 < flat.shape[0] <= MOST_ROWS.get(str(flat.dtype), 0):
             out = self._in_cpp(flat, matrix)
         else:
-            precision = jax.lax.Precision.HIGHEST if flat.dtype == matrix.dtype == jnp.float32 else None
+            precision = (
+                jax.lax.Precision.HIGHEST if flat.dtype == matrix.dtype == jnp.float32 else None
+            )
             numbers = (((1,), (1,)), ((), ()))
             out = jax.lax.dot_general(
                 flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
@@ -89,7 +91,9 @@ class NativeLinear:
         sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(x.dtype)))
         # One row has a tile of its own; others go by the next power of two, as few steps have just so many rows.
         sharing = self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
-        product: jax.Array = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32))(
+        product: jax.Array = jax.ffi.ffi_call(
+            TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32)
+        )(
             x,
             matrix,
             block_bytes=np.int64(sharing.block_kib << 10),

@@ -18,5 +18,9 @@ def register_kernels(register: Register) -> None:
             op=op,
             platforms=("cpu",),
             summary=summary,
-            capabilities={"priority": 10, "sharded": op == "attention", "custom_calls": (f"enginebay_{op}",)},
+            capabilities={
+                "priority": 10,
+                "sharded": op == "attention",
+                "custom_calls": (f"enginebay_{op}",),
+            },
         )

@@ -79,7 +79,9 @@ class ActiveSequenceBatch:
     @property
     def page_table(self) -> jax.Array:
         """int32 [slots, pages of the longest sequence]; 0, the dummy, where there is no page."""
-        table = np.zeros((self.sizes.num_slots, self.manager.metadata.max_pages_per_sequence), np.int32)
+        table = np.zeros(
+            (self.sizes.num_slots, self.manager.metadata.max_pages_per_sequence), np.int32
+        )
         with self.context_lock:
             for slot, active in self.active_slot_requests_map.items():
                 if active.lease is not None:
@@ -89,14 +91,24 @@ class ActiveSequenceBatch:
     def check_free(self, slot: int) -> None:
         """InputError (a ValueError) for a slot that is occupied, or that there is not."""
         if isinstance(slot, bool) or not isinstance(slot, int | np.integer):
-            raise InputError(explain(f"slot {slot!r}", "a whole number", "Take one of available_slots."))
+            raise InputError(
+                explain(f"slot {slot!r}", "a whole number", "Take one of available_slots.")
+            )
         if not 0 <= slot < self.sizes.num_slots:
             raise InputError(
-                explain(f"slot {slot}", f"0 to {self.sizes.num_slots - 1}", "Take one of available_slots.")
+                explain(
+                    f"slot {slot}",
+                    f"0 to {self.sizes.num_slots - 1}",
+                    "Take one of available_slots.",
+                )
             )
         if slot in self.active_slot_requests_map:
             raise InputError(
-                explain(f"slot {slot}, which is occupied", "a free slot", "Free it with free_resource first.")
+                explain(
+                    f"slot {slot}, which is occupied",
+                    "a free slot",
+                    "Free it with free_resource first.",
+                )
             )
 
     def occupy(self, slot: int, active: ActiveRequest) -> None:
@@ -136,7 +148,9 @@ class ActiveSequenceBatch:
     def _decoding(self) -> np.ndarray:
         mask = np.zeros(self.sizes.num_slots, bool)
         with self.context_lock:
-            mask[[s for s, active in self.active_slot_requests_map.items() if active.is_decoding]] = True
+            mask[
+                [s for s, active in self.active_slot_requests_map.items() if active.is_decoding]
+            ] = True
         return mask
 
 

@@ -38,14 +38,18 @@ class PageCopier:
             return
         runner = self.runner
         cache = runner.state.cache
-        described = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), cache)
+        described = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), cache
+        )
         page = jax.ShapeDtypeStruct((), jnp.int32)
         outputs = None
         if (
             runner.placement.mesh is not None
         ):  # donated arrays are reused only when they come back as they went
             outputs = jax.tree.map(lambda a: a.sharding, cache)
-        lowered = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs).lower(described, page, page)
+        lowered = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs).lower(
+            described, page, page
+        )
         self._program = lowered.compile(compiler_options=runner.compile_options)
         runner.compilations.count += 1
 

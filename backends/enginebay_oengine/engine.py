@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from enginebay.cache import KVLayout, Lease
-from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
+from enginebay.engine import (
+    AttentionProblem,
+    Compilations,
+    Engine,
+    MemoryPlan,
+    Pending,
+    RowState,
+    StepPlan,
+)
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
@@ -44,7 +52,9 @@ class PagedEngine(Engine):
             vocab_size=parts.model.info.vocab_size,
             page_sizes=[options.page_size],
         )
-        self.ledger: PageLedger = make_ledger(parts, options, self.num_pages, self.rows.page_tables[0])
+        self.ledger: PageLedger = make_ledger(
+            parts, options, self.num_pages, self.rows.page_tables[0]
+        )
         self.memory: MemoryPlan = plan_memory(parts, self.geometry, self.num_pages)
         self.compilations = Compilations()
         self._runner: Runner | None = None
@@ -99,15 +109,25 @@ class PagedEngine(Engine):
         fresh = all(row.num_computed == 0 for row in plan.rows)
         num_tokens = sum(row.num_tokens for row in plan.rows)
         bucket = self.geometry.prefill_bucket(len(plan.rows), num_tokens, fresh=fresh)
-        inputs, places = prefill_inputs(plan.rows, bucket, self.rows, self.ledger, self.runner.layouts)
+        inputs, places = prefill_inputs(
+            plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
+        )
         return self.runner.prefill(bucket, inputs, places)
 
     def _decode(self, plan: StepPlan) -> Pending:
-        longest = max([min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows])
+        longest = max(
+            [min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows]
+        )
         key = self.geometry.decode_key(len(plan.rows), longest)
         places = np.arange(len(plan.rows))
         inputs = decode_inputs(
-            plan.rows, places, key.bucket, plan.num_steps, self.rows, self.ledger, self.runner.layouts
+            plan.rows,
+            places,
+            key.bucket,
+            plan.num_steps,
+            self.rows,
+            self.ledger,
+            self.runner.layouts,
         )
         return self.runner.decode(key, inputs, places)
 
@@ -130,7 +150,9 @@ class PagedEngine(Engine):
     def put(self, lease: Lease, state: RowState) -> None:
         self._catch_up()
         # Shared pages hold the same keys and values already; theirs are written where nobody reads.
-        private = [page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages]
+        private = [
+            page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages
+        ]
         put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
 
     def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
@@ -177,7 +199,9 @@ def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:
     return runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
-def make_ledger(parts: EngineParts, options: PagedOptions, num_pages: int, table: PageTable) -> PageLedger:
+def make_ledger(
+    parts: EngineParts, options: PagedOptions, num_pages: int, table: PageTable
+) -> PageLedger:
     """The books of a cache of so many pages, of which those of each row are written to `table`."""
     config = parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

@@ -72,7 +72,11 @@ def make_limits(
         whole("prefill_lengths", length, 0)
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ConfigError(
-            explain(f"prefill_lengths = {list(lengths)}", "different numbers in rising order", "Sort them.")
+            explain(
+                f"prefill_lengths = {list(lengths)}",
+                "different numbers in rising order",
+                "Sort them.",
+            )
         )
     decodes = whole("max_concurrent_decodes", max_concurrent_decodes, jax.device_count())
     if batch_size is not None and whole("batch_size", batch_size, 0) < decodes:
@@ -85,9 +89,13 @@ def make_limits(
         )
     return EngineLimits(
         max_concurrent_decodes=decodes,
-        max_concurrent_prefill=whole("max_concurrent_prefill", max_concurrent_prefill, jax.device_count()),
+        max_concurrent_prefill=whole(
+            "max_concurrent_prefill", max_concurrent_prefill, jax.device_count()
+        ),
         prefill_lengths=lengths,
-        max_prefill_length=whole("max_prefill_length", max_prefill_length, DEFAULT_MAX_PREFILL_LENGTH),
+        max_prefill_length=whole(
+            "max_prefill_length", max_prefill_length, DEFAULT_MAX_PREFILL_LENGTH
+        ),
         max_length=whole("max_length", max_length, DEFAULT_MAX_LENGTH, least=2),
         batch_size=batch_size,
     )

@@ -123,19 +123,27 @@ def _decode(
     )
     rows = dataclasses.replace(state.rows, keys=own)
     lengths = rows.length.at[row_ids].get(mode="fill", fill_value=0)
-    return StepState(state.cache, rows), _given(graphdef, rows, row_ids, sampled.tokens[:, 0], lengths - 1)
+    return StepState(state.cache, rows), _given(
+        graphdef, rows, row_ids, sampled.tokens[:, 0], lengths - 1
+    )
 
 
 def _folded(keys: jax.Array, words: jax.Array) -> jax.Array:
     def fold(key: jax.Array) -> jax.Array:
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
-        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(typed, words[0]), words[1]))
+        return jax.random.key_data(
+            jax.random.fold_in(jax.random.fold_in(typed, words[0]), words[1])
+        )
 
     return jax.vmap(fold)(keys)
 
 
 def _given(
-    graphdef: GraphDef, rows: DeviceRows, row_ids: jax.Array, tokens: jax.Array, next_position: jax.Array
+    graphdef: GraphDef,
+    rows: DeviceRows,
+    row_ids: jax.Array,
+    tokens: jax.Array,
+    next_position: jax.Array,
 ) -> dict[str, jax.Array]:
     """The fields of an output for rows [S] that got tokens [S], -1 for none."""
     is_row = row_ids < rows.length.shape[0]
@@ -144,7 +152,9 @@ def _given(
     columns = (rows.length, rows.prompt_length)
     length, prompt = (column.at[row_ids].get(mode="fill", fill_value=0) for column in columns)
     num_sampled = jnp.maximum(length - prompt, 0)
-    packed = jnp.stack([jnp.where(valid, tokens, graphdef.pad_token_id), valid, num_sampled], axis=1)
+    packed = jnp.stack(
+        [jnp.where(valid, tokens, graphdef.pad_token_id), valid, num_sampled], axis=1
+    )
     return {
         "complete": complete,
         "token_id": tokens,

@@ -75,7 +75,11 @@ class GenerationState:
             return self.held.owner.read(self.held.leases)
         if self._views is None:
             raise InputError(
-                explain("a prefix whose pages were released", "one that holds its pages", "Prefill again.")
+                explain(
+                    "a prefix whose pages were released",
+                    "one that holds its pages",
+                    "Prefill again.",
+                )
             )
         return self._views
 

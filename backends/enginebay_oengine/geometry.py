@@ -33,7 +33,9 @@ class Geometry:
         """The longest context."""
         return self.sizes.kv_lens[-1]
 
-    def layouts(self, num_pages: int, groups: tuple[CacheGroup, ...], dtype: str) -> Mapping[str, KVLayout]:
+    def layouts(
+        self, num_pages: int, groups: tuple[CacheGroup, ...], dtype: str
+    ) -> Mapping[str, KVLayout]:
         """Each group's layout of a cache with so many pages; a page has the same tokens in every group."""
         return {
             g.name: self.layout_type(num_pages, self.page_size, g.num_kv_heads, g.head_dim, dtype)
@@ -73,7 +75,9 @@ class Geometry:
         for num_rows in sizes.prefill_rows:
             for num_tokens in sizes.prefill_tokens:
                 for fresh in (True, False):
-                    keys[StepKey("prefill", self.prefill_bucket(num_rows, num_tokens, fresh=fresh))] = None
+                    keys[
+                        StepKey("prefill", self.prefill_bucket(num_rows, num_tokens, fresh=fresh))
+                    ] = None
         if self.num_drafts:
             keys |= dict.fromkeys(self.verify_key(num_rows) for num_rows in sizes.verify_rows)
         return list(keys)
@@ -81,4 +85,6 @@ class Geometry:
 
 def make_geometry(facts: StepFacts, page_size: int) -> Geometry:
     """The geometry of an engine with the usual sizes of steps."""
-    return Geometry(facts.sizes, facts.layout_type, page_size, facts.compact_decode, facts.config.most_drafts)
+    return Geometry(
+        facts.sizes, facts.layout_type, page_size, facts.compact_decode, facts.config.most_drafts
+    )

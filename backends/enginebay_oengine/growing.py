@@ -21,7 +21,11 @@ class GrowingPages:
     """
 
     def __init__(
-        self, runner: Runner, layouts: Callable[[int], Mapping[str, KVLayout]], first: int, num_pages: int
+        self,
+        runner: Runner,
+        layouts: Callable[[int], Mapping[str, KVLayout]],
+        first: int,
+        num_pages: int,
     ) -> None:
         """`layouts`: those of a cache of so many pages."""
         self.runner = runner

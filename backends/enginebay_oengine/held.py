@@ -40,7 +40,9 @@ class HeldPages:
         """What is known of a lease. InternalError when it was taken back."""
         held = self._held.get(lease.row)
         if held is None or held.lease is not lease:
-            raise InternalError(f"a lease of row {lease.row} is used or released after it was released")
+            raise InternalError(
+                f"a lease of row {lease.row} is used or released after it was released"
+            )
         return held
 
     def add(self, row: int, num_cached: int, digests: list[bytes], pages: Sequence[int]) -> Lease:
@@ -71,7 +73,9 @@ class HeldPages:
 
     def check(self, pool: PagePool) -> None:
         """InternalError when the books of a row are wrong, or the pool's do not fit them."""
-        holders = collections.Counter(page for held in self._held.values() for page in held.lease.pages)
+        holders = collections.Counter(
+            page for held in self._held.values() for page in held.lease.pages
+        )
         digests: dict[int, bytes] = {}
         for row, held in self._held.items():
             self._check_row(row, held)

@@ -56,7 +56,11 @@ class InferenceScheduler:
         with self._condition:
             if request.slot is not None or request in self._prefills:
                 raise InputError(
-                    explain(f"request {request.id!r} a second time", "each request once", "Make another one.")
+                    explain(
+                        f"request {request.id!r} a second time",
+                        "each request once",
+                        "Make another one.",
+                    )
                 )
             if request.seed is None:
                 request.seed = int(self._seeds.integers(0, 2**63))
@@ -72,7 +76,9 @@ class InferenceScheduler:
     def wait_for_work(self, timeout_s: float | None = None) -> bool:
         """Sleep until something is enqueued; whether something is."""
         with self._condition:
-            return self._condition.wait_for(lambda: bool(self._prefills or self._decodes), timeout_s)
+            return self._condition.wait_for(
+                lambda: bool(self._prefills or self._decodes), timeout_s
+            )
 
     def create_plan(
         self, active_prefill: InitialSequenceRequest | None, decodes_state: ActiveSequenceBatch
@@ -120,7 +126,9 @@ class InferenceScheduler:
                 begun.append(task)
         return tuple(begun)
 
-    def _reserve(self, state: ActiveSequenceBatch) -> tuple[list[int], list[SlotPageAssignment], bool]:
+    def _reserve(
+        self, state: ActiveSequenceBatch
+    ) -> tuple[list[int], list[SlotPageAssignment], bool]:
         """Slots that can decode, the pages they got for it, and whether others wait for pages."""
         slots: list[int] = []
         updates: list[SlotPageAssignment] = []
@@ -148,10 +156,14 @@ class InferenceScheduler:
             if not self._prefills or state.available_slots.empty():
                 return None, None
             request = self._prefills[0]
-            lease = self.manager.admit(min(request.num_tokens + 1, self.manager.metadata.longest_sequence))
+            lease = self.manager.admit(
+                min(request.num_tokens + 1, self.manager.metadata.longest_sequence)
+            )
             if lease is None:
                 return None, None
-            active = ActiveRequest(request.id, lease, request.num_tokens, is_decoding=False, request=request)
+            active = ActiveRequest(
+                request.id, lease, request.num_tokens, is_decoding=False, request=request
+            )
             slot = state.take_slot(active)
             if slot is None:
                 self.manager.release(lease)
@@ -184,4 +196,6 @@ class InferenceScheduler:
 
 
 def _next_chunk(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> int:
-    return min(request.num_tokens - request.num_computed, state.sizes.geometry.sizes.prefill_tokens[-1])
+    return min(
+        request.num_tokens - request.num_computed, state.sizes.geometry.sizes.prefill_tokens[-1]
+    )

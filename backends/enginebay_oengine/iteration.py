@@ -57,7 +57,9 @@ class InitialSequenceRequest:
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise InputError(
                 explain(
-                    f"{len(self.stop_token_ids)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."
+                    f"{len(self.stop_token_ids)} stop tokens",
+                    f"at most {MAX_STOP_TOKENS}",
+                    "Give fewer.",
                 )
             )
 
@@ -78,7 +80,9 @@ class InitialSequenceRequest:
 
     def tokens(self) -> np.ndarray:
         """int32 [num_tokens]."""
-        return np.concatenate([self.token_ids, np.asarray(self.generated, np.int32)]).astype(np.int32)
+        return np.concatenate([self.token_ids, np.asarray(self.generated, np.int32)]).astype(
+            np.int32
+        )
 
     def restart(self) -> None:
         """Wait again: what was sampled is kept, and will be processed like a part of the prompt."""

@@ -66,7 +66,11 @@ class PageLedger(Ledger):
         found = self.store.find(prompt_token_ids)
         num_cached = min(len(found) * self.page_size, num_prompt - 1)
         return self._promise(
-            row, num_cached, num_tokens, [page for _, page in found], [digest for digest, _ in found]
+            row,
+            num_cached,
+            num_tokens,
+            [page for _, page in found],
+            [digest for digest, _ in found],
         )
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
@@ -81,7 +85,12 @@ class PageLedger(Ledger):
         return self._promise(row, num_cached, num_tokens, lease.pages, parent.digests)
 
     def _promise(
-        self, row: int, num_cached: int, num_tokens: int, pages: Sequence[int], digests: Sequence[bytes]
+        self,
+        row: int,
+        num_cached: int,
+        num_tokens: int,
+        pages: Sequence[int],
+        digests: Sequence[bytes],
     ) -> Lease | None:
         """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and copies the rest of them."""
         num_shared = num_cached // self.page_size
@@ -113,7 +122,9 @@ class PageLedger(Ledger):
         if len(token_ids) >= (len(held.digests) + 1) * self.page_size:
             self.store.name(held.digests, lease.pages, token_ids)
 
-    def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
+    def commit_rows(
+        self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
+    ) -> None:
         size, current = self.page_size, self._held.current
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
             held = current(lease)

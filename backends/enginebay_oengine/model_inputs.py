@@ -43,7 +43,9 @@ class Chunk:
 
 
 @functools.partial(
-    tree_util.register_dataclass, data_fields=["token_ids", "ints", "floats", "table"], meta_fields=["bucket"]
+    tree_util.register_dataclass,
+    data_fields=["token_ids", "ints", "floats", "table"],
+    meta_fields=["bucket"],
 )
 @dataclasses.dataclass(frozen=True)
 class PrefillPart:
@@ -56,7 +58,9 @@ class PrefillPart:
     bucket: Bucket
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["row_ids", "table"], meta_fields=["bucket"])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=["row_ids", "table"], meta_fields=["bucket"]
+)
 @dataclasses.dataclass(frozen=True)
 class DecodePart:
     """Arguments of `decode_step`: row_ids int32 [S], each at its own place, and table int32 [S, P]."""
@@ -81,7 +85,8 @@ def prefill_part(
     """The arrays of chunks of different rows (of num_rows on the device), and each chunk's place among the step's rows."""
     # The order that AttnBatch wants: single tokens after a prefix, rows without one, the others.
     kinds = [
-        0 if len(c.token_ids) == 1 and c.num_computed else 1 if not c.num_computed else 2 for c in chunks
+        0 if len(c.token_ids) == 1 and c.num_computed else 1 if not c.num_computed else 2
+        for c in chunks
     ]
     order = [int(i) for i in np.argsort(np.asarray(kinds), kind="stable")]
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)

@@ -41,7 +41,9 @@ class ModelIOProcessor:
         if decodes_state.manager.metadata is not metadata:
             raise InputError(
                 explain(
-                    "a state of another cache", "one that init_decode_state made", "Use the engine's own."
+                    "a state of another cache",
+                    "one that init_decode_state made",
+                    "Use the engine's own.",
                 )
             )
         return ModelInputBatch(
@@ -73,7 +75,9 @@ def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> 
     ends = () if request.ignore_eos else state.sizes.eos_token_ids
     stops = tuple(dict.fromkeys((*ends, *request.stop_token_ids)))
     if len(stops) > MAX_STOP_TOKENS:
-        raise InputError(explain(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."))
+        raise InputError(
+            explain(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
+        )
     return RowSettings(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -96,7 +100,9 @@ def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart
     if request.slot is None or request.lease is None:
         raise InputError(
             explain(
-                f"request {request.id!r}, which has no slot", "a plan of create_plan", "Enqueue the request."
+                f"request {request.id!r}, which has no slot",
+                "a plan of create_plan",
+                "Enqueue the request.",
             )
         )
     start, end = request.num_computed, request.num_computed + plan.num_prefill_tokens
@@ -120,7 +126,11 @@ def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart |
             active = state.active_slot_requests_map.get(slot)
             if active is None or active.lease is None:
                 raise InputError(
-                    explain(f"slot {slot} to decode, which is free", "the plan's state", "Make another plan.")
+                    explain(
+                        f"slot {slot} to decode, which is free",
+                        "the plan's state",
+                        "Make another plan.",
+                    )
                 )
             pages[slot] = active.lease.pages
             longest = max(longest, active.length)
@@ -130,7 +140,10 @@ def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart |
 
 
 def _note_decodes(
-    output: ModelOutputBatch, plan: NextIterationPlan, state: ActiveSequenceBatch, into: list[SampledToken]
+    output: ModelOutputBatch,
+    plan: NextIterationPlan,
+    state: ActiveSequenceBatch,
+    into: list[SampledToken],
 ) -> None:
     tokens, complete = np.asarray(output.decodes_token_id), np.asarray(output.decodes_complete)
     for slot in plan.decode_slots:

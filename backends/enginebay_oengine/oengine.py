@@ -45,7 +45,9 @@ Rules = tuple[tuple[str, PartitionSpec], ...]
 
 def _make_key(seed: int) -> jax.Array:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(explain(f"seed = {seed!r}", "a whole number from 0 to 2**63 - 1", "Correct it."))
+        raise ConfigError(
+            explain(f"seed = {seed!r}", "a whole number from 0 to 2**63 - 1", "Correct it.")
+        )
     return request_key(seed)
 
 
@@ -90,7 +92,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         self.model = model if isinstance(model, OpenedModel) else open_model(model)
         self.model.check_cache()
         self.quantizer: None = None
-        self.processor = self.model.plan.checkpoint.load_tokenizer() if processor is None else processor
+        self.processor = (
+            self.model.plan.checkpoint.load_tokenizer() if processor is None else processor
+        )
         self.manager = manager
         self.metadata: PagedAttentionCacheMetaData = manager.metadata
         self.scheduler = InferenceScheduler(manager=manager, seed=seed)
@@ -166,7 +170,11 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         found = find_eos_token_ids(self.processor, self.model)
         if len(found) > MAX_STOP_TOKENS:
             raise ConfigError(
-                explain(f"{len(found)} end-of-sequence tokens", f"at most {MAX_STOP_TOKENS}", "Name fewer.")
+                explain(
+                    f"{len(found)} end-of-sequence tokens",
+                    f"at most {MAX_STOP_TOKENS}",
+                    "Name fewer.",
+                )
             )
         return found
 
@@ -214,7 +222,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def free_resource(self, slot: int) -> bool:
         """Free a slot of the state that was made last, and its pages; False when it is free. InputError for no slot."""
         if isinstance(slot, bool) or not 0 <= slot < self._sizes.num_slots:
-            raise InputError(explain(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it."))
+            raise InputError(
+                explain(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it.")
+            )
         return self._state is not None and self._state.vacate(int(slot))
 
     @contextlib.contextmanager

@@ -81,7 +81,11 @@ def open_model(model: ModelLike) -> OpenedModel:
         config = make_config(config.model_dump(), {"engine": ENGINE})
     if config.engine.name != ENGINE:
         raise ConfigError(
-            explain(f"engine = {config.engine.name!r}", ENGINE, "Leave the engine out, or name this one.")
+            explain(
+                f"engine = {config.engine.name!r}",
+                ENGINE,
+                "Leave the engine out, or name this one.",
+            )
         )
     plan = make_plan(config)
     parts = make_parts(plan)

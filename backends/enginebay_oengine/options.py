@@ -22,7 +22,9 @@ class PagedOptions(BaseModel):
     num_pages: int | None = Field(
         default=None, ge=2, description="pages of the cache, with the one that stands for none"
     )
-    cache_bytes: int | None = Field(default=None, ge=1, description="bytes of the cache on each device")
+    cache_bytes: int | None = Field(
+        default=None, ge=1, description="bytes of the cache on each device"
+    )
     memory_utilization: float | None = Field(
         default=None,
         gt=0.0,
@@ -55,5 +57,7 @@ class PagedOptions(BaseModel):
         ways = ("num_pages", "cache_bytes", "memory_utilization")
         given = [name for name in ways if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}")
+            raise ValueError(
+                f"{' and '.join(given)} both size the cache: give one of {', '.join(ways)}"
+            )
         return self

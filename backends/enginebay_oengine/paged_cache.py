@@ -52,7 +52,11 @@ class PagedAttentionCacheMetaData:
         wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
         if len(wrong):
             raise InputError(
-                explain(f"token id {wrong[0]}", f"0 to {self.vocab_size - 1}", "Use the model's tokenizer.")
+                explain(
+                    f"token id {wrong[0]}",
+                    f"0 to {self.vocab_size - 1}",
+                    "Use the model's tokenizer.",
+                )
             )
 
     def check_temperature(self, temperature: float) -> None:
@@ -147,7 +151,9 @@ class PagedAttentionCache:
 
         def layer(layout: KVLayout) -> dict[str, jax.Array]:
             where: Mapping[str, Any] = metadata.placement.cache(layout)
-            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in layout.shapes().items()}
+            return {
+                n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in layout.shapes().items()
+            }
 
         layouts = metadata.layouts
         return cls(

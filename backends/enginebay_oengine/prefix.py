@@ -37,7 +37,9 @@ def page_digests(parent: bytes, token_ids: np.ndarray, page_size: int) -> Iterat
     data = np.asarray(token_ids, "<i4").tobytes()
     size = 4 * page_size
     for start in range(0, len(data) - size + 1, size):
-        parent = hashlib.blake2b(data[start : start + size], digest_size=DIGEST_BYTES, key=parent).digest()
+        parent = hashlib.blake2b(
+            data[start : start + size], digest_size=DIGEST_BYTES, key=parent
+        ).digest()
         yield parent
 
 
@@ -118,7 +120,9 @@ class PrefixIndex:
     def check(self) -> None:
         """InternalError when hashes and pages do not match."""
         if {page: digest for digest, page in self._pages.items()} != self._digests:
-            raise InternalError("the prefix index names a page that does not know it, or the other way round")
+            raise InternalError(
+                "the prefix index names a page that does not know it, or the other way round"
+            )
         if not self._resting.keys() <= self._digests.keys():
             raise InternalError("a page rests that is not in the prefix index")
         times = list(self._resting.values())

@@ -72,7 +72,9 @@ def read_prompts(
     keys = read_keys(rngs, len(prompts))
     settings = []
     for i, prompt in enumerate(prompts):
-        params = SamplingParams(temperature=float(temperature[i]), top_p=float(top_p[i]), top_k=int(top_k[i]))
+        params = SamplingParams(
+            temperature=float(temperature[i]), top_p=float(top_p[i]), top_k=int(top_k[i])
+        )
         metadata.check_temperature(params.temperature)
         settings.append(
             RowSettings(
@@ -144,7 +146,9 @@ def _each(name: str, value: Any, count: int) -> np.ndarray:
     if np.shape(array) not in ((), (1,), (count,)):
         raise InputError(
             explain(
-                f"{name} of shape {list(np.shape(array))}", f"a number, or {count} of them", "Correct it."
+                f"{name} of shape {list(np.shape(array))}",
+                f"a number, or {count} of them",
+                "Correct it.",
             )
         )
     return np.broadcast_to(array, (count,))

@@ -102,7 +102,9 @@ def swap_rows_pytree(arrs: Any, i1: int, i2: int) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _pack(token_ids: jax.Array, lengths: jax.Array, pad_id: int, num_rows: int, num_tokens: int) -> jax.Array:
+def _pack(
+    token_ids: jax.Array, lengths: jax.Array, pad_id: int, num_rows: int, num_tokens: int
+) -> jax.Array:
     inside = jnp.arange(token_ids.shape[1]) < lengths[:, None]
     pad = jnp.asarray(pad_id, token_ids.dtype)
     rows, tokens = token_ids.shape
@@ -136,11 +138,15 @@ def _build_sampling(
         (top_p, f32, 1.0),
         (top_k, i32, 0),
     )
-    return tuple(_fill(c.astype(dtype), fill, num_reqs, padded_num_reqs) for c, dtype, fill in columns)
+    return tuple(
+        _fill(c.astype(dtype), fill, num_reqs, padded_num_reqs) for c, dtype, fill in columns
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _allowed_mask(ids: jax.Array, lengths: jax.Array, vocab_size: int, max_allowed: int) -> jax.Array:
+def _allowed_mask(
+    ids: jax.Array, lengths: jax.Array, vocab_size: int, max_allowed: int
+) -> jax.Array:
     ids = ids[:, :max_allowed]
     is_id = (jnp.arange(ids.shape[1]) < lengths[:, None]) & (ids >= 0)
     rows = jnp.arange(len(ids))[:, None]

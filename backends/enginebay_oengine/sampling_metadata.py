@@ -15,7 +15,12 @@ from jax import tree_util
 from enginebay.errors import InputError, explain
 from enginebay.nesting import parse_json
 from enginebay.rows import SequenceBuffer, SparseParams
-from enginebay_oengine.row_arrays import build_allowed_mask, build_sampling_arrays, fill_slice, pack_prompts
+from enginebay_oengine.row_arrays import (
+    build_allowed_mask,
+    build_sampling_arrays,
+    fill_slice,
+    pack_prompts,
+)
 from enginebay_oengine.stored_values import from_stored, to_stored
 
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")
@@ -77,7 +82,9 @@ class ModelRunnerSamplingMetadata:
         _check_holds_all(table, num_rows)
         _check_carries_all(table)
         plain = table.all_greedy and not generate_params_if_all_greedy
-        temperature, min_p, top_p, top_k = _zeros(num_rows) if plain else _sampling_arrays(table, num_rows)
+        temperature, min_p, top_p, top_k = (
+            _zeros(num_rows) if plain else _sampling_arrays(table, num_rows)
+        )
         made = cls(
             temperature=temperature,
             min_p=min_p,
@@ -101,7 +108,9 @@ class ModelRunnerSamplingMetadata:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as values that strict JSON can hold; nothing is lost."""
-        return {field.name: to_stored(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {
+            field.name: to_stored(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -123,16 +132,22 @@ class ModelRunnerSamplingMetadata:
         """The metadata that to_json() was called on. InputError for text that is none."""
         data = parse_json(json_str)
         if not isinstance(data, dict):
-            raise InputError(explain(f"a {type(data).__name__}", "what to_json() gave", "Store it again."))
+            raise InputError(
+                explain(f"a {type(data).__name__}", "what to_json() gave", "Store it again.")
+            )
         return cls.from_dict(data)
 
     def _placed(self, sharding: jax.sharding.Sharding) -> Self:
-        return jax.tree.map(lambda v: jax.device_put(v, sharding) if isinstance(v, jax.Array) else v, self)
+        return jax.tree.map(
+            lambda v: jax.device_put(v, sharding) if isinstance(v, jax.Array) else v, self
+        )
 
 
 tree_util.register_dataclass(
     ModelRunnerSamplingMetadata,
-    data_fields=[f.name for f in dataclasses.fields(ModelRunnerSamplingMetadata) if f.name not in _FLAGS],
+    data_fields=[
+        f.name for f in dataclasses.fields(ModelRunnerSamplingMetadata) if f.name not in _FLAGS
+    ],
     meta_fields=list(_FLAGS),
 )
 
@@ -178,7 +193,12 @@ def _sampling_arrays(
     temperature = np.full_like(table.temperature, -1.0)
     temperature[table.taken_rows] = table.temperature[table.taken_rows]
     return build_sampling_arrays(
-        temperature, table.min_p, table.top_p, table.top_k, min(num_rows, table.max_num_reqs), num_rows
+        temperature,
+        table.min_p,
+        table.top_p,
+        table.top_k,
+        min(num_rows, table.max_num_reqs),
+        num_rows,
     )
 
 
@@ -224,9 +244,13 @@ def _allowed_mask(table: SequenceBuffer, num_rows: int) -> jax.Array | None:
 
 def _min_tokens(table: SequenceBuffer) -> dict[int, tuple[int, tuple[int, ...]]] | None:
     asked = {row: sparse.min_tokens for row, sparse in enumerate(table.sparse) if sparse.min_tokens}
-    return {row: (n, tuple(table.request(row).sampling.stop_token_ids)) for row, n in asked.items()} or None
+    return {
+        row: (n, tuple(table.request(row).sampling.stop_token_ids)) for row, n in asked.items()
+    } or None
 
 
 def _bad_words(table: SequenceBuffer) -> dict[int, list[list[int]]] | None:
-    asked = {row: s.bad_words_token_ids for row, s in enumerate(table.sparse) if s.bad_words_token_ids}
+    asked = {
+        row: s.bad_words_token_ids for row, s in enumerate(table.sparse) if s.bad_words_token_ids
+    }
     return {row: [list(word) for word in words] for row, words in asked.items()} or None

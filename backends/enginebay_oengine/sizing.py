@@ -25,16 +25,19 @@ def page_bytes(parts: EngineParts, geometry: Geometry) -> int:
     """Bytes of a page on each device, all layers together."""
     groups = parts.model.info.groups
     one = geometry.layouts(1, groups, parts.dtype)
-    return sum(g.num_layers * one[g.name].num_bytes() for g in groups) // parts.placement.num_shards(
-        "kv_heads"
-    )
+    return sum(
+        g.num_layers * one[g.name].num_bytes() for g in groups
+    ) // parts.placement.num_shards("kv_heads")
 
 
 def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
     """Bytes on each device for the largest step, with the copy that a compact decode makes of its rows' cache."""
     compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
     most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
-    return step_workspace_bytes(parts) + page_bytes(parts, geometry) * most_copied // geometry.page_size
+    return (
+        step_workspace_bytes(parts)
+        + page_bytes(parts, geometry) * most_copied // geometry.page_size
+    )
 
 
 def free_bytes(device: jax.Device, otherwise: int) -> int:
@@ -88,7 +91,9 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
     return num_pages
 
 
-def first_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry, num_pages: int) -> int:
+def first_pages(
+    parts: EngineParts, options: PagedOptions, geometry: Geometry, num_pages: int
+) -> int:
     """How many of the cache's pages are allocated at once; the others when they are needed.
 
     All but on a CPU, where clearing them is most of the time that a program takes to start.

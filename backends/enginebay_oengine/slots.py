@@ -13,7 +13,13 @@ from enginebay.errors import InputError, explain
 from enginebay.model import Weights
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.generation_state import GenerationState, HeldPages
-from enginebay_oengine.model_inputs import Chunk, ModelInputBatch, RowSettings, decode_part, prefill_part
+from enginebay_oengine.model_inputs import (
+    Chunk,
+    ModelInputBatch,
+    RowSettings,
+    decode_part,
+    prefill_part,
+)
 from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
 from enginebay_oengine.prompts import PromptBatch
 from enginebay_oengine.steps import Steps
@@ -47,7 +53,11 @@ class Slots:
         """Put a prefix's sequences into free slots, one each, or a single one into all of them."""
         _check_own(self.manager, state)
         count = prefix.num_prompts
-        if not slots or (count != 1 and len(slots) != count) or len(set(map(int, slots))) != len(slots):
+        if (
+            not slots
+            or (count != 1 and len(slots) != count)
+            or len(set(map(int, slots))) != len(slots)
+        ):
             raise InputError(
                 explain(
                     f"slots {list(slots)} for a prefix of {count} prompts",
@@ -78,7 +88,11 @@ class Slots:
             running = self._make_room(weights, state)
             if not running:
                 return None
-            pages = {slot: active.lease.pages for slot, active in running.items() if active.lease is not None}
+            pages = {
+                slot: active.lease.pages
+                for slot, active in running.items()
+                if active.lease is not None
+            }
             longest = max(active.length for active in running.values())
             inputs = ModelInputBatch(
                 decode=decode_part(pages, longest, self.sizes.geometry, self.sizes.num_rows)
@@ -127,7 +141,9 @@ class Slots:
                 if end > done[row]:
                     last = samples and end == len(ids)
                     pages = leases[row].pages
-                    chunks.append(Chunk(row, ids[done[row] : end], done[row], last, pages, settings[row]))
+                    chunks.append(
+                        Chunk(row, ids[done[row] : end], done[row], last, pages, settings[row])
+                    )
                     room -= end - done[row]
                     done[row] = end
             part, _ = prefill_part(chunks, self.sizes.geometry, self.sizes.num_rows)
@@ -201,11 +217,15 @@ class Slots:
                 return running
             if self._note_ended(state, going):
                 continue
-            starved = any(active.lease is not None for slot, active in going.items() if slot not in running)
+            starved = any(
+                active.lease is not None for slot, active in going.items() if slot not in running
+            )
             if not starved:
                 lost = {slot: active for slot, active in going.items() if active.lease is None}
                 running |= {
-                    s: active for s, active in lost.items() if self._restore(weights, state, s, active)
+                    s: active
+                    for s, active in lost.items()
+                    if self._restore(weights, state, s, active)
                 }
             if running:
                 return running
@@ -255,5 +275,9 @@ def _check_own(manager: HBMPageManager, state: ActiveSequenceBatch) -> None:
     """InputError for a state of another engine."""
     if state.manager is not manager:
         raise InputError(
-            explain("a state of another engine", "one that init_decode_state made", "Use this engine's own.")
+            explain(
+                "a state of another engine",
+                "one that init_decode_state made",
+                "Use this engine's own.",
+            )
         )

@@ -32,6 +32,8 @@ def _as_ids(value: Any) -> list[int]:
     values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
         raise ConfigError(
-            explain(f"eos_token_id = {value!r}", "a token id, a list of them, or None", "Correct it.")
+            explain(
+                f"eos_token_id = {value!r}", "a token id, a list of them, or None", "Correct it."
+            )
         )
     return values

@@ -71,7 +71,9 @@ class Steps:
         where = jax.tree.map(lambda array: array.sharding, storage)
         options = parts.platform.compile_options()
 
-        def compiled(function: Any, statics: Sequence[int], donated: Sequence[int], outputs: Any) -> Any:
+        def compiled(
+            function: Any, statics: Sequence[int], donated: Sequence[int], outputs: Any
+        ) -> Any:
             jitted = jax.jit(
                 function,
                 static_argnums=statics,
@@ -79,7 +81,10 @@ class Steps:
                 out_shardings=outputs if meshed else None,
             )
             return cjit(
-                jitted, static_argnums=statics, compile_options=options, compilations=self.compilations
+                jitted,
+                static_argnums=statics,
+                compile_options=options,
+                compilations=self.compilations,
             )
 
         self.forward = compiled(execute_forward, (0,), (4, 5), (whole, where, whole))
@@ -92,7 +97,11 @@ class Steps:
         """Pages that prefixes hold."""
 
     def run(
-        self, weights: Weights, inputs: ModelInputBatch, rows: DeviceRows, rngs: np.ndarray | None = None
+        self,
+        weights: Weights,
+        inputs: ModelInputBatch,
+        rows: DeviceRows,
+        rngs: np.ndarray | None = None,
     ) -> tuple[ModelOutputBatch, DeviceRows]:
         """Copy pages that would be written to and are shared, then launch a step."""
         self._copy_pages()
@@ -120,7 +129,9 @@ class Steps:
                 )
             before, forbidden = self.graphdef, self.compilations.forbidden
             program = Program(parts.model, parts.ops, parts.sampler)
-            graphdef = dataclasses.replace(before, program=program, compact_decode=parts.compact_decode)
+            graphdef = dataclasses.replace(
+                before, program=program, compact_decode=parts.compact_decode
+            )
             self.graphdef, self.compilations.forbidden = graphdef, False
         try:
             yield
@@ -132,7 +143,9 @@ class Steps:
                 self.graphdef, self.compilations.forbidden = before, forbidden
                 self.forward.forget(graphdef)
 
-    def take(self, rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:
+    def take(
+        self, rows: DeviceRows, num_rows: int, num_tokens: int
+    ) -> tuple[DeviceRows, jax.Array]:
         """See take_rows."""
         taken, data = self._take(rows, num_rows, num_tokens)
         return taken, data
@@ -188,7 +201,9 @@ class Steps:
         views = {
             group: tuple(
                 {
-                    name: NamedSharding(mesh, self.placement.spec((None,) * (axis + 1) + ("kv_heads",)))
+                    name: NamedSharding(
+                        mesh, self.placement.spec((None,) * (axis + 1) + ("kv_heads",))
+                    )
                     for name, axis in metadata.layouts[group].head_axis().items()
                 }
                 for _ in range(count)
@@ -217,13 +232,18 @@ def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
     metadata = manager.metadata
     wanted = {
         group: [
-            [(name, shape.shape, shape.dtype) for name, shape in metadata.layouts[group].shapes().items()]
+            [
+                (name, shape.shape, shape.dtype)
+                for name, shape in metadata.layouts[group].shapes().items()
+            ]
         ]
         * count
         for group, count in metadata.num_layers.items()
     }
     given = {
-        group: [[(name, array.shape, array.dtype) for name, array in layer.items()] for layer in layers]
+        group: [
+            [(name, array.shape, array.dtype) for name, array in layer.items()] for layer in layers
+        ]
         for group, layers in storage.views.items()
     }
     if wanted != given:
@@ -245,6 +265,8 @@ def _check_fits(storage: PagedAttentionCache, manager: HBMPageManager) -> None:
     if manager.in_use:
         raise ConfigError(
             explain(
-                "the manager of another engine", "a manager of its own for each engine", "Make another one."
+                "the manager of another engine",
+                "a manager of its own for each engine",
+                "Make another one.",
             )
         )

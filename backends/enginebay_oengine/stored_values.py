@@ -63,7 +63,9 @@ def from_stored(stored: Any) -> Any:
         return _READERS[tag](content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         given = f"a stored value that cannot be read ({type(error).__name__}: {error})"
-        raise InputError(explain(given, "what was stored by this release", "Store it again.")) from error
+        raise InputError(
+            explain(given, "what was stored by this release", "Store it again.")
+        ) from error
 
 
 def _store_array(value: Any) -> dict[str, Any]:

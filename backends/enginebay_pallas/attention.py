@@ -35,7 +35,16 @@ CAPS = Caps(
     q_dtypes=DTYPES,
     kv_dtypes=DTYPES,
     features=frozenset(
-        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map", "fused_write"}
+        {
+            "window",
+            "softcap",
+            "sinks",
+            "lse",
+            "kv_share",
+            "deterministic",
+            "shard_map",
+            "fused_write",
+        }
     ),
     head_dim=lambda width: width <= 256,
     group=lambda group: group <= 16,
@@ -66,7 +75,9 @@ class PallasAttention:
             caps=dataclasses.replace(CAPS, platforms=frozenset({"cpu"})),
         )
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> AttentionConfig:
         """Block sizes for the generation and the shapes."""
         return attention_config.default_config(env, spec, bucket, layout)
 
@@ -170,7 +181,9 @@ class Call:
             is_wide=spec.return_lse or spec.sinks,
             is_interpreted=self.is_interpreted,
         )
-        tables = Tables(units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1))
+        tables = Tables(
+            units.rows, units.first, batch.cu_q_lens, batch.kv_lens, batch.page_table.reshape(-1)
+        )
         run = interpreting(paged_attention) if self.is_interpreted else paged_attention
         packed = pack_queries(q.astype(spec.kv_dtype), units, spec.num_kv_heads, plan.rows)
         out, lse, kv = run(plan, tables, units.num_real, packed, new, kv)

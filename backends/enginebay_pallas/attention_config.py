@@ -61,25 +61,37 @@ def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -
     return config
 
 
-def candidates(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[AttentionConfig]:
+def candidates(
+    env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+) -> Sequence[AttentionConfig]:
     """The default and its neighbours that fit the memory, for the tuner."""
     first = default_config(env, spec, bucket, layout)
     found = [first]
     if bucket.mode == "decode":
         tried = [
-            dataclasses.replace(first, chunk_kv=chunk, decode_block_kv=chunk * blocks, block_kv=chunk)
+            dataclasses.replace(
+                first, chunk_kv=chunk, decode_block_kv=chunk * blocks, block_kv=chunk
+            )
             for chunk in (first.chunk_kv // 2, first.chunk_kv, 2 * first.chunk_kv)
             for blocks in (1, 2, 4, 8)
         ]
     else:
         tried = [
-            dataclasses.replace(first, block_q=block_q, chunk_kv=chunk, block_kv=chunk, decode_block_kv=chunk)
+            dataclasses.replace(
+                first, block_q=block_q, chunk_kv=chunk, block_kv=chunk, decode_block_kv=chunk
+            )
             for block_q in (16, 32, 64, 128)
             for chunk in (first.chunk_kv // 2, first.chunk_kv, 2 * first.chunk_kv)
         ]
     for config in tried:
-        whole_pages = config.chunk_kv >= layout.page_size and config.chunk_kv % layout.page_size == 0
-        if config not in found and whole_pages and vmem_bytes(config, spec, layout) <= first.vmem_limit_bytes:
+        whole_pages = (
+            config.chunk_kv >= layout.page_size and config.chunk_kv % layout.page_size == 0
+        )
+        if (
+            config not in found
+            and whole_pages
+            and vmem_bytes(config, spec, layout) <= first.vmem_limit_bytes
+        ):
             found.append(config)
     return found
 

@@ -65,7 +65,9 @@ def for_each_read(
         # No key of these pages is in the window.
         skipped = jnp.maximum(lax.div(span.begin, jnp.int32(size)) - first, 0)
         needed = jnp.minimum(blocks_of(span.cached, size) - first, in_block)
-        lax.fori_loop(skipped, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None)
+        lax.fori_loop(
+            skipped, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None
+        )
 
     if not plan.fresh or plan.one_token:
         pages()
@@ -81,7 +83,13 @@ def for_each_read(
 
 
 def for_each_write(
-    plan: Plan, tables: Tables, scratch: Scratch, span: Span, cache: Any, new: Any, act: Callable[[Any], None]
+    plan: Plan,
+    tables: Tables,
+    scratch: Scratch,
+    span: Span,
+    cache: Any,
+    new: Any,
+    act: Callable[[Any], None],
 ) -> None:
     """act(DMA) for the copies that put a row's new tokens into its pages.
 
@@ -105,7 +113,10 @@ def for_each_write(
 
         def runs(length: int, at: Any) -> Any:
             def run(_: Any, at: Any) -> Any:
-                source, target = new.at[pl.ds(first + at, length)], cache.at[page_id, pl.ds(at, length)]
+                source, target = (
+                    new.at[pl.ds(first + at, length)],
+                    cache.at[page_id, pl.ds(at, length)],
+                )
                 act(pltpu.make_async_copy(source, target, done))
                 return at + length
 
@@ -131,7 +142,9 @@ def load_head(
     if plan.is_interpreted:
         entries = 2 // buffers.shape[3]
         pair = buffers[slot, tokens, pl.ds(entries * head, entries)]
-        pair = jnp.where(valid[..., None], pair.reshape(plan.chunk_kv, 2, -1), jnp.zeros((), pair.dtype))
+        pair = jnp.where(
+            valid[..., None], pair.reshape(plan.chunk_kv, 2, -1), jnp.zeros((), pair.dtype)
+        )
         return pair[:, 0], pair[:, 1]
     if buffers.dtype.itemsize == 4:
         k, v = (buffers[slot, tokens, 2 * head + i, 0, :] for i in range(2))
@@ -143,7 +156,9 @@ def load_head(
     return k.astype(buffers.dtype), v.astype(buffers.dtype)
 
 
-def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span) -> None:
+def attend_block(
+    plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span
+) -> None:
     """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has position `base`."""
     spec, size = plan.spec, plan.chunk_kv
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else None
@@ -169,7 +184,11 @@ def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, lim
         def one_head(head: Any, _: None) -> None:
             k, v = load_head(plan, scratch.buffers, slot, i * size, head, valid)
             scores = lax.dot_general(
-                q[0, head], k, (((1,), (1,)), ((), ())), precision, preferred_element_type=jnp.float32
+                q[0, head],
+                k,
+                (((1,), (1,)), ((), ())),
+                precision,
+                preferred_element_type=jnp.float32,
             )
             scores = scores * spec.softmax_scale
             if spec.softcap is not None:
@@ -180,7 +199,9 @@ def attend_block(plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, lim
             weights = jnp.where(visible, jnp.exp(scores - highest[:, :1]), 0.0)
             kept = jnp.exp(before - highest)
             scratch.highest[head] = highest
-            scratch.total[head] = scratch.total[head] * kept + jnp.sum(weights, axis=1, keepdims=True)
+            scratch.total[head] = scratch.total[head] * kept + jnp.sum(
+                weights, axis=1, keepdims=True
+            )
             added = lax.dot_general(
                 weights.astype(v.dtype),
                 v,
@@ -294,14 +315,18 @@ def paged_attention(
     in_specs, arguments = [by_unit], [q]
     if plan.fresh and new is not None:
         most = new.shape[0] - 1
-        token = pl.BlockSpec((1, *new.shape[1:]), lambda unit, *_: (jnp.minimum(unit, most), 0, 0, 0))
+        token = pl.BlockSpec(
+            (1, *new.shape[1:]), lambda unit, *_: (jnp.minimum(unit, most), 0, 0, 0)
+        )
         in_specs.append(token if plan.one_token else in_memory)
         arguments.append(new)
     wide = jax.ShapeDtypeStruct((*q.shape[:3], LANES), jnp.float32)
     out_dtype = jnp.float32 if plan.is_wide else q.dtype
     outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), by_unit)]
     if plan.is_wide:
-        outputs.append((wide, pl.BlockSpec((1, heads, rows, LANES), lambda unit, *_: (unit, 0, 0, 0))))
+        outputs.append(
+            (wide, pl.BlockSpec((1, heads, rows, LANES), lambda unit, *_: (unit, 0, 0, 0)))
+        )
     outputs.append((jax.ShapeDtypeStruct(cache.shape, cache.dtype), in_memory))
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(tables),

@@ -82,7 +82,12 @@ def pack_queries(q: jax.Array, units: Units, num_kv_heads: int, padded_rows: int
     num_units, block_q = units.tokens.shape
     blocks = q.reshape(tokens, num_kv_heads, group, width)[units.tokens]
     rows = blocks.transpose(0, 2, 3, 1, 4).reshape(num_units, num_kv_heads, group * block_q, width)
-    padding = ((0, 0), (0, 0), (0, padded_rows - group * block_q), (0, round_up(width, LANES) - width))
+    padding = (
+        (0, 0),
+        (0, 0),
+        (0, padded_rows - group * block_q),
+        (0, round_up(width, LANES) - width),
+    )
     return jnp.pad(rows, padding)
 
 

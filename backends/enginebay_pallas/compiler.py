@@ -38,15 +38,21 @@ WITHOUT_A_TPU = {
 """What libtpu wants to read when it is first loaded on a machine without a TPU: who we are, because no metadata server
 will tell, and that other processes of this machine may load it too."""
 
-USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+USED_VMEM = re.compile(
+    r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"'
+)
 """In the compiled text, what a custom call takes of VMEM (memory space 1)."""
 
 
 @contextlib.contextmanager
 def environment_without_a_tpu() -> Iterator[None]:
     """The variables above where they are not set, for the time of the block; nothing on a machine that has a TPU."""
-    alone = os.environ.get("TPU_SKIP_MDS_QUERY") == "1"  # JAX sets it on import where it finds no TPU
-    missing = {name: value for name, value in WITHOUT_A_TPU.items() if alone and name not in os.environ}
+    alone = (
+        os.environ.get("TPU_SKIP_MDS_QUERY") == "1"
+    )  # JAX sets it on import where it finds no TPU
+    missing = {
+        name: value for name, value in WITHOUT_A_TPU.items() if alone and name not in os.environ
+    }
     os.environ.update(missing)
     try:
         yield
@@ -124,7 +130,9 @@ class TpuCompiler:
             "code_bytes": memory.generated_code_size_in_bytes,
             "vmem_bytes": max(map(int, USED_VMEM.findall(compiled.as_text() or "")), default=0),
         }
-        return CompileReport(target, seconds, {name: int(number) for name, number in figures.items()})
+        return CompileReport(
+            target, seconds, {name: int(number) for name, number in figures.items()}
+        )
 
 
 def _known(target: str) -> Mapping[int, str]:

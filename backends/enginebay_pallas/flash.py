@@ -67,7 +67,9 @@ class PallasFlashAttention:
         caps = dataclasses.replace(self.caps, platforms=frozenset({"cpu"}))
         return dataclasses.replace(self, is_interpreted=True, caps=caps)
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> FlashConfig:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> FlashConfig:
         """The largest blocks, of at most 512 rows of queries, that fit; UnsupportedError when none does."""
         able = [
             c
@@ -84,7 +86,9 @@ class PallasFlashAttention:
             )
         return max(able, key=lambda c: (c.block_q, c.block_kv))
 
-    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[FlashConfig]:
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> Sequence[FlashConfig]:
         """Blocks that fit the generation's memory, and are no larger than the step."""
         limit = generation(env.arch).vmem_limit_bytes
         tokens = round_up(bucket.tokens, LANES)
@@ -92,7 +96,8 @@ class PallasFlashAttention:
             FlashConfig(block_q, block_kv, limit)
             for block_q in (16, 32, 64, 128, 256)
             for block_kv in (128, 256, 512, 1024)
-            if max(block_q, block_kv) <= tokens and _vmem_bytes(spec, tokens, block_q, block_kv) <= limit
+            if max(block_q, block_kv) <= tokens
+            and _vmem_bytes(spec, tokens, block_q, block_kv) <= limit
         ]
 
     def __call__(
@@ -201,7 +206,9 @@ def _kernel(
     block, size = pl.program_id(1), config.block_kv
     queries, lowest, highest = q[0], first[...], last[...]
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else lax.Precision.DEFAULT
-    dot = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+    dot = functools.partial(
+        lax.dot_general, precision=precision, preferred_element_type=jnp.float32
+    )
 
     def add(i: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         most, total, sums = state

@@ -40,7 +40,9 @@ class PallasKvWrite:
     ) -> CacheArrays:
         """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped."""
         if layout.name != LAYOUT:
-            raise UnsupportedError(explain(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla."))
+            raise UnsupportedError(
+                explain(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla.")
+            )
         kv = cache["kv"]
         missing = -slots.shape[0] % RUN
         new = jnp.pad(_packed(k, v, kv), ((0, missing), (0, 0), (0, 0), (0, 0)))

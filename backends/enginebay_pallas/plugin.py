@@ -14,8 +14,14 @@ COMPILER: Mapping[str, Any] = {"compiler": "enginebay_pallas.compiler:compiler"}
 def register_kernels(register: Register) -> None:
     """Attention of every phase, flash attention of prompts, and the ops kv_write, rms_norm and sample."""
     attention = {
-        "pallas": ("attention:attention", "ragged paged attention that writes the new tokens itself"),
-        "pallas_flash": ("flash:flash_attention", "prompts without a prefix, whose keys are all fresh"),
+        "pallas": (
+            "attention:attention",
+            "ragged paged attention that writes the new tokens itself",
+        ),
+        "pallas_flash": (
+            "flash:flash_attention",
+            "prompts without a prefix, whose keys are all fresh",
+        ),
     }
     for name, (target, summary) in attention.items():
         register(

@@ -55,7 +55,13 @@ class PallasSample:
         return dataclasses.replace(self, is_interpreted=True)
 
     def __call__(
-        self, z: jax.Array, seeds: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
+        self,
+        z: jax.Array,
+        seeds: jax.Array,
+        *,
+        top_k: jax.Array,
+        top_p: jax.Array,
+        min_p: jax.Array,
     ) -> jax.Array:
         """z f32 [S, vocab] and the rest [S] or [S, 2] -> token ids int32 [S]."""
         run = interpreting(_sample) if self.is_interpreted else _sample
@@ -72,8 +78,16 @@ def _sample(
     more = (0, rows - num_rows)
     # What is added is never drawn: its z is -inf, and its rows want the first best token only.
     z = jnp.pad(z, (more, (0, width - vocab)), constant_values=-jnp.inf)
-    top_k, top_p = jnp.pad(top_k, more, constant_values=1), jnp.pad(top_p, more, constant_values=1.0)
-    columns = (jnp.pad(seeds, (more, (0, 0))), top_k[:, None], top_p[:, None], jnp.pad(min_z, more)[:, None])
+    top_k, top_p = (
+        jnp.pad(top_k, more, constant_values=1),
+        jnp.pad(top_p, more, constant_values=1.0),
+    )
+    columns = (
+        jnp.pad(seeds, (more, (0, 0))),
+        top_k[:, None],
+        top_p[:, None],
+        jnp.pad(min_z, more)[:, None],
+    )
     draws = top_k > 1
     wanted = jnp.stack([draws & (top_k < vocab), draws & (top_p < 1.0)], axis=1)
     flags = wanted.reshape(num_blocks, ROWS, 2).any(axis=1).astype(jnp.int32).reshape(-1)
@@ -152,7 +166,9 @@ Over = Callable[[Callable[[Any, Any], Any], Any], Any]
 """_over_vocabulary, of a chunk and a number of them."""
 
 
-def _over_vocabulary(step: Callable[[Any, Any], Any], carry: Any, *, chunk: int, num_chunks: int) -> Any:
+def _over_vocabulary(
+    step: Callable[[Any, Any], Any], carry: Any, *, chunk: int, num_chunks: int
+) -> Any:
     """step(places of LANES tokens, carry) -> carry, for all of them in order."""
 
     def turn(i: Any, carry: Any) -> Any:
@@ -194,7 +210,9 @@ def _least(holds: Callable[[Any], Any], high: Any, num_bits: int = NUM_BITS) -> 
         low, high = ends
         middle = low + lax.shift_right_logical(high - low, 1)
         enough = holds(middle)
-        return jnp.where(enough, low, jnp.minimum(middle + 1, high)), jnp.where(enough, middle, high)
+        return jnp.where(enough, low, jnp.minimum(middle + 1, high)), jnp.where(
+            enough, middle, high
+        )
 
     return lax.fori_loop(0, num_bits, narrow, (jnp.zeros_like(high), high))[1]
 

@@ -28,7 +28,15 @@ require_versions()
 from enginebay_triton.attention_kernels import attention_kernel, reduce_kernel  # noqa: E402  # imports triton
 
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
-FEATURES = graph_features() | {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map"}
+FEATURES = graph_features() | {
+    "window",
+    "softcap",
+    "sinks",
+    "lse",
+    "kv_share",
+    "deterministic",
+    "shard_map",
+}
 
 CAPS = Caps(
     platforms=frozenset({"cuda"}),
@@ -59,7 +67,9 @@ class TritonAttention:
     caps: Caps = CAPS
     launcher: Launcher = launch
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> AttentionConfig:
         """Block sizes by head size and dtype; splits so that a small batch fills the device."""
         return default_config(env, spec, bucket, layout)
 
@@ -90,14 +100,20 @@ class TritonAttention:
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
         if k is not None or v is not None:
-            raise InternalError("triton attention is given keys that kv_write has put into the cache")
+            raise InternalError(
+                "triton attention is given keys that kv_write has put into the cache"
+            )
         if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
             given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
             raise UnsupportedError(
                 explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
             )
         keys, values, strides = _cache_arguments(cache, layout)
-        constants = {**_problem(spec, batch.bucket), **_blocks(spec, batch.bucket, config), **strides}
+        constants = {
+            **_problem(spec, batch.bucket),
+            **_blocks(spec, batch.bucket, config),
+            **strides,
+        }
         no_sinks = batch.kv_lens  # any array will do
         arrays = [q, keys, values, batch.page_table, batch.kv_lens, batch.cu_q_lens]
         arrays.append(no_sinks if sinks is None else sinks.astype(jnp.float32))
@@ -131,7 +147,9 @@ class TritonAttention:
                 jax.ShapeDtypeStruct(parts, f32),
                 jax.ShapeDtypeStruct(parts, f32),
             )
-        how = Launch(grid, made, constants, num_warps=config.num_warps, num_stages=config.num_stages)
+        how = Launch(
+            grid, made, constants, num_warps=config.num_warps, num_stages=config.num_stages
+        )
         out, largest, total = self.launcher(attention_kernel, arrays, how)
         if splits == 1:
             return out, total
@@ -151,7 +169,9 @@ class TritonAttention:
         return combined, lse
 
 
-def _cache_arguments(cache: CacheArrays, layout: KVLayout) -> tuple[jax.Array, jax.Array, dict[str, int]]:
+def _cache_arguments(
+    cache: CacheArrays, layout: KVLayout
+) -> tuple[jax.Array, jax.Array, dict[str, int]]:
     """Keys, values, and where a page, a token and a head begin, counted in elements."""
     heads, width, page = layout.num_kv_heads, layout.head_dim, layout.page_size
     if layout.name == "nhd":

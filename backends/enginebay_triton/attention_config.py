@@ -67,7 +67,9 @@ def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
     }  # others keep the products' operands in registers
     block_n = 16 if wide else (64 if roomy else 32)
     many = wide or width > 128 or block_m >= 128
-    return AttentionConfig(block_m, block_n, num_warps=8 if many else 4, num_stages=2 if tight else 3)
+    return AttentionConfig(
+        block_m, block_n, num_warps=8 if many else 4, num_stages=2 if tight else 3
+    )
 
 
 def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
@@ -79,16 +81,24 @@ def _splits(env: Env, spec: AttnSpec, bucket: Bucket) -> int:
     return max(1, min(wanted, -(-seen // SHORTEST_SPLIT)), -(-seen // LONGEST_SPLIT))
 
 
-def candidates(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[AttentionConfig]:
+def candidates(
+    env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+) -> Sequence[AttentionConfig]:
     """The default first, then others of its kind that fit into the architecture's shared memory."""
     first = default_config(env, spec, bucket, layout)
     decode = bucket.mode == "decode"
-    rows = {first.block_m} if decode else {first.block_m, max(first.block_m // 2, 16, next_power(spec.group))}
+    rows = (
+        {first.block_m}
+        if decode
+        else {first.block_m, max(first.block_m // 2, 16, next_power(spec.group))}
+    )
     keys = {first.block_n // 2, first.block_n, first.block_n * 2} - {8}
     free = decode and not spec.deterministic
     splits = {first.splits, max(first.splits // 2, 1), first.splits * 2} if free else {first.splits}
     found = [
-        dataclasses.replace(first, block_m=m, block_n=n, splits=split, num_warps=warps, num_stages=stages)
+        dataclasses.replace(
+            first, block_m=m, block_n=n, splits=split, num_warps=warps, num_stages=stages
+        )
         for m in sorted(rows)
         for n in sorted(keys)
         for split in sorted(splits)

@@ -16,7 +16,9 @@ MASKED: tl.constexpr = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def find_row(cu_q_lens_ptr, block, NUM_ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, STEPS: tl.constexpr):
+def find_row(
+    cu_q_lens_ptr, block, NUM_ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, STEPS: tl.constexpr
+):
     """The row that a block of queries belongs to: row r's blocks begin at cu_q_lens[r] // BLOCK_Q + r."""
     low = 0
     high = NUM_ROWS
@@ -196,10 +198,14 @@ def attention_kernel(
     for tile in range(start, stop, BLOCK_N):
         at = tile + n
         is_key = at < stop
-        offset = _offsets(pages, tile, kv_head, PAGE_SIZE, PAGE_STRIDE, TOKEN_STRIDE, HEAD_STRIDE, BLOCK_N)
+        offset = _offsets(
+            pages, tile, kv_head, PAGE_SIZE, PAGE_STRIDE, TOKEN_STRIDE, HEAD_STRIDE, BLOCK_N
+        )
         pages = _pages(table, tile + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
         k = tl.load(
-            k_ptr + offset[None, :] + d[:, None], mask=is_key[None, :] & is_feature[:, None], other=0.0
+            k_ptr + offset[None, :] + d[:, None],
+            mask=is_key[None, :] & is_feature[:, None],
+            other=0.0,
         )
         # A stale value may be NaN, and 0 * NaN is NaN: what may not be seen is read as 0.
         v = tl.load(
@@ -274,7 +280,9 @@ def reduce_kernel(
     base = row.to(tl.int64) * SPLITS * NUM_Q_HEADS + head
     every = tl.arange(0, ALL_SPLITS)
     is_written = _is_part(start, stop, every, SPLITS, CHUNK, SHORTEST)
-    largest = tl.max(tl.load(max_ptr + base + every * NUM_Q_HEADS, mask=is_written, other=MASKED), 0)
+    largest = tl.max(
+        tl.load(max_ptr + base + every * NUM_Q_HEADS, mask=is_written, other=MASKED), 0
+    )
     num_written = tl.max(tl.where(is_written, every + 1, 0), 0)
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
@@ -285,10 +293,16 @@ def reduce_kernel(
         weight = tl.exp2(tl.load(max_ptr + at, mask=is_part, other=MASKED) - largest)
         weight = tl.where(is_part, weight, 0.0)
         total += tl.sum(tl.load(sum_ptr + at, mask=is_part, other=0.0) * weight, 0)
-        parts = tl.load(parts_ptr + at[:, None] * BLOCK_D + d[None, :], mask=is_part[:, None], other=0.0)
+        parts = tl.load(
+            parts_ptr + at[:, None] * BLOCK_D + d[None, :], mask=is_part[:, None], other=0.0
+        )
         acc += tl.sum(parts * weight[:, None], 0)
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
     place = (row * NUM_Q_HEADS + head).to(tl.int64)
-    tl.store(out_ptr + place * HEAD_DIM + d, (acc / total).to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+    tl.store(
+        out_ptr + place * HEAD_DIM + d,
+        (acc / total).to(out_ptr.dtype.element_ty),
+        mask=d < HEAD_DIM,
+    )
     tl.store(lse_ptr + place, (largest + tl.log2(total)) * LN_2)

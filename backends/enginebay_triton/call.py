@@ -46,7 +46,9 @@ class Launch:
 class Launcher(Protocol):
     """Runs a kernel inside jit: on the device (`launch`), or interpreted (`enginebay_triton.interpreter.interpret`)."""
 
-    def __call__(self, kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
+    def __call__(
+        self, kernel: Any, arrays: Sequence[jax.Array], how: Launch
+    ) -> tuple[jax.Array, ...]:
         """The arrays changed in place, then those that were made."""
 
 
@@ -71,14 +73,19 @@ def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.A
             *refs,
             *[0] * len(refs),
             out_type=how.out,
-            backend_options={"enable_fp_fusion": True, "ptx_version": ptx_version(_compute_capability())},
+            backend_options={
+                "enable_fp_fusion": True,
+                "ptx_version": ptx_version(_compute_capability()),
+            },
             **options,
         )
         return (*(jax.freeze(ref) for ref in refs), *made)
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in changed)
     aliases = {num_read + i: i for i in range(len(changed))}
     return tuple(
-        library.triton_call(*arrays, out_shape=(*shapes, *how.out), input_output_aliases=aliases, **options)
+        library.triton_call(
+            *arrays, out_shape=(*shapes, *how.out), input_output_aliases=aliases, **options
+        )
     )
 
 
@@ -147,14 +154,18 @@ def why_not() -> str | None:
             f"{' and '.join(missing)} not installed", "jax-triton 0.3.1 or 0.4 and triton", INSTALL
         )
     given = ", ".join(f"{name} {number}" for name, number in found.items())
-    jt, triton, jax_version = (_numbers(found[name] or "") for name in ("jax-triton", "triton", "jax"))
+    jt, triton, jax_version = (
+        _numbers(found[name] or "") for name in ("jax-triton", "triton", "jax")
+    )
     if not (0, 3, 1) <= jt < (0, 5):
         return explain(given, "jax-triton 0.3.1 or 0.4", INSTALL)
     if not (3, 6) <= triton < (4,):
         return explain(given, "triton 3.6 to 3.9", INSTALL)
     if jt >= (0, 4) and (jax_version < (0, 11) or sys.version_info < (3, 12)):
         return explain(
-            given, "jax-triton 0.4 with jax 0.11 on Python 3.12 or later, 0.3.1 with older ones", INSTALL
+            given,
+            "jax-triton 0.4 with jax 0.11 on Python 3.12 or later, 0.3.1 with older ones",
+            INSTALL,
         )
     return None
 

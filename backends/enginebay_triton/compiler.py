@@ -82,7 +82,9 @@ class TritonCompiler:
         if _first_installed(PLUGINS) is None:
             return explain("jax's CUDA plugin is not installed", "jax-cuda12-plugin", call.INSTALL)
         if not _assembler().exists():
-            return explain(f"{_assembler()} is not there", "the assembler of Triton's wheel", call.INSTALL)
+            return explain(
+                f"{_assembler()} is not there", "the assembler of Triton's wheel", call.INSTALL
+            )
         return None
 
     def devices(self, target: str, num_devices: int) -> Sequence[Any]:
@@ -107,7 +109,9 @@ class TritonCompiler:
         start = time.perf_counter()
         whole = _first_installed(RUNTIMES) is not None
 
-        def program(*given: Any) -> Any:  # a new function each time, so that nothing traced before is taken
+        def program(
+            *given: Any,
+        ) -> Any:  # a new function each time, so that nothing traced before is taken
             return function(*given)
 
         jitted = jax.jit(program, donate_argnums=tuple(donated))
@@ -218,7 +222,9 @@ def _plugin_api(name: str) -> Any:
     api = xla_client.load_pjrt_plugin_dynamically("cuda", str(plugin._get_library_path()))
     xla_client.initialize_pjrt_plugin("cuda")
     extension = importlib.import_module(f"{_first_installed(PLUGINS)}.cuda_plugin_extension")
-    xla_client.register_custom_type_handler("CUDA", functools.partial(extension.register_custom_type, api))
+    xla_client.register_custom_type_handler(
+        "CUDA", functools.partial(extension.register_custom_type, api)
+    )
     xla_client.register_custom_call_handler(
         "CUDA", functools.partial(extension.register_custom_call_target, api)
     )
@@ -252,7 +258,9 @@ def _payload(attributes: Any) -> bytes:
     from jaxlib.mlir import ir
 
     if "mhlo.backend_config" in attributes:
-        return bytes(ir.StringAttr(ir.DictAttr(attributes["mhlo.backend_config"])["opaque"]).value_bytes)
+        return bytes(
+            ir.StringAttr(ir.DictAttr(attributes["mhlo.backend_config"])["opaque"]).value_bytes
+        )
     return bytes(ir.StringAttr(attributes["backend_config"]).value_bytes)
 
 
@@ -321,7 +329,9 @@ def assemble(kernels: Sequence[Kernel], target: str) -> list[Assembled]:
                 check=False,
             )
             if done.returncode:
-                raise InternalError(f"{kernel.name} for {target}: the assembler refuses it: {done.stderr}")
+                raise InternalError(
+                    f"{kernel.name} for {target}: the assembler refuses it: {done.stderr}"
+                )
             found.append(_told(kernel, done.stderr))
     return found
 

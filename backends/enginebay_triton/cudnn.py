@@ -59,7 +59,9 @@ class CudnnPrefill:
     def interpreted(self) -> CudnnPrefill:
         """The same rows, padding and masks with jax.nn's own attention, on platform "cpu", which has no f16 products."""
         kinds = frozenset({"bfloat16", "float32"})
-        caps = dataclasses.replace(self.caps, platforms=frozenset({"cpu"}), q_dtypes=kinds, kv_dtypes=kinds)
+        caps = dataclasses.replace(
+            self.caps, platforms=frozenset({"cpu"}), q_dtypes=kinds, kv_dtypes=kinds
+        )
         return dataclasses.replace(self, implementation="xla", caps=caps)
 
     def __call__(
@@ -95,7 +97,9 @@ class CudnnPrefill:
 
         def attend(group: jax.Array | int, out: jax.Array) -> jax.Array:
             """`out` with the tokens of a group's rows in it."""
-            start, num = (lax.dynamic_slice(x, (group * at_once,), (at_once,)) for x in (starts, lengths))
+            start, num = (
+                lax.dynamic_slice(x, (group * at_once,), (at_once,)) for x in (starts, lengths)
+            )
             offset = jnp.arange(length, dtype=jnp.int32)
             is_token = offset < num[:, None]
             tokens = jnp.where(is_token, start[:, None] + offset, num_tokens)

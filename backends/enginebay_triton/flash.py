@@ -56,7 +56,9 @@ NARROW_DEFAULTS = {
 
 BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
 
-WIDE_DEFAULTS = {dim: FlashConfig(16, 32 if dim == 128 else 16, 8, 1) for dim in (16, 32, 64, 128, 256)}
+WIDE_DEFAULTS = {
+    dim: FlashConfig(16, 32 if dim == 128 else 16, 8, 1) for dim in (16, 32, 64, 128, 256)
+}
 """The same for float32, whose exact products use no tensor cores and hold much in registers."""
 
 
@@ -73,7 +75,9 @@ class FlashPrefill:
     caps: Caps = CAPS
     launcher: Launcher = launch
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> FlashConfig:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> FlashConfig:
         """By head_dim, dtype and architecture."""
         if jnp.dtype(spec.q_dtype).itemsize > 2:
             return WIDE_DEFAULTS[spec.head_dim]
@@ -81,7 +85,9 @@ class FlashPrefill:
         # Before Hopper products keep their operands in registers: fewer keys at a time, or these spill.
         return dataclasses.replace(config, block_n=32) if env.arch in BEFORE_HOPPER else config
 
-    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[FlashConfig]:
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> Sequence[FlashConfig]:
         """Those that fit the shared memory of the architecture, and whose sums fit the registers of their warps."""
         value_bytes, dim = jnp.dtype(spec.q_dtype).itemsize, spec.head_dim
         limit = shared_bytes_per_block(env.arch)

@@ -106,7 +106,9 @@ def flash_prefill_kernel(
     and so becomes 0. A block that begins past its row's end has nothing to do.
     """
     head = tl.program_id(0)
-    block = tl.num_programs(1) - 1 - tl.program_id(1)  # the last blocks of rows, which see most, begin first
+    block = (
+        tl.num_programs(1) - 1 - tl.program_id(1)
+    )  # the last blocks of rows, which see most, begin first
     row = tl.load(block_rows_ptr + block)
     first = tl.load(block_firsts_ptr + block)
     start = tl.load(starts_ptr + row).to(tl.int64)
@@ -116,7 +118,11 @@ def flash_prefill_kernel(
         features = tl.arange(0, HEAD_DIM)
         live = tokens < length
         num_keys = tl.where(row < NUM_ROWS, length, 0)
-        at = (start + tokens)[:, None] * (NUM_Q_HEADS * HEAD_DIM) + head * HEAD_DIM + features[None, :]
+        at = (
+            (start + tokens)[:, None] * (NUM_Q_HEADS * HEAD_DIM)
+            + head * HEAD_DIM
+            + features[None, :]
+        )
         query = tl.load(q_ptr + at, mask=live[:, None] & (num_keys > 0), other=0.0)
         positions = tl.where(live, tokens, -1)
 

@@ -53,7 +53,9 @@ def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[ja
     changed = arrays[len(arrays) - how.num_in_place :]
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in changed)
     place = _place(kernel)
-    return tuple(jax.pure_callback(functools.partial(_run, place, how), (*shapes, *how.out), *arrays))
+    return tuple(
+        jax.pure_callback(functools.partial(_run, place, how), (*shapes, *how.out), *arrays)
+    )
 
 
 def require() -> None:

@@ -92,13 +92,17 @@ class Space:
         if ((writers != 0) & (writers != program.number)).any():
             raise Fault(f"{program}: reads what another program writes, in {self.name}: a race")
         readers = self.readers[index]
-        self.readers[index] = np.where((readers == 0) | (readers == program.number), program.number, -1)
+        self.readers[index] = np.where(
+            (readers == 0) | (readers == program.number), program.number, -1
+        )
 
     def note_write(self, index: np.ndarray, program: Program) -> None:
         """Take note of a write; Fault when another program of the grid has read or written there."""
         for what, others in (("writes", self.writers[index]), ("reads", self.readers[index])):
             if ((others != 0) & (others != program.number)).any():
-                raise Fault(f"{program}: writes what another program {what}, in {self.name}: a race")
+                raise Fault(
+                    f"{program}: writes what another program {what}, in {self.name}: a race"
+                )
         self.writers[index] = program.number
 
 
@@ -131,7 +135,9 @@ class Memory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
-    def load(self, addresses: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    def load(
+        self, addresses: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: np.dtype
+    ) -> np.ndarray:
         """Values at addresses where the mask is set, `other` elsewhere."""
         result = np.array(np.broadcast_to(other, addresses.shape), dtype=dtype)
         for space, chosen in self._split(addresses, mask, "reads"):
@@ -207,7 +213,9 @@ def mend_index(interpreter: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
         scope.set_attr(
-            tensor, "__bool__", lambda self: self.handle.data.size != 1 or bool(self.handle.data.squeeze())
+            tensor,
+            "__bool__",
+            lambda self: self.handle.data.size != 1 or bool(self.handle.data.squeeze()),
         )
 
     interpreter._patch_lang_tensor = patched
@@ -216,7 +224,11 @@ def mend_index(interpreter: Any) -> None:
 def find_kernel(module: str, file: str, name: str) -> Any:
     """The kernel under its name; the module by its own name or, where that is no package's, by its file."""
     found: ModuleType | None = sys.modules.get(module)
-    if found is None and "." in module and importlib.util.find_spec(module.partition(".")[0]) is not None:
+    if (
+        found is None
+        and "." in module
+        and importlib.util.find_spec(module.partition(".")[0]) is not None
+    ):
         found = importlib.import_module(module)
     if found is None:
         spec = importlib.util.spec_from_file_location(module, file)

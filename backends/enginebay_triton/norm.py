@@ -38,7 +38,9 @@ def _launch_of(x: jax.Array, eps: float, num_out: int) -> Launch:
     rows, width, warps = tile_of(size)
     made = jax.ShapeDtypeStruct((num_rows, size), x.dtype)
     constants = {"NUM_ROWS": num_rows, "SIZE": size, "EPS": eps, "ROWS": rows, "BLOCK": width}
-    return Launch((-(-num_rows // rows),), (made,) * num_out, constants, num_warps=warps, num_stages=1)
+    return Launch(
+        (-(-num_rows // rows),), (made,) * num_out, constants, num_warps=warps, num_stages=1
+    )
 
 
 @dataclasses.dataclass(frozen=True)

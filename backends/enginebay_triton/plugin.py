@@ -53,7 +53,10 @@ def _register_plain(register: Register) -> None:
         "rms_norm": ("norm:rms_norm", "rows read and written once"),
         "add_rms_norm": ("norm:add_rms_norm", "a residual sum and its norm in one"),
         "kv_write": ("write:kv_write", "in place"),
-        "rope_kv_write": ("write:rope_kv_write", "rotation of queries and keys, and the write, in one"),
+        "rope_kv_write": (
+            "write:rope_kv_write",
+            "rotation of queries and keys, and the write, in one",
+        ),
         "sample": ("sample:sample", "top-k, top-p, min-p and the draw in one, by bisection"),
     }
     for op, (target, summary) in targets.items():

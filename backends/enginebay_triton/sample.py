@@ -39,7 +39,13 @@ class Sample:
     config: SampleConfig = DEFAULT
 
     def __call__(
-        self, z: jax.Array, seeds: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
+        self,
+        z: jax.Array,
+        seeds: jax.Array,
+        *,
+        top_k: jax.Array,
+        top_p: jax.Array,
+        min_p: jax.Array,
     ) -> jax.Array:
         """Token ids int32 [S] of z f32 [S, vocab]."""
         num_rows, vocab = z.shape

@@ -35,7 +35,9 @@ def _mixed(x):
 def _gumbel(ids, seed, salt):
     """enginebay.ops.sampling.gumbel_noise. log1p by its series where the device's fast logarithm is too coarse."""
     bits = _mixed(_mixed(ids.to(tl.uint32) * 0x9E3779B9 + seed) ^ salt)
-    uniform = (bits >> 1).to(tl.int32).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10
+    uniform = (bits >> 1).to(tl.int32).to(
+        tl.float32
+    ) * 4.656612873077393e-10 + 2.3283064365386963e-10
     uniform = tl.minimum(uniform, 0.99999994)
     series = 1.0 + uniform * (
         0.5 + uniform * (0.33333334 + uniform * (0.25 + uniform * (0.2 + uniform * 0.16666667)))
@@ -92,7 +94,17 @@ def _down_to(z_ptr, num, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _best(
-    z_ptr, ids_ptr, num, border, room, min_z, seed, salt, noisy, HAS_IDS: tl.constexpr, BLOCK: tl.constexpr
+    z_ptr,
+    ids_ptr,
+    num,
+    border,
+    room,
+    min_z,
+    seed,
+    salt,
+    noisy,
+    HAS_IDS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The token of the best score of those above the border, and the first `room` of those at it; the first of equals."""
     best = float("-inf")
@@ -189,5 +201,7 @@ def sample_kernel(
             token = _draw(z_ptr, ids_ptr, VOCAB, INF_BITS, total, top_k, top_p, min_z, seed, salt, cuts_k, cuts_p,
                           False, BLOCK)  # fmt: skip
     else:
-        token = _best(z_ptr, ids_ptr, VOCAB, INF_BITS, 0x7FFFFFFF, min_z, seed, salt, top_k > 1, False, BLOCK)
+        token = _best(
+            z_ptr, ids_ptr, VOCAB, INF_BITS, 0x7FFFFFFF, min_z, seed, salt, top_k > 1, False, BLOCK
+        )
     tl.store(tokens_ptr + row, token)

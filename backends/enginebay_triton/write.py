@@ -43,7 +43,9 @@ def _home(layout: KVLayout) -> _Home:
     if layout.name == "hnd":
         strides = {"PAGE": heads * size * dim, "TOKEN": dim, "HEAD": size * dim, "V_OFFSET": 0}
         return _Home(("k", "v"), {"PAGE_SIZE": size, **strides})
-    raise UnsupportedError(explain(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write."))
+    raise UnsupportedError(
+        explain(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write.")
+    )
 
 
 def _power_of_two(number: int) -> int:

@@ -21,7 +21,9 @@ def _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD: tl.constexpr, TO_HEA
     """Features FIRST to LAST of some heads, as they are."""
     features = FIRST + tl.arange(0, BLOCK)
     mask = inside[:, None] & (features < LAST)[None, :]
-    values = tl.load(from_ptr + heads[:, None] * FROM_HEAD + features[None, :], mask=mask, other=0.0)
+    values = tl.load(
+        from_ptr + heads[:, None] * FROM_HEAD + features[None, :], mask=mask, other=0.0
+    )
     tl.store(
         to_ptr + heads[:, None].to(tl.int64) * TO_HEAD + features[None, :],
         values.to(to_ptr.dtype.element_ty),
@@ -58,7 +60,9 @@ def _rotate_heads(
     tl.store(target, (first * cos - second * sin).to(narrow).to(kind), mask=mask)
     tl.store(target + HALF, (second * cos + first * sin).to(narrow).to(kind), mask=mask)
     if REST_BLOCK > 0:
-        _copy_heads(from_ptr, to_ptr, heads, inside, FROM_HEAD, TO_HEAD, 2 * HALF, HEAD_DIM, REST_BLOCK)
+        _copy_heads(
+            from_ptr, to_ptr, heads, inside, FROM_HEAD, TO_HEAD, 2 * HALF, HEAD_DIM, REST_BLOCK
+        )
 
 
 @triton.jit
@@ -104,7 +108,17 @@ def _rope_kv_write(
         place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
         _rotate_heads(k_ptr + start, k_cache_ptr + place, cos_ptr, sin_ptr, heads, inside,
                       HEAD_DIM, HEAD, HALF, HALF_BLOCK, HEAD_DIM, REST_BLOCK)  # fmt: skip
-        _copy_heads(v_ptr + start, v_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
+        _copy_heads(
+            v_ptr + start,
+            v_cache_ptr + place,
+            heads,
+            inside,
+            HEAD_DIM,
+            HEAD,
+            0,
+            HEAD_DIM,
+            DIM_BLOCK,
+        )
 
 
 @triton.jit
@@ -194,8 +208,12 @@ def _kv_write(
     inside = (heads < NUM_KV_HEADS) & (slot >= 0)
     start = token * NUM_KV_HEADS * HEAD_DIM
     place = _place(slot, PAGE_SIZE, PAGE, TOKEN)
-    _copy_heads(k_ptr + start, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
-    _copy_heads(v_ptr + start, v_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK)
+    _copy_heads(
+        k_ptr + start, k_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK
+    )
+    _copy_heads(
+        v_ptr + start, v_cache_ptr + place, heads, inside, HEAD_DIM, HEAD, 0, HEAD_DIM, DIM_BLOCK
+    )
 
 
 @triton.jit

@@ -34,7 +34,9 @@ def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
         tensors[name] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         return {"tensor": name}
 
-    tree = json.dumps({name: to_plain(value, keep) for name, value in fields.items()}, allow_nan=False)
+    tree = json.dumps(
+        {name: to_plain(value, keep) for name, value in fields.items()}, allow_nan=False
+    )
     part = path.with_name(path.name + ".part")
     metadata = {"format": FORMAT, "tree": tree, "crc32": str(zlib.crc32(tree.encode()))}
     save_file(tensors, part, metadata=metadata)

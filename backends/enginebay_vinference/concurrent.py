@@ -41,7 +41,10 @@ class Concurrently:
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             wrong = (f"prompts of type {type(prompts).__name__}", "a list of prompts")
         elif isinstance(self.limit, bool) or not isinstance(self.limit, int):
-            wrong = (f"max_concurrent_requests = {self.limit!r}", "an integer; 0 or less for one at a time")
+            wrong = (
+                f"max_concurrent_requests = {self.limit!r}",
+                "an integer; 0 or less for one at a time",
+            )
         elif self.progress is not None and not callable(self.progress):
             wrong = (
                 f"a progress_callback of type {type(self.progress).__name__}",
@@ -68,7 +71,9 @@ class Concurrently:
         cancelled = threading.Event()
 
         def put(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody reads any more
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the event loop was closed, so nobody reads any more
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         # No `with`: leaving it would wait for the threads, on the event loop.
@@ -81,7 +86,9 @@ class Concurrently:
                 event = await events.get()
                 if event[1] != "text":
                     done += 1
-                    if self.progress is not None:  # before the yield: a reader may stop at the last event
+                    if (
+                        self.progress is not None
+                    ):  # before the yield: a reader may stop at the last event
                         self.progress(done, len(prompts))
                 yield event
         finally:

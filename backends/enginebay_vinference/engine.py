@@ -9,7 +9,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.cache import Lease
-from enginebay.engine import AttentionProblem, Compilations, Engine, MemoryPlan, Pending, RowState, StepPlan
+from enginebay.engine import (
+    AttentionProblem,
+    Compilations,
+    Engine,
+    MemoryPlan,
+    Pending,
+    RowState,
+    StepPlan,
+)
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
@@ -29,10 +37,14 @@ class VInferenceOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     page_size: int = Field(
-        default=64, ge=8, le=1024, description="tokens a page, for layouts whose slots are runs of pages"
+        default=64,
+        ge=8,
+        le=1024,
+        description="tokens a page, for layouts whose slots are runs of pages",
     )
     grow: bool = Field(
-        default=True, description="start with small slots and double them; False allocates all at once"
+        default=True,
+        description="start with small slots and double them; False allocates all at once",
     )
 
 
@@ -95,7 +107,9 @@ class VInferenceEngine(Engine):
             self.ledger.pages_per_slot = wanted.pages_per_slot
 
     def step(self, plan: StepPlan) -> Pending:
-        num_rows = max(max(r.row for r in plan.rows) + 1, min(plan.demand.num_rows, self.ledger.num_slots))
+        num_rows = max(
+            max(r.row for r in plan.rows) + 1, min(plan.demand.num_rows, self.ledger.num_slots)
+        )
         demanded = min(plan.demand.num_tokens_per_row, self.ledger.max_model_len)
         self._make_room(num_rows, max(*(r.lease.capacity for r in plan.rows), demanded))
         if plan.verifies:
@@ -106,11 +120,15 @@ class VInferenceEngine(Engine):
         fresh = all(row.num_computed == 0 for row in plan.rows)
         num_tokens = sum(row.num_tokens for row in plan.rows)
         bucket = self.geometry.prefill_bucket(self._shape, len(plan.rows), num_tokens, fresh=fresh)
-        inputs, places = prefill_inputs(plan.rows, bucket, self.rows, self.ledger, self.runner.layouts)
+        inputs, places = prefill_inputs(
+            plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
+        )
         return self.runner.prefill(bucket, inputs, places)
 
     def _decode(self, plan: StepPlan) -> Pending:
-        longest = max(min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows)
+        longest = max(
+            min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows
+        )
         key = self.geometry.decode_bucket(self._shape, len(plan.rows), longest)
         places = (
             np.array([row.row for row in plan.rows])
@@ -118,7 +136,13 @@ class VInferenceEngine(Engine):
             else np.arange(len(plan.rows))
         )
         inputs = decode_inputs(
-            plan.rows, places, key.bucket, plan.num_steps, self.rows, self.ledger, self.runner.layouts
+            plan.rows,
+            places,
+            key.bucket,
+            plan.num_steps,
+            self.rows,
+            self.ledger,
+            self.runner.layouts,
         )
         return self.runner.decode(key, inputs, places)
 
@@ -172,7 +196,9 @@ def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[Att
     geometry = make_geometry(facts, options.page_size)
     shapes = [geometry.largest]
     if options.grow:
-        shapes = [geometry.exact_shape(shapes[0].num_slots, length) for length in geometry.sizes.kv_lens]
+        shapes = [
+            geometry.exact_shape(shapes[0].num_slots, length) for length in geometry.sizes.kv_lens
+        ]
     return [problem for shape in shapes for problem in _problems(geometry, shape, facts)]
 
 

@@ -71,10 +71,14 @@ class Recipe:
     def empty_cache(self) -> dict[str, tuple[dict[str, jax.Array], ...]]:
         """Zeros for every layer."""
         groups = self.program.model.info.groups
-        return {g.name: tuple(self.layouts[g.name].init() for _ in range(g.num_layers)) for g in groups}
+        return {
+            g.name: tuple(self.layouts[g.name].init() for _ in range(g.num_layers)) for g in groups
+        }
 
 
-def prefill(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -> tuple[Arrays, jax.Array]:
+def prefill(
+    recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
+) -> tuple[Arrays, jax.Array]:
     """Process the prompts in tokens[:, :prefill_length], in a cache made here, and sample each row's first token.
 
     Padding may stand anywhere: only tokens under the mask count, in order. A row without any is finished.
@@ -88,14 +92,20 @@ def prefill(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -
         recipe, weights, prompt, real, lens
     )
     finished = lens == 0
-    rows = _device_rows(recipe, arrays | {"finished": finished, "position": lens[:, None] - 1}, keys)
-    logits = recipe.program.model.logits(weights, _ops(recipe, _bucket(recipe, "prefill")), last_hidden)
+    rows = _device_rows(
+        recipe, arrays | {"finished": finished, "position": lens[:, None] - 1}, keys
+    )
+    logits = recipe.program.model.logits(
+        weights, _ops(recipe, _bucket(recipe, "prefill")), last_hidden
+    )
     sampled, _ = recipe.program.sample(logits, rows, {}, "full")
     after = rows.advanced(sampled.tokens, ~finished)
     return _arrays_after(recipe, arrays, after, cache, sampled.tokens[:, None])
 
 
-def decode(recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array) -> tuple[Arrays, jax.Array]:
+def decode(
+    recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
+) -> tuple[Arrays, jax.Array]:
     """Up to `chunk` tokens for each row that is not finished."""
     shape = recipe.shape
     as_they_lie = recipe.slots.pages_per_slot == 1
@@ -141,7 +151,9 @@ def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: i
     """int32 [num_tokens]: the rows' real tokens one after the other, row i from starts[i] on; 0 behind them."""
     place = starts[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
     place = jnp.where(real, place, num_tokens)
-    return jnp.zeros(num_tokens, jnp.int32).at[place.reshape(-1)].set(prompt.reshape(-1), mode="drop")
+    return (
+        jnp.zeros(num_tokens, jnp.int32).at[place.reshape(-1)].set(prompt.reshape(-1), mode="drop")
+    )
 
 
 def _prefill_at_once(
@@ -181,7 +193,9 @@ def _prefill_in_parts(
         kind = jnp.where(new == 0, 3, jnp.where(before == 0, 1, jnp.where(new == 1, 0, 2)))
         order = jnp.argsort(kind, stable=True)
         q_lens, kv_lens = new[order], after[order]
-        first = jnp.cumsum(q_lens) - q_lens  # where each row's tokens stand in this part, in the new order
+        first = (
+            jnp.cumsum(q_lens) - q_lens
+        )  # where each row's tokens stand in this part, in the new order
         source = low + jnp.maximum(starts - low, 0)  # and in the packed prompts
         row = jnp.searchsorted(jnp.cumsum(q_lens), jnp.arange(part), side="right")
         row = jnp.minimum(row, num_rows - 1)
@@ -200,7 +214,9 @@ def _prefill_in_parts(
         return carry[0] * part < ends[-1]
 
     last_hidden = jnp.zeros((num_rows, recipe.program.model.info.hidden_size), recipe.dtype)
-    _, last_hidden, cache = jax.lax.while_loop(more, one, (jnp.int32(0), last_hidden, recipe.empty_cache()))
+    _, last_hidden, cache = jax.lax.while_loop(
+        more, one, (jnp.int32(0), last_hidden, recipe.empty_cache())
+    )
     return last_hidden, cache
 
 
@@ -212,14 +228,18 @@ def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
     place = jnp.where(mask, jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, width)
     row = jnp.arange(recipe.shape.num_rows)[:, None]
     history = (
-        jnp.zeros((recipe.shape.num_rows, width), jnp.int32).at[row, place].set(arrays["tokens"], mode="drop")
+        jnp.zeros((recipe.shape.num_rows, width), jnp.int32)
+        .at[row, place]
+        .set(arrays["tokens"], mode="drop")
     )
     return DeviceRows(
         last_token=arrays["last"][:, 0],
         length=arrays["position"][:, 0] + 1,
         finished=arrays["finished"],
         keys=keys,
-        num_logprobs=jnp.full(recipe.shape.num_rows, -1, jnp.int32),  # a state has no place for them
+        num_logprobs=jnp.full(
+            recipe.shape.num_rows, -1, jnp.int32
+        ),  # a state has no place for them
         token_ids=history,
         **sampling,
     )

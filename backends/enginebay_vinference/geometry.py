@@ -47,7 +47,9 @@ class Geometry:
         """The cache at its full size."""
         return self.shape_for(self.sizes.decode_rows[-1], self.sizes.kv_lens[-1])
 
-    def layouts(self, shape: SlotShape, groups: tuple[CacheGroup, ...], dtype: str) -> Mapping[str, KVLayout]:
+    def layouts(
+        self, shape: SlotShape, groups: tuple[CacheGroup, ...], dtype: str
+    ) -> Mapping[str, KVLayout]:
         """Each group's layout at a size."""
         pages = shape.num_slots * shape.pages_per_slot
         return {
@@ -55,16 +57,21 @@ class Geometry:
             for g in groups
         }
 
-    def prefill_bucket(self, shape: SlotShape, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
+    def prefill_bucket(
+        self, shape: SlotShape, num_rows: int, num_tokens: int, *, fresh: bool
+    ) -> Bucket:
         """`fresh`: no row has a prefix. Rows with one come in one context length only: the slots' own."""
         seqs = round_up(self.sizes.prefill_rows, num_rows)
         # the rarer shapes come in every other size only: fewer programs for a little more padding
         common = seqs == 1 and fresh
         tokens = round_up(
-            self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1], num_tokens
+            self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1],
+            num_tokens,
         )
         if fresh:
-            return Bucket(tokens, seqs, shape.pages_per_slot, tokens, min(tokens, shape.capacity), "prefill")
+            return Bucket(
+                tokens, seqs, shape.pages_per_slot, tokens, min(tokens, shape.capacity), "prefill"
+            )
         return Bucket(tokens, seqs, shape.pages_per_slot, tokens, shape.capacity, "mixed")
 
     def decode_bucket(self, shape: SlotShape, num_rows: int, longest: int) -> StepKey:
@@ -82,7 +89,9 @@ class Geometry:
     def verify_key(self, shape: SlotShape, num_rows: int) -> StepKey:
         """The program that verifies the drafts of `num_rows` rows, in one context length only: the slots' own."""
         seqs = round_up(self.sizes.verify_rows, num_rows)
-        return StepKey("verify", verify_bucket(seqs, self.num_drafts, shape.pages_per_slot, shape.capacity))
+        return StepKey(
+            "verify", verify_bucket(seqs, self.num_drafts, shape.pages_per_slot, shape.capacity)
+        )
 
     def all_steps(self) -> list[StepKey]:
         """Every program that a cache at its full size can need."""
@@ -93,15 +102,21 @@ class Geometry:
         sizes = self.sizes
         keys: dict[StepKey, None] = {}
         for num_rows in sizes.decode_rows:
-            keys |= dict.fromkeys(self.decode_bucket(shape, num_rows, kv_len) for kv_len in sizes.kv_lens)
+            keys |= dict.fromkeys(
+                self.decode_bucket(shape, num_rows, kv_len) for kv_len in sizes.kv_lens
+            )
         for num_rows in sizes.prefill_rows:
             for num_tokens in sizes.prefill_tokens:
                 for fresh in (True, False):
                     keys[
-                        StepKey("prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh))
+                        StepKey(
+                            "prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh)
+                        )
                     ] = None
         if self.num_drafts:
-            keys |= dict.fromkeys(self.verify_key(shape, num_rows) for num_rows in sizes.verify_rows)
+            keys |= dict.fromkeys(
+                self.verify_key(shape, num_rows) for num_rows in sizes.verify_rows
+            )
         return list(keys)
 
 

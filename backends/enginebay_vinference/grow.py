@@ -27,13 +27,17 @@ class SlotShape:
 
     def layout(self, like: KVLayout) -> KVLayout:
         """`like`, of this size."""
-        return like.resized(num_pages=self.num_slots * self.pages_per_slot, page_size=self.page_size)
+        return like.resized(
+            num_pages=self.num_slots * self.pages_per_slot, page_size=self.page_size
+        )
 
 
 def grow_cache(runner: Runner, old: SlotShape, new: SlotShape) -> None:
     """Replace the runner's cache by one of size `new`."""
     layouts = {group: new.layout(layout) for group, layout in runner.layouts.items()}
-    resize_cache(runner, layouts, lambda array, layout: _grow_array(array, old, new, layout.offset_axis))
+    resize_cache(
+        runner, layouts, lambda array, layout: _grow_array(array, old, new, layout.offset_axis)
+    )
 
 
 def _grow_array(array: jax.Array, old: SlotShape, new: SlotShape, offset_axis: int) -> jax.Array:

@@ -80,7 +80,9 @@ class vInference:  # noqa: N801  # the name its users know
         self._name = inference_name or self._subject.default_name()
         self._metrics: InferenceMetrics | None = None
         rules = self.generation_config.get_partition_rules()
-        placement = StatePlacement(self._subject.engine.parts.placement, rules, input_partition_spec)
+        placement = StatePlacement(
+            self._subject.engine.parts.placement, rules, input_partition_spec
+        )
         self.programs = Programs(self._subject.engine, placement)
         assert self.generation_config.pad_token_id is not None, "complete_config sees to it"
         self._stepper = Stepper(
@@ -218,7 +220,9 @@ class vInference:  # noqa: N801  # the name its users know
         func: Function | None = None,
     ) -> SampleState:
         """The state after up to streaming_chunks more tokens of each unfinished row; arguments as of execute_prefill."""
-        return self._execute("decode", state, (graphstate, graphother), compile_config, sampling_params, func)
+        return self._execute(
+            "decode", state, (graphstate, graphother), compile_config, sampling_params, func
+        )
 
     def _execute(
         self, kind: Any, state: SampleState, changes: tuple[Any, Any],
@@ -251,7 +255,9 @@ class vInference:  # noqa: N801  # the name its users know
         """
         key = model_kwargs.pop("prng_key", None)
         refuse_inputs(model_kwargs)
-        state = self.init_state(input_ids, attention_mask, sampling_params=sampling_params, prng_key=key)
+        state = self.init_state(
+            input_ids, attention_mask, sampling_params=sampling_params, prng_key=key
+        )
         return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
 
     def resume(
@@ -347,7 +353,9 @@ class vInference:  # noqa: N801  # the name its users know
         is closed. progress_callback gets (done, all) after each prompt. ValueError for wrong arguments.
         """
         params = self._requests.params(sampling_params)
-        together = Concurrently(self.start_prompt, params, max_concurrent_requests, progress_callback)
+        together = Concurrently(
+            self.start_prompt, params, max_concurrent_requests, progress_callback
+        )
         together.check(prompts)
         return together.stream(prompts) if stream else await together.gather(prompts)
 

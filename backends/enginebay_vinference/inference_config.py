@@ -47,22 +47,39 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     sampling_params: SamplingParams | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "streaming_chunks", "pad_token_id", "bos_token_id", "eos_token_id"):
+        for name in (
+            "max_new_tokens",
+            "streaming_chunks",
+            "pad_token_id",
+            "bos_token_id",
+            "eos_token_id",
+        ):
             value = getattr(self, name)
-            plain = [plain_int(v) for v in value] if isinstance(value, list | tuple) else plain_int(value)
+            plain = (
+                [plain_int(v) for v in value]
+                if isinstance(value, list | tuple)
+                else plain_int(value)
+            )
             object.__setattr__(self, name, plain)
         self._check()
         if self._loop_rows is None:
             object.__setattr__(self, "_loop_rows", -(-self.max_new_tokens // self.streaming_chunks))
         params = self.sampling_params
-        own = SamplingParams(max_tokens=self.max_new_tokens) if params is None else params.model_copy()
+        own = (
+            SamplingParams(max_tokens=self.max_new_tokens)
+            if params is None
+            else params.model_copy()
+        )
         object.__setattr__(self, "sampling_params", own)
 
     def _check(self) -> None:
         """ConfigError for a value of another type or size."""
         counts, eos = self.num_return_sequences, self.eos_token_id
         several = counts if isinstance(counts, Mapping) else {0: 1 if counts is None else counts}
-        sizes = [("max_new_tokens", self.max_new_tokens), ("streaming_chunks", self.streaming_chunks)]
+        sizes = [
+            ("max_new_tokens", self.max_new_tokens),
+            ("streaming_chunks", self.streaming_chunks),
+        ]
         sizes += [("num_return_sequences", count) for count in several.values()]
         single = [
             ("pad_token_id", self.pad_token_id),
@@ -84,7 +101,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
                 raise ConfigError(explain(given, allowed, "Correct it."))
         if not isinstance(self.sampling_params, SamplingParams | None):
             given = f"sampling_params of type {type(self.sampling_params).__name__}"
-            raise ConfigError(explain(given, "SamplingParams", "Make them with SamplingParams(...)."))
+            raise ConfigError(
+                explain(given, "SamplingParams", "Make them with SamplingParams(...).")
+            )
 
     __hash__ = None  # type: ignore[assignment]  # it holds mappings and parameters that can be changed
 
@@ -101,7 +120,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
             return counts.get(compile_config.get_default_hash(), 1)
         return counts or 1
 
-    def get_partition_rules(self, runtime_config: vInferencePreCompileConfig | None = None) -> Rules:
+    def get_partition_rules(
+        self, runtime_config: vInferencePreCompileConfig | None = None
+    ) -> Rules:
         """partition_rules as they are, or the default ones over partition_axis; AssertionError without either.
 
         `runtime_config` makes no difference to the default rules.
@@ -125,7 +146,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
             changes = {"_loop_rows": None, **changes}
         params = self.sampling_params
         assert params is not None, "made when none were given"
-        is_default = params.model_fields_set == {"max_tokens"} and params.max_tokens == self.max_new_tokens
+        is_default = (
+            params.model_fields_set == {"max_tokens"} and params.max_tokens == self.max_new_tokens
+        )
         if "max_new_tokens" in changes and is_default:
             changes = {"sampling_params": None, **changes}
         return dataclasses.replace(self, **changes)

@@ -56,7 +56,9 @@ def adjust(
     alone; pixel_values fill the configuration's vision fields.
     """
     ids = _integers("input_ids", input_ids)
-    mask = np.ones_like(ids) if attention_mask is None else _integers("attention_mask", attention_mask)
+    mask = (
+        np.ones_like(ids) if attention_mask is None else _integers("attention_mask", attention_mask)
+    )
     if mask.shape != ids.shape:
         raise RequestError(
             explain(
@@ -98,7 +100,9 @@ def vision_fields(pixel_values: Any) -> dict[str, Any]:
         return {}
     shape = np.shape(pixel_values)
     if not 2 <= len(shape) <= 4:
-        raise RequestError(explain(f"pixel_values {list(shape)}", "2, 3 or 4 dimensions", "Correct it."))
+        raise RequestError(
+            explain(f"pixel_values {list(shape)}", "2, 3 or 4 dimensions", "Correct it.")
+        )
     sizes = (*(1,) * (4 - len(shape)), *shape)
     names = ("vision_batch_size", "vision_channels", "vision_height", "vision_width")
     return {"vision_included": True, **dict(zip(names, sizes, strict=True))}
@@ -109,7 +113,11 @@ def _integers(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise RequestError(
-            explain(f"{name} with rows of unequal lengths", "[batch, tokens]", "Pad them, and give a mask.")
+            explain(
+                f"{name} with rows of unequal lengths",
+                "[batch, tokens]",
+                "Pad them, and give a mask.",
+            )
         ) from None
     if array.ndim != 2 or 0 in array.shape:
         raise RequestError(
@@ -160,7 +168,13 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
     return own
 
 
-_VISION = ("vision_included", "vision_batch_size", "vision_channels", "vision_height", "vision_width")
+_VISION = (
+    "vision_included",
+    "vision_batch_size",
+    "vision_channels",
+    "vision_height",
+    "vision_width",
+)
 
 
 def _size(config: vInferencePreCompileConfig) -> tuple[int, int]:
@@ -171,7 +185,9 @@ def _warn(text: str) -> None:
     warnings.warn(text, InferenceWarning, stacklevel=5)
 
 
-def _keep_ends(arrays: Mapping[str, np.ndarray], mask: np.ndarray, length: int) -> dict[str, np.ndarray]:
+def _keep_ends(
+    arrays: Mapping[str, np.ndarray], mask: np.ndarray, length: int
+) -> dict[str, np.ndarray]:
     """The last `length` columns, after each row's tokens were moved to its end, past padding on the right."""
     order = np.argsort(mask > 0, axis=1, kind="stable")[:, -length:]
     rows = np.arange(mask.shape[0])[:, None]
@@ -179,10 +195,14 @@ def _keep_ends(arrays: Mapping[str, np.ndarray], mask: np.ndarray, length: int) 
 
 
 def _pad(value: np.ndarray, batch: int, length: int, fill: int) -> np.ndarray:
-    padding = [(0, batch - value.shape[0]), (length - value.shape[1], 0)] + [(0, 0)] * (value.ndim - 2)
+    padding = [(0, batch - value.shape[0]), (length - value.shape[1], 0)] + [(0, 0)] * (
+        value.ndim - 2
+    )
     return np.pad(value, padding, constant_values=fill)
 
 
 def real_rows(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterable[list[int]]:
     """The token ids of each row, padding left out."""
-    return ([int(t) for t in ids[mask > 0]] for ids, mask in zip(input_ids, attention_mask, strict=True))
+    return (
+        [int(t) for t in ids[mask > 0]] for ids, mask in zip(input_ids, attention_mask, strict=True)
+    )

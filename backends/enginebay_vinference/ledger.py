@@ -41,7 +41,9 @@ class SlotLedger(Ledger):
         lease.capacity = max(lease.capacity, num_tokens)
         return True
 
-    def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
+    def commit_rows(
+        self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
+    ) -> None:
         """Nothing to note: slots are not shared."""
 
     def release(self, lease: Lease) -> None:

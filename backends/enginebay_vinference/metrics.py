@@ -19,7 +19,9 @@ class InferenceMetrics:
     prometheus_client is not installed.
     """
 
-    def __init__(self, name: str, registry: Any = None, shared: InferenceMetrics | None = None) -> None:
+    def __init__(
+        self, name: str, registry: Any = None, shared: InferenceMetrics | None = None
+    ) -> None:
         self.name = name
         self.registry: Any
         self.collectors: dict[str, Any]
@@ -40,7 +42,11 @@ class InferenceMetrics:
         kinds = {
             "prompts": (prometheus.Counter, "prompts by outcome", ["inference", "outcome"]),
             "generated_tokens": (prometheus.Counter, "tokens generated", ["inference"]),
-            "prompt_seconds": (prometheus.Histogram, "time from a prompt to its last token", ["inference"]),
+            "prompt_seconds": (
+                prometheus.Histogram,
+                "time from a prompt to its last token",
+                ["inference"],
+            ),
             "running_prompts": (prometheus.Gauge, "prompts being generated", ["inference"]),
         }
         self.collectors = {
@@ -65,4 +71,6 @@ class InferenceMetrics:
                 self.collectors["prompts"].labels(self.name, outcome).inc()
                 tokens = sum(o.generated_tokens or 0 for o in outputs)
                 self.collectors["generated_tokens"].labels(self.name).inc(tokens)
-                self.collectors["prompt_seconds"].labels(self.name).observe(time.perf_counter() - start)
+                self.collectors["prompt_seconds"].labels(self.name).observe(
+                    time.perf_counter() - start
+                )

@@ -44,7 +44,9 @@ def default_rules(axis: PartitionAxis) -> Rules:
     A cache leaf's spec names (batch, key sequence, heads, head dimension), in this order for every layout.
     """
     tokens = PartitionSpec(axis.batch_axis, axis.sequence_axis)
-    cache = PartitionSpec(axis.batch_axis, axis.key_sequence_axis, axis.head_axis, axis.attention_dim_axis)
+    cache = PartitionSpec(
+        axis.batch_axis, axis.key_sequence_axis, axis.head_axis, axis.attention_dim_axis
+    )
     view = rf"{VIEWS}/[0-9]+/(key_value|key|value)"
     return (
         ("^(sequences|running_token)$", tokens),

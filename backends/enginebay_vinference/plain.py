@@ -93,7 +93,14 @@ def from_plain(plain: Any, load: LoadArray | None = None) -> Any:
         return _READERS[tag](content, read)
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise InputError(
             explain(
                 f"a stored {shown(tag)} that cannot be read ({shown_text(str(error))})",
@@ -136,16 +143,22 @@ def _read_array(head: Mapping[str, Any], load: LoadArray) -> Any:
     values = load(head)
     if "crc32" not in head:
         given = "a stored array without a checksum, as older versions wrote it"
-        raise InputError(explain(given, "arrays with a crc32", "Store the state with this version."))
+        raise InputError(
+            explain(given, "arrays with a crc32", "Store the state with this version.")
+        )
     if checksum(head, values) != head["crc32"]:
         given = "a stored array whose checksum is not that of its values: it was damaged"
-        raise InputError(explain(given, "values as they were stored", "Use another copy, or store it again."))
+        raise InputError(
+            explain(given, "values as they were stored", "Use another copy, or store it again.")
+        )
     array = np.frombuffer(values, jnp.dtype(head["dtype"])).reshape(head["shape"])
     return array.copy() if head["host"] else jnp.asarray(array)
 
 
 def _read_key(content: Mapping[str, Any], load: LoadArray) -> jax.Array:
-    return jax.random.wrap_key_data(jnp.asarray(from_plain(content["data"], load)), impl=content["impl"])
+    return jax.random.wrap_key_data(
+        jnp.asarray(from_plain(content["data"], load)), impl=content["impl"]
+    )
 
 
 _READERS: dict[str, Callable[[Any, LoadArray], Any]] = {

@@ -46,7 +46,11 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
     def __post_init__(self) -> None:
         for name, value in self.extract().items():
             object.__setattr__(self, name, _listed(value))
-        flags = self.vision_included if isinstance(self.vision_included, list) else [self.vision_included]
+        flags = (
+            self.vision_included
+            if isinstance(self.vision_included, list)
+            else [self.vision_included]
+        )
         if not all(isinstance(flag, bool) for flag in flags):
             given = f"vision_included = {self.vision_included!r}"
             raise ConfigError(explain(given, "True or False, or a list of them", "Correct it."))
@@ -54,10 +58,14 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
             given = getattr(self, name)
             for value in given if isinstance(given, list) else [given]:
                 missing = value is None and name != "batch_size"
-                if not missing and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                if not missing and (
+                    isinstance(value, bool) or not isinstance(value, int) or value < 1
+                ):
                     raise ConfigError(
                         explain(
-                            f"{name} = {given!r}", "counts of at least 1, or lists of them", "Correct it."
+                            f"{name} = {given!r}",
+                            "counts of at least 1, or lists of them",
+                            "Correct it.",
                         )
                     )
 
@@ -82,7 +90,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
             if not values:
                 raise ConfigError(
                     explain(
-                        f"{name} = []", "a value, or a list of at least one", "Give one, or leave it out."
+                        f"{name} = []",
+                        "a value, or a list of at least one",
+                        "Give one, or leave it out.",
                     )
                 )
         return [
@@ -158,7 +168,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
 
 def plain_int(value: Any) -> Any:
     """An integer of NumPy's as int; anything else as it is."""
-    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
+    return (
+        int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
+    )
 
 
 def _listed(value: Any) -> Any:
@@ -174,6 +186,8 @@ def _refuse(value: Any) -> Any:
     """For json.dumps: TypeError for a value that JSON does not have."""
     raise TypeError(
         explain(
-            f"a {type(value).__name__} in required_props", "numbers, texts, lists and mappings", "Convert it."
+            f"a {type(value).__name__} in required_props",
+            "numbers, texts, lists and mappings",
+            "Convert it.",
         )
     )

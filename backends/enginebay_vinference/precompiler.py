@@ -65,7 +65,9 @@ class Precompiler:
             given = f"a configuration of type {type(config).__name__}"
             raise InputError(
                 explain(
-                    given, "a vInferencePreCompileConfig", "Make one: its fields are batch_size and so on."
+                    given,
+                    "a vInferencePreCompileConfig",
+                    "Make one: its fields are batch_size and so on.",
                 )
             )
         standalones = [self.settle(one) for one in config.get_standalones()]
@@ -83,7 +85,11 @@ class Precompiler:
         """A standalone configuration with its prefill length; refused when this inference cannot serve it."""
         if one.vision_included:
             raise UnsupportedError(
-                explain("vision_included = True", "text only: no model with vision yet", "Leave it False.")
+                explain(
+                    "vision_included = True",
+                    "text only: no model with vision yet",
+                    "Leave it False.",
+                )
             )
         longest = self.max_prefill_length
         if one.prefill_length is None:
@@ -103,7 +109,9 @@ class Precompiler:
         """Compile all that a settled configuration needs."""
         shape = self.shape_for(one)
         self.stepper.programs.get(shape, ahead=True)
-        row_keys(self.stepper.make_key(0), shape.num_rows)  # the small program that makes the rows' keys
+        row_keys(
+            self.stepper.make_key(0), shape.num_rows
+        )  # the small program that makes the rows' keys
         with self._lock:
             self._done[one.get_default_hash()] = one
 

@@ -180,7 +180,8 @@ class Programs:
         with waiting(f"compiling {shape}, for {self.engine.parts.title}"):
             recipe = self.recipe(shape, program)
             lowered = [
-                self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind)) for kind in KINDS
+                self.jitted(shape, kind, recipe=recipe).lower(*self.describe(shape, kind))
+                for kind in KINDS
             ]
             pair = self.compile_lowered(lowered)
         log.info("compiled %s in %.2f s", shape, time.perf_counter() - start)
@@ -205,14 +206,21 @@ class Programs:
 
         `recipe` None: that of what is used now.
         """
-        step = functools.partial(STEPS[kind], recipe or self.recipe(shape)) if function is None else function
+        step = (
+            functools.partial(STEPS[kind], recipe or self.recipe(shape))
+            if function is None
+            else function
+        )
         if function is None:
             # partial objects have no name; this one is what profiles and compile logs show
             step.__name__ = f"enginebay_vinference_{kind}"
         outputs = None
         if self.engine.parts.placement.mesh is not None:
             after = self.arrays(shape, "decode")
-            outputs = (jax.tree.map(lambda a: a.sharding, after), self.engine.parts.placement.replicated)
+            outputs = (
+                jax.tree.map(lambda a: a.sharding, after),
+                self.engine.parts.placement.replicated,
+            )
         return jax.jit(step, donate_argnums=1, out_shardings=outputs)
 
     def recipe(self, shape: InferenceShape, program: Program | None = None) -> Recipe:
@@ -222,10 +230,13 @@ class Programs:
         layouts = engine.geometry.layouts(slots, engine.parts.model.info.groups, engine.parts.dtype)
         return Recipe(program or self._made.program, shape, slots, layouts, engine.parts.dtype)
 
-    def describe(self, shape: InferenceShape, kind: Kind) -> tuple[Any, Arrays, jax.ShapeDtypeStruct]:
+    def describe(
+        self, shape: InferenceShape, kind: Kind
+    ) -> tuple[Any, Arrays, jax.ShapeDtypeStruct]:
         """Shapes, dtypes and shardings of a function's arguments."""
         weights = jax.tree.map(
-            lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding), self.engine.runner.weights
+            lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=w.sharding),
+            self.engine.runner.weights,
         )
         keys = jax.ShapeDtypeStruct(
             (shape.num_rows, 2), jnp.uint32, sharding=self.engine.parts.placement.replicated
@@ -241,7 +252,12 @@ class Programs:
 
     def _arrays(self, shape: InferenceShape, *, with_cache: bool) -> Arrays:
         rows, width = shape.num_rows, shape.width
-        sizes = {"tokens": (rows, width), "mask": (rows, width), "position": (rows, 1), "last": (rows, 1)}
+        sizes = {
+            "tokens": (rows, width),
+            "mask": (rows, width),
+            "position": (rows, 1),
+            "last": (rows, 1),
+        }
 
         def one(
             path: str, size: tuple[int, ...], dtype: Any, layout: KVLayout | None = None
@@ -279,7 +295,9 @@ class Programs:
                 for _ in range(group.num_layers):
                     layers.append(
                         {
-                            name: one(f"{VIEWS}/{view}/{LEAF_NAMES[name]}", s.shape, s.dtype, layout)
+                            name: one(
+                                f"{VIEWS}/{view}/{LEAF_NAMES[name]}", s.shape, s.dtype, layout
+                            )
                             for name, s in layout.shapes().items()
                         }
                     )
@@ -305,5 +323,7 @@ class Use:
     def get(self, shape: InferenceShape) -> Pair:
         """The pair for `shape`; StoppedError when others are used by now."""
         if self._made is not self._programs._made:
-            raise StoppedError("a block of override() has begun or ended meanwhile: generate it again")
+            raise StoppedError(
+                "a block of override() has begun or ended meanwhile: generate it again"
+            )
         return self._programs.get(shape, ahead=False, made=self._made)

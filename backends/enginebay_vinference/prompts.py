@@ -83,7 +83,9 @@ def _joined_parts(message: Message) -> Message:
     if not isinstance(content, list):
         return message
     strange = [
-        part for part in content if not isinstance(part, Mapping) or not isinstance(part.get("text"), str)
+        part
+        for part in content
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str)
     ]
     if strange:
         raise RequestError(
@@ -158,7 +160,9 @@ class PromptText:
 
 
 def read_states(
-    text: PromptText, states: Iterable[SampleState], is_cancelled: Callable[[], bool] = lambda: False
+    text: PromptText,
+    states: Iterable[SampleState],
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Generator[str, None, SampleState]:
     """The text of `states`, part by part, up to its end; returns the last state."""
     for state in states:

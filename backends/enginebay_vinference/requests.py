@@ -32,7 +32,9 @@ def check_seed(seed: Any) -> int | None:
     """The seed of an inference as int; InputError for another type, or a negative one."""
     found = plain_int(seed)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-        raise InputError(explain(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it."))
+        raise InputError(
+            explain(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it.")
+        )
     return found
 
 
@@ -92,7 +94,11 @@ class Requests:
         params = as_params(given, self.default)
         if params.n != 1:
             raise RequestError(
-                explain(f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead.")
+                explain(
+                    f"n = {params.n}",
+                    "n = 1",
+                    "Set num_return_sequences in vInferenceConfig instead.",
+                )
             )
         for form in forms_of(params):
             raise RequestError(
@@ -107,7 +113,9 @@ class Requests:
             if value not in neutral:
                 raise RequestError(
                     explain(
-                        f"{field} = {value}", f"{neutral[0]}: {why}", "Leave it out, or use LLM or eSurge."
+                        f"{field} = {value}",
+                        f"{neutral[0]}: {why}",
+                        "Leave it out, or use LLM or eSurge.",
                     )
                 )
         return params
@@ -125,7 +133,11 @@ class Requests:
             )
         if params.stop:
             raise RequestError(
-                explain("stop texts in a generation of token ids", "stop_token_ids", "Or use process_prompt.")
+                explain(
+                    "stop texts in a generation of token ids",
+                    "stop_token_ids",
+                    "Or use process_prompt.",
+                )
             )
         return self._prepare(prompts, params)
 

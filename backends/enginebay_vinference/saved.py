@@ -69,7 +69,9 @@ class Saved:
     precompiled: tuple[vInferencePreCompileConfig, ...]
     functions: Mapping[InferenceShape, Mapping[Kind, bytes]]
 
-    def install(self, programs: Programs, make_ready: Callable[[vInferencePreCompileConfig], None]) -> None:
+    def install(
+        self, programs: Programs, make_ready: Callable[[vInferencePreCompileConfig], None]
+    ) -> None:
         """Give `programs` the saved functions; SavedInferenceError when they are another model's."""
         found = fingerprint(programs)
         if found != self.fingerprint:
@@ -88,19 +90,29 @@ class Saved:
             if here[name] != self.environment.get(name)
         ]
         most = programs.engine.parts.config.max_num_batched_tokens
-        usable = {shape: made for shape, made in self.functions.items() if shape.max_batched_tokens == most}
+        usable = {
+            shape: made
+            for shape, made in self.functions.items()
+            if shape.max_batched_tokens == most
+        }
         if len(usable) < len(
             self.functions
         ):  # the rest would never be asked for: make_ready compiles what is
             changed.append(f"another max_num_batched_tokens -> {most}")
         if changed:
-            log.warning("saved elsewhere (%s): its functions are compiled once here", "; ".join(changed))
+            log.warning(
+                "saved elsewhere (%s): its functions are compiled once here", "; ".join(changed)
+            )
         start = time.perf_counter()
         for shape, functions in usable.items():
-            programs.get(shape, ahead=True, make=functools.partial(_compile, programs, shape, functions))
+            programs.get(
+                shape, ahead=True, make=functools.partial(_compile, programs, shape, functions)
+            )
         for config in self.precompiled:
             make_ready(config)
-        log.info("loaded %d functions in %.2f s", len(usable) * len(KINDS), time.perf_counter() - start)
+        log.info(
+            "loaded %d functions in %.2f s", len(usable) * len(KINDS), time.perf_counter() - start
+        )
 
     def _refuse_other_kernels(self, here: Mapping[str, str]) -> None:
         """The functions call the kernels that they were saved with; shapes compiled later would have others."""
@@ -111,7 +123,8 @@ class Saved:
                 explain(
                     f"{self.folder}, saved with "
                     + ", ".join(
-                        f"{self.kernels.get(name)} for {name} (here {here.get(name)})" for name in others
+                        f"{self.kernels.get(name)} for {name} (here {here.get(name)})"
+                        for name in others
                     ),
                     "one saved with the kernels that are chosen here",
                     "Choose the saved ones by name (`enginebay explain` tells why they were not), or save it anew.",
@@ -126,7 +139,9 @@ def save(inference: vInference, programs: Programs, folder: Path) -> None:
     shapes = []
     for number, shape in enumerate(programs.shapes):
         functions = {kind: _export(programs, shape, kind) for kind in KINDS}
-        _compile(programs, shape, functions)  # so that the compilation cache has what loading will ask for
+        _compile(
+            programs, shape, functions
+        )  # so that the compilation cache has what loading will ask for
         names = {kind: f"functions/{number}-{kind}.stablehlo" for kind in KINDS}
         files |= {names[kind]: functions[kind] for kind in KINDS}
         shapes.append({"shape": dataclasses.asdict(shape), "files": names})
@@ -144,11 +159,15 @@ def save(inference: vInference, programs: Programs, folder: Path) -> None:
         "functions": shapes,
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    for stale in (folder / "functions").glob("*.stablehlo"):  # of an inference that was saved here before
+    for stale in (folder / "functions").glob(
+        "*.stablehlo"
+    ):  # of an inference that was saved here before
         stale.unlink()
     for name, content in files.items():
         _write(folder / name, content)
-    _write(folder / MANIFEST, json.dumps({**manifest, "self": _digest(manifest)}, indent=1).encode())
+    _write(
+        folder / MANIFEST, json.dumps({**manifest, "self": _digest(manifest)}, indent=1).encode()
+    )
 
 
 def load(folder: Path) -> Saved:
@@ -175,9 +194,13 @@ def load(folder: Path) -> Saved:
             manifest["fingerprint"],
             dict(manifest["kernels"]),
             manifest["environment"],
-            tuple(vInferencePreCompileConfig.from_dict(fields) for fields in manifest["precompiled"]),
+            tuple(
+                vInferencePreCompileConfig.from_dict(fields) for fields in manifest["precompiled"]
+            ),
             {
-                InferenceShape(**one["shape"]): {kind: contents[one["files"][kind]] for kind in KINDS}
+                InferenceShape(**one["shape"]): {
+                    kind: contents[one["files"][kind]] for kind in KINDS
+                }
                 for one in manifest["functions"]
             },
         )
@@ -193,10 +216,14 @@ def fingerprint(programs: Programs) -> str:
     model = parts.model
     facts = {
         "info": repr(model.info),
-        "weights": {path: [list(spec.shape), list(spec.axes)] for path, spec in model.weight_specs().items()},
+        "weights": {
+            path: [list(spec.shape), list(spec.axes)] for path, spec in model.weight_specs().items()
+        },
         "dtype": parts.dtype,
         "layout": parts.layout,
-        "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.geometry.page_size,
+        "page_size": None
+        if parts.layout in ONE_PAGE_LAYOUTS
+        else programs.engine.geometry.page_size,
         "sampler": parts.config.sampler.model_dump(mode="json"),
         "mesh": parts.config.mesh,
         "rules": [[p, str(s)] for p, s in programs.placement.rules],
@@ -228,7 +255,9 @@ def _processor() -> str:
 
 
 def _export(programs: Programs, shape: InferenceShape, kind: Kind) -> bytes:
-    known = [export.DisabledSafetyCheck.custom_call(name) for name in programs.engine.parts.custom_calls]
+    known = [
+        export.DisabledSafetyCheck.custom_call(name) for name in programs.engine.parts.custom_calls
+    ]
     exported = export.export(programs.jitted(shape, kind), disabled_checks=known)(
         *programs.describe(shape, kind)
     )
@@ -263,6 +292,8 @@ def _read(path: Path) -> bytes:
 def _damaged(path: Path, why: str) -> SavedInferenceError:
     return SavedInferenceError(
         explain(
-            f"{path}: {why}", "a folder that save_inference() wrote, whole and unchanged", "Save it anew."
+            f"{path}: {why}",
+            "a folder that save_inference() wrote, whole and unchanged",
+            "Save it anew.",
         )
     )

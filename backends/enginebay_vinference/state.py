@@ -35,11 +35,19 @@ _DATA = (
     "_time_spent_computing",
 )
 
-_TAKEN_OVER = ("current_length", "sequences", "running_token", "is_sequence_finished", "model_kwargs")
+_TAKEN_OVER = (
+    "current_length",
+    "sequences",
+    "running_token",
+    "is_sequence_finished",
+    "model_kwargs",
+)
 """The fields whose arrays a step takes over."""
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=list(_DATA), meta_fields=["_compile_config"])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=list(_DATA), meta_fields=["_compile_config"]
+)
 @dataclasses.dataclass(frozen=True, repr=False)
 class SampleState:
     """Everything that the rest of a generation depends on, for B rows (B is a batch times its return sequences).
@@ -118,7 +126,9 @@ class SampleState:
             raise
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             given = f"a stored state that cannot be read ({type(error).__name__}: {shown_text(str(error))})"
-            raise InputError(explain(given, "the mapping that to_dict() gave", "Store it again.")) from error
+            raise InputError(
+                explain(given, "the mapping that to_dict() gave", "Store it again.")
+            ) from error
 
     def to_json(self, **options: Any) -> str:
         """to_dict() as strict JSON; `options` go to json.dumps. For large caches see `save`."""
@@ -190,11 +200,20 @@ def check_state(state: SampleState, vocab_size: int) -> None:
     if len(wrong):
         raise InputError(
             explain(
-                f"a state with token id {wrong[0]}", f"0 to {vocab_size - 1}", "Use the model it came from."
+                f"a state with token id {wrong[0]}",
+                f"0 to {vocab_size - 1}",
+                "Use the model it came from.",
             )
         )
-    if not num_rows or not 0 < counts[0] <= counts[1] <= width or counts[2] < 0 or math.isnan(sum(seconds)):
-        raise _of_another(f"{counts[0]} of {counts[1]} columns in use, {counts[2]} tokens generated")
+    if (
+        not num_rows
+        or not 0 < counts[0] <= counts[1] <= width
+        or counts[2] < 0
+        or math.isnan(sum(seconds))
+    ):
+        raise _of_another(
+            f"{counts[0]} of {counts[1]} columns in use, {counts[2]} tokens generated"
+        )
 
 
 def _of_another(why: str) -> InputError:
@@ -246,4 +265,6 @@ def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
     if raw.ndim == 2:
         return jnp.pad(raw, ((0, num_rows - raw.shape[0]), (0, 0)))
     typed = jax.random.wrap_key_data(raw, impl="threefry2x32")
-    return jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(typed, row)))(jnp.arange(num_rows))
+    return jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(typed, row)))(
+        jnp.arange(num_rows)
+    )

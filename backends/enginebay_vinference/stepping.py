@@ -52,7 +52,9 @@ class Stepper:
         """The state before the prefill of input_ids int32 [B, prefill_length] under attention_mask; no cache yet."""
         tokens = np.full((shape.num_rows, shape.width), shape.pad_token_id, np.int32)
         mask = np.zeros_like(tokens)
-        tokens[:, : shape.prefill_length] = np.where(attention_mask > 0, input_ids, shape.pad_token_id)
+        tokens[:, : shape.prefill_length] = np.where(
+            attention_mask > 0, input_ids, shape.pad_token_id
+        )
         mask[:, : shape.prefill_length] = attention_mask > 0
         counts = mask.sum(axis=1, dtype=np.int32)
         sizes = {
@@ -65,7 +67,9 @@ class Stepper:
             "sampling": dict(sampling),
         }
         where = self.programs.arrays(shape, "prefill")
-        arrays = jax.tree.map(lambda value, like: jax.device_put(value, like.sharding), sizes, where)
+        arrays = jax.tree.map(
+            lambda value, like: jax.device_put(value, like.sharding), sizes, where
+        )
         return _state_of(
             arrays,
             prng_key=prng_key,
@@ -95,7 +99,8 @@ class Stepper:
         if function is None:
             function = getattr(use.get(shape), kind)
         keys = jax.device_put(
-            row_keys(state.prng_key, shape.num_rows), self.programs.engine.parts.placement.replicated
+            row_keys(state.prng_key, shape.num_rows),
+            self.programs.engine.parts.placement.replicated,
         )
         start = time.perf_counter()
         after, counts = function(weights, arrays, keys)
@@ -130,7 +135,9 @@ class Stepper:
     def with_sampling(self, state: SampleState, sampling: Mapping[str, np.ndarray]) -> SampleState:
         """`state` with other sampling parameters."""
         placed = {
-            name: jax.device_put(value, self.programs.placement.sharding(f"model_kwargs/sampling/{name}"))
+            name: jax.device_put(
+                value, self.programs.placement.sharding(f"model_kwargs/sampling/{name}")
+            )
             for name, value in sampling.items()
         }
         return state.replace(model_kwargs={**state.model_kwargs, "sampling": placed})
@@ -179,7 +186,9 @@ def sampling_columns(
     """The columns of `num_rows` rows: the requests' parameters, and neutral ones for rows after them."""
     columns = {
         name: np.full(
-            (num_rows, MAX_STOP_TOKENS) if name == "stop_ids" else num_rows, NEUTRAL.get(name, 0), dtype
+            (num_rows, MAX_STOP_TOKENS) if name == "stop_ids" else num_rows,
+            NEUTRAL.get(name, 0),
+            dtype,
         )
         for name, dtype in SAMPLING.items()
     }
@@ -202,7 +211,9 @@ def _state_of(arrays: Arrays, **others: Any) -> SampleState:
     if "cache" in arrays:
         layers = [layer for group in arrays["cache"].values() for layer in group]
         kwargs["past_key_values"] = {
-            "views": [{LEAF_NAMES[name]: array for name, array in layer.items()} for layer in layers]
+            "views": [
+                {LEAF_NAMES[name]: array for name, array in layer.items()} for layer in layers
+            ]
         }
     return SampleState(
         current_length=arrays["column"],
@@ -229,11 +240,17 @@ def _check_stage(kind: Kind, state: SampleState) -> None:
     has_one = has_cache(state)
     if kind == "decode" and not has_one:
         raise InputError(
-            explain("a state without a cache", "one after its prefill", "Call execute_prefill first.")
+            explain(
+                "a state without a cache", "one after its prefill", "Call execute_prefill first."
+            )
         )
     if kind == "prefill" and has_one:
         raise InputError(
-            explain("a state after its prefill", "one that init_state made", "Call execute_decode to go on.")
+            explain(
+                "a state after its prefill",
+                "one that init_state made",
+                "Call execute_decode to go on.",
+            )
         )
 
 

@@ -65,7 +65,9 @@ def longest_sequence(config: Mapping[str, Any]) -> int:
             return value
     raise InputError(
         explain(
-            "a model configuration without a longest sequence", f"one of {', '.join(LENGTH_NAMES)}", "Add it."
+            "a model configuration without a longest sequence",
+            f"one of {', '.join(LENGTH_NAMES)}",
+            "Add it.",
         )
     )
 
@@ -98,7 +100,9 @@ def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> 
     if not isinstance(engine, VInferenceEngine):
         raise ConfigError(
             explain(
-                f"engine = {plan.config.engine.name!r}", ENGINE, "Leave the engine out, or name this one."
+                f"engine = {plan.config.engine.name!r}",
+                ENGINE,
+                "Leave the engine out, or name this one.",
             )
         )
     engine.make_arrays()
@@ -146,10 +150,17 @@ def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) 
         eos = list(known.eos_token_ids)
     found = {
         "eos_token_id": eos,
-        "pad_token_id": config.pad_token_id if config.pad_token_id is not None else known.pad_token_id,
-        "bos_token_id": config.bos_token_id if config.bos_token_id is not None else known.bos_token_id,
+        "pad_token_id": config.pad_token_id
+        if config.pad_token_id is not None
+        else known.pad_token_id,
+        "bos_token_id": config.bos_token_id
+        if config.bos_token_id is not None
+        else known.bos_token_id,
     }
-    found = {name: getattr(inner, name, None) if value is None else value for name, value in found.items()}
+    found = {
+        name: getattr(inner, name, None) if value is None else value
+        for name, value in found.items()
+    }
     for name in ("pad_token_id", "eos_token_id"):
         if found[name] is None:
             raise MissingSettingError(

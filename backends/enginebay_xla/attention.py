@@ -18,7 +18,16 @@ CAPS = Caps(
     platforms=frozenset({"cpu", "cuda", "tpu"}),
     layouts=("hnd", "nhd", "tpu_rpa"),
     features=frozenset(
-        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "shard_map", "fused_write"}
+        {
+            "window",
+            "softcap",
+            "sinks",
+            "lse",
+            "kv_share",
+            "deterministic",
+            "shard_map",
+            "fused_write",
+        }
     ),
     compact_decode=True,
 )
@@ -41,7 +50,9 @@ class XlaAttention:
         """Blocks that suit CPUs; decode steps that look at whole rows at once have no use for them."""
         return default_blocks(bucket)
 
-    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> list[Blocks]:
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> list[Blocks]:
         """Sizes of blocks; none for decode steps that look at whole rows at once."""
         return [] if fits_whole(bucket, layout) else block_candidates(bucket)
 

@@ -90,7 +90,9 @@ def attend_blocks(
     bucket, tokens = batch.bucket, q.shape[0]
     blocks = blocks or default_blocks(bucket)
     if bucket.mode == "prefill" and k is not None and v is not None:
-        source = _fresh_keys(k.astype(layout.dtype), v.astype(layout.dtype), batch, blocks.key_chunk)
+        source = _fresh_keys(
+            k.astype(layout.dtype), v.astype(layout.dtype), batch, blocks.key_chunk
+        )
     else:
         source = _cached_keys(cache, batch, layout, blocks.key_chunk)
     largest = blocks.query_block
@@ -99,7 +101,9 @@ def attend_blocks(
     _, lse, out = empty_partial(heads)
     done = (out, lse)
     by_group = None if sinks is None else sinks.reshape(spec.num_kv_heads, spec.group)
-    one_token = 1 if spec.group > 1 else 2  # XLA:CPU multiplies a lone row of narrow values in a scalar loop.
+    one_token = (
+        1 if spec.group > 1 else 2
+    )  # XLA:CPU multiplies a lone row of narrow values in a scalar loop.
     if bucket.mode == "prefill":
         sizes = {largest: batch.q_lens > 0}
     elif bucket.mode == "decode" or bucket.max_q_len == 1:
@@ -167,7 +171,9 @@ def _attend_block(
     """(out f32 [Hkv, queries, D], log-sum-exp) of one block of queries [Hkv, queries, D] over its visible chunks."""
     kv_len = batch.kv_lens[row]
     end = jnp.minimum(kv_len, first + count) if spec.causal else kv_len
-    begin = jnp.zeros_like(first) if spec.window is None else jnp.maximum(first - spec.window + 1, 0)
+    begin = (
+        jnp.zeros_like(first) if spec.window is None else jnp.maximum(first - spec.window + 1, 0)
+    )
 
     def add(i: jax.Array, state: Partial) -> Partial:
         k, v, base = source.read(row, i)
@@ -178,7 +184,9 @@ def _attend_block(
         scores = scale_scores(batched_dot(block, k, (2, 2), 1), visible, spec)
         return add_keys(state, scores, jnp.where(own[None, :, None], v, 0))
 
-    state = jax.lax.fori_loop(begin // source.size, -(-end // source.size), add, empty_partial(block))
+    state = jax.lax.fori_loop(
+        begin // source.size, -(-end // source.size), add, empty_partial(block)
+    )
     return finish(state, sinks)
 
 
@@ -197,7 +205,9 @@ def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch, chunk: int) -> Key
 
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         start = batch.cu_q_lens[row] + i * size
-        take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
+        take = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1
+        )
         return take(k), take(v), i * size
 
     return KeySource(size, read)
@@ -226,7 +236,9 @@ def _sliced_keys(cache: CacheArrays, batch: AttnBatch, capacity: int, chunk: int
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         base = jnp.minimum(i * size, capacity - size)
         at = (batch.page_table[row, 0], jnp.int32(0), base, jnp.int32(0))
-        k, v = (jax.lax.dynamic_slice(cache[n], at, (1, heads, size, head_dim))[0] for n in ("k", "v"))
+        k, v = (
+            jax.lax.dynamic_slice(cache[n], at, (1, heads, size, head_dim))[0] for n in ("k", "v")
+        )
         return k, v, base
 
     return KeySource(size, read)

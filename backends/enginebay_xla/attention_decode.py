@@ -7,7 +7,15 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay_xla.softmax import LOWEST, Partial, batched_dot, finish, is_cpu, scale_scores, visible_keys
+from enginebay_xla.softmax import (
+    LOWEST,
+    Partial,
+    batched_dot,
+    finish,
+    is_cpu,
+    scale_scores,
+    visible_keys,
+)
 
 
 def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
@@ -16,7 +24,9 @@ def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
     On the CPU it should where the cache can be multiplied as it lies; to gather pages or to cut rows short copies
     more than the processor's cache holds, and going through the rows in chunks is faster. Accelerators gather.
     """
-    as_it_lies = bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
+    as_it_lies = (
+        bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
+    )
     return bucket.mode == "decode" and (as_it_lies or not is_cpu())
 
 
@@ -48,7 +58,9 @@ def attend_one_token_rows(
     return out.reshape(rows, heads * group, -1).astype(q.dtype), lse.reshape(rows, heads * group)
 
 
-def _whole_rows(cache: CacheArrays, batch: AttnBatch, layout: KVLayout) -> tuple[jax.Array, jax.Array]:
+def _whole_rows(
+    cache: CacheArrays, batch: AttnBatch, layout: KVLayout
+) -> tuple[jax.Array, jax.Array]:
     """k, v [S, Hkv, keys, D] of the rows' first max_kv_len positions or more."""
     bucket = batch.bucket
     if bucket.rows_are_pages and layout.name == "hnd":
@@ -76,5 +88,7 @@ def _weighted_values(weights: jax.Array, v: jax.Array, visible: jax.Array) -> ja
     product = batched_dot(weights, v, (3, 2), 2)
     # Row by row: the copy is a row's, and so is the memory that is set aside for it.
     return jax.lax.cond(
-        jnp.isfinite(product).all(), lambda: product, lambda: jax.lax.map(zeroed_row, (weights, v, visible))
+        jnp.isfinite(product).all(),
+        lambda: product,
+        lambda: jax.lax.map(zeroed_row, (weights, v, visible)),
     )

@@ -36,7 +36,9 @@ def linear(
     numbers = (((1,), (1,)), ((), ()))
     # f32 is f32 on every platform: this is what others are compared with
     precision = jax.lax.Precision.HIGHEST if x.dtype == weight.dtype == jnp.float32 else None
-    out = jax.lax.dot_general(flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32)
+    out = jax.lax.dot_general(
+        flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
+    )
     out = out[:rows].reshape(rows, *out_dims)
     if bias is not None:
         out = out + bias.astype(jnp.float32)

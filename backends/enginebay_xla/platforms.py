@@ -46,10 +46,15 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "cpu"
-    first = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines[::-1])}
+    first = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in lines[::-1])
+    }
     known = [first[n] for n in ("model name", "CPU part") if n in first]
     known += [
-        f"{n} {first[key]}" for n, key in (("family", "cpu family"), ("model", "model")) if key in first
+        f"{n} {first[key]}"
+        for n, key in (("family", "cpu family"), ("model", "model"))
+        if key in first
     ]
     return ", ".join([*known, f"{os.cpu_count()} cores"]) if known else "cpu"
 
@@ -112,11 +117,15 @@ class CudaPlatform(JaxPlatform):
     def env(self) -> Env:
         device = self.devices()[0]
         capability = str(getattr(device, "compute_capability", ""))
-        return Env("cuda", f"sm_{capability.replace('.', '')}" if capability else "", device.device_kind)
+        return Env(
+            "cuda", f"sm_{capability.replace('.', '')}" if capability else "", device.device_kind
+        )
 
     def hardware(self) -> Hardware:
         memory = _device_memory(self.devices()[0], 80 * GIB)
-        return Hardware(4.3e12, {"float32": 50e12, "bfloat16": 790e12, "float16": 790e12}, memory, "one H200")
+        return Hardware(
+            4.3e12, {"float32": 50e12, "bfloat16": 790e12, "float16": 790e12}, memory, "one H200"
+        )
 
 
 class TpuPlatform(JaxPlatform):

@@ -22,9 +22,9 @@ def rope(x: jax.Array, positions: jax.Array, *, spec: RopeSpec) -> jax.Array:
     half = spec.rotary_dim // 2
     wide = x[..., : spec.rotary_dim].astype(jnp.float32)
     first, second = wide[..., :half], wide[..., half:]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(
-        x.dtype
-    )
+    turned = jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)
     return (
         turned
         if spec.rotary_dim == x.shape[-1]

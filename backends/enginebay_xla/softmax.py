@@ -28,7 +28,9 @@ class Partial(NamedTuple):
 def empty_partial(queries: jax.Array) -> Partial:
     """No key seen yet, for queries [..., head_dim]. Made of the queries, so that under shard_map it varies as they do."""
     fill = functools.partial(jnp.full_like, queries, dtype=jnp.float32)
-    return Partial(fill(LOWEST, shape=queries.shape[:-1]), fill(0, shape=queries.shape[:-1]), fill(0))
+    return Partial(
+        fill(LOWEST, shape=queries.shape[:-1]), fill(0, shape=queries.shape[:-1]), fill(0)
+    )
 
 
 def batched_dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], num_batch: int) -> jax.Array:
@@ -39,7 +41,9 @@ def batched_dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], num_batch
     batch = tuple(range(num_batch))
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     numbers = (((contract[0],), (contract[1],)), (batch, batch))
-    return jax.lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a, b, numbers, precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def visible_keys(
@@ -69,7 +73,9 @@ def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:
     keep = jnp.exp(state.maximum - maximum)
     values = batched_dot(weights.astype(v.dtype), v, (2, 1), 1)
     return Partial(
-        maximum, state.total * keep + weights.sum(axis=-1), state.weighted * keep[..., None] + values
+        maximum,
+        state.total * keep + weights.sum(axis=-1),
+        state.weighted * keep[..., None] + values,
     )
 
 
@@ -83,7 +89,11 @@ def finish(state: Partial, sinks: jax.Array | None) -> tuple[jax.Array, jax.Arra
         sinks = sinks.astype(jnp.float32)
         higher = jnp.maximum(maximum, sinks)
         keep = jnp.exp(maximum - higher)
-        maximum, total, weighted = higher, total * keep + jnp.exp(sinks - higher), weighted * keep[..., None]
+        maximum, total, weighted = (
+            higher,
+            total * keep + jnp.exp(sinks - higher),
+            weighted * keep[..., None],
+        )
     total = jnp.where(total == 0, 1.0, total)
     return weighted / total[..., None], maximum + jnp.log(total)
 

@@ -79,7 +79,9 @@ class KVLayout(ABC):
         """The axis of each array that is sharded over KV heads."""
 
     @abstractmethod
-    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+    def write(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
+    ) -> dict[str, jax.Array]:
         """Put k and v [tokens, kv_heads, head_dim] at slots [tokens] (int32; negative ones are dropped)."""
 
     @abstractmethod
@@ -127,10 +129,15 @@ class HndLayout(KVLayout):
     def head_axis(self) -> dict[str, int]:
         return {"k": 1, "v": 1}
 
-    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+    def write(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
+    ) -> dict[str, jax.Array]:
         pages, offsets = self.split_slots(slots)
         new = {"k": k, "v": v}
-        return {n: cache[n].at[pages, :, offsets].set(new[n].astype(self.dtype), mode="drop") for n in new}
+        return {
+            n: cache[n].at[pages, :, offsets].set(new[n].astype(self.dtype), mode="drop")
+            for n in new
+        }
 
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.swapaxes(cache["k"][pages], -3, -2), jnp.swapaxes(cache["v"][pages], -3, -2)
@@ -157,7 +164,9 @@ class NhdLayout(KVLayout):
     def head_axis(self) -> dict[str, int]:
         return {"kv": 2}
 
-    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+    def write(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
+    ) -> dict[str, jax.Array]:
         pages, offsets = self.split_slots(slots)
         new = jnp.stack([k, v], axis=2).astype(self.dtype)
         return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
@@ -205,12 +214,16 @@ class TpuRpaLayout(KVLayout):
     def head_axis(self) -> dict[str, int]:
         return {"kv": 2}
 
-    def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
+    def write(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
+    ) -> dict[str, jax.Array]:
         pages, offsets = self.split_slots(slots)
         tokens = k.shape[0]
         _, _, pairs, packing, width = self.shapes()["kv"].shape
         heads = jnp.stack([k, v], axis=2).reshape(tokens, 2 * self.num_kv_heads, self.head_dim)
-        heads = jnp.pad(heads, ((0, 0), (0, pairs * packing - heads.shape[1]), (0, width - self.head_dim)))
+        heads = jnp.pad(
+            heads, ((0, 0), (0, pairs * packing - heads.shape[1]), (0, width - self.head_dim))
+        )
         new = heads.reshape(tokens, pairs, packing, width).astype(self.dtype)
         return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
 
@@ -242,13 +255,19 @@ def compact_rows(
         if pages_needed == 1:
             return jax.lax.slice_in_dim(array, 0, num_tokens, axis=axis)[table[:, 0]]
         rows = jnp.moveaxis(array[table[:, :pages_needed]], 1, axis)
-        merged = rows.reshape(*rows.shape[:axis], pages_needed * layout.page_size, *rows.shape[axis + 2 :])
+        merged = rows.reshape(
+            *rows.shape[:axis], pages_needed * layout.page_size, *rows.shape[axis + 2 :]
+        )
         return jax.lax.slice_in_dim(merged, 0, num_tokens, axis=axis)
 
     return small, {name: compact(array) for name, array in cache.items()}
 
 
-BUILTIN_LAYOUTS: dict[str, type[KVLayout]] = {"hnd": HndLayout, "nhd": NhdLayout, "tpu_rpa": TpuRpaLayout}
+BUILTIN_LAYOUTS: dict[str, type[KVLayout]] = {
+    "hnd": HndLayout,
+    "nhd": NhdLayout,
+    "tpu_rpa": TpuRpaLayout,
+}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -327,7 +346,9 @@ class Ledger(ABC):
         into the cache, or will before any later step runs.
         """
 
-    def commit_rows(self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray) -> None:
+    def commit_rows(
+        self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
+    ) -> None:
         """`commit` of the first num_tokens[i] of token_ids[lease.row] for each lease; token_ids int32 [rows, length]."""
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
             self.commit(lease, token_ids[lease.row, :num])
@@ -337,7 +358,9 @@ class Ledger(ABC):
 
         They are committed there. None when there is not enough now. For ledgers that say so with `forks`.
         """
-        raise InternalError(f"row {row} is forked from row {lease.row} in a ledger that does not fork")
+        raise InternalError(
+            f"row {row} is forked from row {lease.row} in a ledger that does not fork"
+        )
 
     def take_copies(self) -> Sequence[tuple[int, int]]:
         """Pages (from, to) to be copied, in this order, before the next step; they are told once."""

@@ -113,14 +113,21 @@ class GuidedLimits(Frozen):
         default=100, ge=1, le=500, description="lists and objects within one another in a schema"
     )
     items: int = Field(
-        default=10_000, ge=1, description="lists and objects of a schema, rules of a grammar, or choices"
+        default=10_000,
+        ge=1,
+        description="lists and objects of a schema, rules of a grammar, or choices",
     )
     compile_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to compile")
     memory_bytes: int = Field(
-        default=128 << 20, ge=16 << 20, description="memory of the worker process beyond that of its start"
+        default=128 << 20,
+        ge=16 << 20,
+        description="memory of the worker process beyond that of its start",
     )
     stack_bytes: int = Field(
-        default=8 << 20, ge=1 << 20, le=1 << 29, description="stack of the worker process; twice as much here"
+        default=8 << 20,
+        ge=1 << 20,
+        le=1 << 29,
+        description="stack of the worker process; twice as much here",
     )
 
 
@@ -129,12 +136,16 @@ class TemplateLimits(Frozen):
 
     time_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to render one chat")
     memory_bytes: int = Field(
-        default=256 << 20, ge=16 << 20, description="memory of the worker process beyond that of its start"
+        default=256 << 20,
+        ge=16 << 20,
+        description="memory of the worker process beyond that of its start",
     )
     stack_bytes: int = Field(
         default=8 << 20, ge=1 << 20, le=1 << 30, description="stack of the worker process"
     )
-    max_output_chars: int = Field(default=8_000_000, ge=1, description="characters of the rendered text")
+    max_output_chars: int = Field(
+        default=8_000_000, ge=1, description="characters of the rendered text"
+    )
 
 
 class EngineConfig(Frozen):
@@ -155,7 +166,9 @@ class EngineConfig(Frozen):
         le=64,
         description="most tokens of a row that are drafted for one pass of the model; unset: 15 for weights under 64 MiB, else 7",
     )
-    kernels: dict[str, KernelChoice] = Field(default_factory=dict, description="op -> implementation")
+    kernels: dict[str, KernelChoice] = Field(
+        default_factory=dict, description="op -> implementation"
+    )
     interpret: bool = Field(
         default=False,
         description="a kernel for another platform that is chosen by name is interpreted, where it can be",
@@ -164,7 +177,8 @@ class EngineConfig(Frozen):
         default_factory=dict, description="op -> candidate that is compared on a share of the steps"
     )
     processors: tuple[str, ...] | Literal["auto"] = Field(
-        default="auto", description="logits processors that requests may use; auto: those that declare it"
+        default="auto",
+        description="logits processors that requests may use; auto: those that declare it",
     )
     grammars: Choice = Field(
         default=Choice(), description="library that compiles the grammars of guided requests"
@@ -175,22 +189,29 @@ class EngineConfig(Frozen):
     template_limits: TemplateLimits = Field(
         default=TemplateLimits(), description="limits of rendering a chat template"
     )
-    generation_config: Literal["auto", "none"] = Field(default="auto", description="sampling of checkpoints")
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto", description="sampling of checkpoints"
+    )
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(
         default="auto",
         description="use tuned kernel configurations; require: a kernel without one is an error",
     )
     tuned_folder: str = Field(
-        default=AUTO, description="folder of your own tables of tuned kernels, auto: below the user's cache"
+        default=AUTO,
+        description="folder of your own tables of tuned kernels, auto: below the user's cache",
     )
     max_model_len: int | None = Field(
         default=None,
         ge=2,
         description="longest prompt plus output, in tokens; unset: the model's, at most 4096",
     )
-    max_num_seqs: int = Field(default=32, ge=1, le=4096, description="most requests that run together")
-    max_num_batched_tokens: int = Field(default=1024, ge=16, description="most prompt tokens in one step")
+    max_num_seqs: int = Field(
+        default=32, ge=1, le=4096, description="most requests that run together"
+    )
+    max_num_batched_tokens: int = Field(
+        default=1024, ge=16, description="most prompt tokens in one step"
+    )
     decode_steps: int = Field(
         default=16, ge=1, le=256, description="most tokens a row gets in one compiled call"
     )
@@ -198,11 +219,15 @@ class EngineConfig(Frozen):
         default=True,
         description="launch a step while the one before it runs; false: read each before the next",
     )
-    mesh: dict[str, int] = Field(default_factory=dict, description="devices per mesh axis: {tensor = 2}")
+    mesh: dict[str, int] = Field(
+        default_factory=dict, description="devices per mesh axis: {tensor = 2}"
+    )
     axis_rules: dict[str, str | None] = Field(
         default_factory=dict, description="logical axis -> mesh axis, over the defaults"
     )
-    seed: int | None = Field(default=None, ge=0, lt=2**63, description="makes unseeded requests repeatable")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**63, description="makes unseeded requests repeatable"
+    )
     verify_weights: bool = Field(
         default=False, description="refuse NaN and infinity in the weights while loading"
     )
@@ -276,7 +301,9 @@ class EngineConfig(Frozen):
         used = {target for target in self.rules().values() if target is not None}
         for axis, size in self.mesh.items():
             if size > 1 and axis not in used:
-                named = sorted({t for t in (DEFAULT_AXIS_RULES | self.axis_rules).values() if t is not None})
+                named = sorted(
+                    {t for t in (DEFAULT_AXIS_RULES | self.axis_rules).values() if t is not None}
+                )
                 raise ConfigError(
                     explain(
                         f"mesh.{axis} = {size}, an axis that no rule uses",
@@ -331,14 +358,22 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             explain(
-                f"configuration file {path}: {error.strerror}", "a readable TOML file", "Correct the path."
+                f"configuration file {path}: {error.strerror}",
+                "a readable TOML file",
+                "Correct the path.",
             )
         ) from None
     except InputError as error:
         raise ConfigError(f"configuration file {path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else shown_text(str(error))
-        raise ConfigError(explain(f"configuration file {path}: {why}", "TOML", "Correct the file.")) from None
+        why = (
+            "it is nested too deeply"
+            if isinstance(error, RecursionError)
+            else shown_text(str(error))
+        )
+        raise ConfigError(
+            explain(f"configuration file {path}: {why}", "TOML", "Correct the file.")
+        ) from None
 
 
 def make_config(*layers: Mapping[str, Any]) -> EngineConfig:
@@ -356,7 +391,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old, new = _written_out(key, merged.get(key)), _written_out(key, value)
         if key in PARTS and isinstance(old, Mapping) and isinstance(new, Mapping):
             same = "name" not in new or new["name"] == old.get("name")
-            merged[key] = _over(old, new) if same else new  # another part's options do not carry over
+            merged[key] = (
+                _over(old, new) if same else new
+            )  # another part's options do not carry over
         else:
             merged[key] = _over(old, new)
     return merged

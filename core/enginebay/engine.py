@@ -65,7 +65,9 @@ class StepPlan:
 
     def __post_init__(self) -> None:
         if not self.rows or self.num_steps < 0:
-            raise InternalError(f"a step of {len(self.rows)} rows and {self.num_steps} decode steps")
+            raise InternalError(
+                f"a step of {len(self.rows)} rows and {self.num_steps} decode steps"
+            )
 
     @property
     def is_decode(self) -> bool:
@@ -127,7 +129,9 @@ class Pending(ABC):
 
         An engine that declares the capability "logprobs" gives them; to another no such request comes.
         """
-        raise InternalError(f"{type(self).__name__} was asked for log-probabilities, which it cannot give")
+        raise InternalError(
+            f"{type(self).__name__} was asked for log-probabilities, which it cannot give"
+        )
 
     def read_all_logprobs(self, row: int) -> np.ndarray:
         """Of the plan's row, f32 [steps, vocab]: log_softmax of the logits that each of its tokens was sampled from.
@@ -135,14 +139,18 @@ class Pending(ABC):
         Asked for only when the request wants the whole vocabulary, of steps with one token a row, and of engines that declare
         the capability "wide_logprobs".
         """
-        raise InternalError(f"{type(self).__name__} was asked for the whole vocabulary, which it cannot tell")
+        raise InternalError(
+            f"{type(self).__name__} was asked for the whole vocabulary, which it cannot tell"
+        )
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
         """Of the plan's row, which has `tells_prompt`: [tokens, W], the prompt's token after each of the row's, and the best.
 
         The prompt's last token has none after it. For engines that declare the capability "wide_logprobs".
         """
-        raise InternalError(f"{type(self).__name__} was asked for those of a prompt, which it cannot tell")
+        raise InternalError(
+            f"{type(self).__name__} was asked for those of a prompt, which it cannot tell"
+        )
 
     def read_logits(self) -> np.ndarray:
         """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row of the plan, in order.
@@ -193,7 +201,8 @@ class MemoryPlan:
         """UnsupportedError when it does not fit the device."""
         if self.total_bytes > self.device_bytes:
             mib = [
-                f"{b / 2**20:.0f} MiB" for b in (self.weights_bytes, self.cache_bytes, self.workspace_bytes)
+                f"{b / 2**20:.0f} MiB"
+                for b in (self.weights_bytes, self.cache_bytes, self.workspace_bytes)
             ]
             raise UnsupportedError(
                 explain(

@@ -71,7 +71,10 @@ def shown(value: object, limit: int = 100) -> str:
         value = value[: limit + 1]
     try:
         text = " ".join(repr(value).split())
-    except (RecursionError, ValueError):  # nested too deeply, or a whole number of thousands of digits
+    except (
+        RecursionError,
+        ValueError,
+    ):  # nested too deeply, or a whole number of thousands of digits
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
@@ -116,5 +119,7 @@ def unknown_name(
     near = nearest(name, names)
     hint = f"Did you mean {near!r}? " if near else ""
     return UnknownNameError(
-        explain(f"unknown {what} {shown(name)}", ", ".join(names) or "none is installed", hint + todo)
+        explain(
+            f"unknown {what} {shown(name)}", ", ".join(names) or "none is installed", hint + todo
+        )
     )

@@ -116,7 +116,9 @@ class _Watch:
     def _make_daemon(self, thread: threading.Thread) -> None:
         who = self.who
         if who is not None and not thread.daemon:
-            told = "%s starts the thread %r while it is imported: it does not keep the program alive"
+            told = (
+                "%s starts the thread %r while it is imported: it does not keep the program alive"
+            )
             log.warning(told, who, thread.name)
             thread.daemon = True
 
@@ -204,7 +206,9 @@ def _put_back(who: str, before: Mapping[str, Any]) -> None:
     if not changed:
         return
     told = ", ".join(f"{name} {value!r} -> {now[name]!r}" for name, value in changed.items())
-    log.warning("%s changed JAX's configuration while it was imported: %s. It is put back.", who, told)
+    log.warning(
+        "%s changed JAX's configuration while it was imported: %s. It is put back.", who, told
+    )
     for name, value in changed.items():
         sys.modules["jax"].config.update(name, value)
 

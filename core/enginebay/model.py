@@ -114,7 +114,12 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def build(
-        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
     ) -> Model:
         """The model of a checkpoint's config.json, computing in `dtype`, for KV heads split over `num_shards`.
 

@@ -12,7 +12,9 @@ MAX_DEPTH = 100
 """Levels of lists and objects within one another. Configurations have a few; Python's recursion ends near a thousand."""
 
 
-def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """The value of a JSON text. `pairs`: what makes a value of an object's pairs, in place of dict.
 
     InputError for text that is no JSON, that is nested more than MAX_DEPTH deep, or that `pairs` refuses (ValueError).
@@ -22,10 +24,16 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else shown_text(str(error))
+        why = (
+            "it is nested too deeply"
+            if isinstance(error, RecursionError)
+            else shown_text(str(error))
+        )
         raise InputError(
             explain(
-                f"text that is no JSON ({why})", f"JSON, nested {MAX_DEPTH} deep at most", "Was it cut short?"
+                f"text that is no JSON ({why})",
+                f"JSON, nested {MAX_DEPTH} deep at most",
+                "Was it cut short?",
             )
         ) from None
     check_depth(value)
@@ -40,12 +48,20 @@ def check_depth(value: object) -> None:
             inner
             for outer in level
             for inner in (
-                outer.values() if isinstance(outer, Mapping) else outer if isinstance(outer, list) else ()
+                outer.values()
+                if isinstance(outer, Mapping)
+                else outer
+                if isinstance(outer, list)
+                else ()
             )
             if isinstance(inner, list | Mapping)
         ]
         if not level:
             return
     raise InputError(
-        explain("lists or sections that are nested too deeply", f"{MAX_DEPTH} levels", "Make it flatter.")
+        explain(
+            "lists or sections that are nested too deeply",
+            f"{MAX_DEPTH} levels",
+            "Make it flatter.",
+        )
     )

@@ -104,7 +104,9 @@ def row_values(name: str, processor: LogitsProcessor, options: Any, facts: RowFa
     fields = processor.fields(facts.sizes)
     values = processor.row(options, facts)
     if set(values) != set(fields):
-        raise TypeError(f"logits processor {name!r} gives {sorted(values)} for its fields {sorted(fields)}")
+        raise TypeError(
+            f"logits processor {name!r} gives {sorted(values)} for its fields {sorted(fields)}"
+        )
     arrays = {n: np.asarray(values[n], field.dtype) for n, field in fields.items()}
     wrong = next((n for n, field in fields.items() if arrays[n].shape != field.shape), None)
     if wrong is not None:
@@ -118,7 +120,9 @@ IS_USED = "is_used"
 """The field that the core adds to each processor's: whether the row uses it."""
 
 
-def empty_rows(processors: Processors, num_rows: int, sizes: Sizes) -> dict[str, dict[str, jax.Array]]:
+def empty_rows(
+    processors: Processors, num_rows: int, sizes: Sizes
+) -> dict[str, dict[str, jax.Array]]:
     """Fields by processor of rows that use none."""
     return {
         name: {IS_USED: jnp.zeros(num_rows, bool)}
@@ -149,11 +153,15 @@ def process(
         if processor.evolves:
             given[name] = logits
 
-        def processed(logits: jax.Array, of: Any, processor: LogitsProcessor = processor) -> jax.Array:
+        def processed(
+            logits: jax.Array, of: Any, processor: LogitsProcessor = processor
+        ) -> jax.Array:
             return processor(logits, *of)
 
         own = rows[name]
-        logits = update_rows(own[IS_USED], processed, logits, (own, state), rows_at_once=rows_at_once)
+        logits = update_rows(
+            own[IS_USED], processed, logits, (own, state), rows_at_once=rows_at_once
+        )
     return logits, given
 
 
@@ -178,5 +186,7 @@ def evolve(
             return {**own, **processor.after(logits, tokens, own, state)}
 
         own, of = dict(rows[name]), (given[name], tokens, state)
-        after[name] = update_rows(own[IS_USED] & active, evolved, own, of, rows_at_once=rows_at_once)
+        after[name] = update_rows(
+            own[IS_USED] & active, evolved, own, of, rows_at_once=rows_at_once
+        )
     return after

@@ -77,14 +77,20 @@ class Entry:
 class Registry:
     """All parts of all loaded plugins, by kind, op and name. Immutable once made."""
 
-    def __init__(self, entries: Iterable[Entry], import_s: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, entries: Iterable[Entry], import_s: Mapping[str, float] | None = None
+    ) -> None:
         """`import_s`: seconds that the import of each plugin's module and its hooks took."""
-        self.entries = tuple(sorted(entries, key=lambda e: (e.kind, e.op, e.name, e.state != "ready")))
+        self.entries = tuple(
+            sorted(entries, key=lambda e: (e.kind, e.op, e.name, e.state != "ready"))
+        )
         self.import_s = dict(import_s or {})
 
     def names(self, kind: str, op: str = "") -> list[str]:
         """Names of the parts of a kind that are not broken."""
-        return [e.name for e in self.entries if (e.kind, e.op) == (kind, op) and e.state != "broken"]
+        return [
+            e.name for e in self.entries if (e.kind, e.op) == (kind, op) and e.state != "broken"
+        ]
 
     def find(self, kind: str, name: str, op: str = "") -> Entry:
         """The entry of a name, or of "package/name" where two plugins share one; does not import its code.
@@ -186,7 +192,9 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
         names = [name.strip() for name in listed if name.strip()] or known
     chosen = set(names)
     for name in sorted(chosen - known):
-        raise unknown_name("plugin", name, known, f"Correct {PLUGINS_VARIABLE}, or install the plugin.")
+        raise unknown_name(
+            "plugin", name, known, f"Correct {PLUGINS_VARIABLE}, or install the plugin."
+        )
     manager = hooks.make_manager()
     entries: list[Entry] = []
     import_s: dict[str, float] = {}
@@ -229,7 +237,9 @@ def _load_plugin(
             manager.unregister(name=point.name)
         return broken(reason_of(error))
     if not manager.get_hookcallers(module):
-        return broken("it implements no hook of enginebay (are its functions marked with @hookimpl?)")
+        return broken(
+            "it implements no hook of enginebay (are its functions marked with @hookimpl?)"
+        )
     found: list[Declaration] = []
     others = [plugin for plugin in manager.get_plugins() if plugin is not module]
     for kind in hooks.INTERFACE_VERSIONS:
@@ -293,14 +303,21 @@ def _collector(kind: str, into: list[Declaration]) -> hooks.Register:
 def _check(declaration: Declaration) -> None:
     """PluginError for what the host could not work with later: it would fail far from the plugin."""
     name, op, target = declaration.name, declaration.op, declaration.target
-    lists = (declaration.platforms, declaration.requires, declaration.capabilities.get("custom_calls", ()))
+    lists = (
+        declaration.platforms,
+        declaration.requires,
+        declaration.capabilities.get("custom_calls", ()),
+    )
     _check_names(declaration)
     tests = (
         (
             isinstance(name, str) and name not in ("", AUTO) and not {"/", ":"} & set(name),
             "a name without / and :, not auto",
         ),
-        (isinstance(target, str) and ":" in target, f'"module:attribute" for a target, not {target!r}'),
+        (
+            isinstance(target, str) and ":" in target,
+            f'"module:attribute" for a target, not {target!r}',
+        ),
         (
             isinstance(op, str) and (declaration.kind == "kernel") == bool(op),
             f"an op for kernels only, not {op!r}",
@@ -309,11 +326,16 @@ def _check(declaration: Declaration) -> None:
             all(not isinstance(value, str) for value in lists),
             "tuples for platforms, requires and custom_calls, not one text",
         ),
-        (isinstance(declaration.capabilities.get("priority", 0), int), "a whole number for the priority"),
+        (
+            isinstance(declaration.capabilities.get("priority", 0), int),
+            "a whole number for the priority",
+        ),
     )
     for is_right, allowed in tests:
         if not is_right:
-            raise PluginError(explain(f"{declaration.kind} {name!r}", allowed, "Correct the plugin."))
+            raise PluginError(
+                explain(f"{declaration.kind} {name!r}", allowed, "Correct the plugin.")
+            )
 
 
 def _check_names(declaration: Declaration) -> None:
@@ -324,7 +346,9 @@ def _check_names(declaration: Declaration) -> None:
         and isinstance(declaration.op, str)
         and declaration.op not in ("", *hooks.OPS)
     ):
-        raise PluginError(f"{what}: {unknown_name('op', declaration.op, hooks.OPS, 'Correct the plugin.')}")
+        raise PluginError(
+            f"{what}: {unknown_name('op', declaration.op, hooks.OPS, 'Correct the plugin.')}"
+        )
     known = hooks.CAPABILITIES.get(declaration.kind, ())
     for capability in declaration.capabilities:
         if capability not in known and "." not in capability:
@@ -332,7 +356,9 @@ def _check_names(declaration: Declaration) -> None:
             raise PluginError(f"{what}: {unknown_name('capability', capability, known, todo)}")
 
 
-def _state(declaration: Declaration, distribution: str, taken: Iterable[Entry]) -> tuple[State, str]:
+def _state(
+    declaration: Declaration, distribution: str, taken: Iterable[Entry]
+) -> tuple[State, str]:
     """Whether a declared part can be used here, and if not, why."""
     wanted = hooks.INTERFACE_VERSIONS[declaration.kind]
     if declaration.interface != wanted:

@@ -29,7 +29,11 @@ class HuggingFaceTokenizer(Protocol):
         """Text to ids, with a begin-of-sequence token where the model wants one and it is asked for."""
 
     def decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
     ) -> str:
         """Ids to text."""
 
@@ -54,20 +58,26 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. RequestError for what is no text, or holds half a UTF-16 pair."""
         if not isinstance(text, str):
-            raise RequestError(explain(f"a {type(text).__name__} to tokenise", "text", "Convert it to str."))
+            raise RequestError(
+                explain(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:
             given = f"the lone surrogate {text[error.start]!a} at character {error.start}"
             raise RequestError(
-                explain(given, "text that UTF-8 can write", "Decode the input with errors='replace'.")
+                explain(
+                    given, "text that UTF-8 can write", "Decode the input with errors='replace'."
+                )
             ) from None
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids, spaces as they are."""
         return self._inner.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
 
     def apply_chat_template(
@@ -149,7 +159,9 @@ class IncrementalDetokenizer:
         return text
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip) if token_ids else ""
+        return (
+            self._tokenizer.decode(token_ids, skip_special_tokens=self._skip) if token_ids else ""
+        )
 
     def _text_of(self, token_ids: list[int]) -> str:
         """What the tokens add after the context."""

@@ -40,19 +40,29 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
 
     max_tokens: int | None = Field(
-        default=64, ge=1, description="most new tokens; None: as many as context and cache have room for"
+        default=64,
+        ge=1,
+        description="most new tokens; None: as many as context and cache have room for",
     )
     temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
     top_k: int = Field(default=0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass"
+    )
     min_p: float = Field(
         default=0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's"
     )
     presence_penalty: float = Field(
-        default=0.0, ge=-2.0, le=2.0, description="taken from the score of a token that is in the output"
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="taken from the score of a token that is in the output",
     )
     frequency_penalty: float = Field(
-        default=0.0, ge=-2.0, le=2.0, description="taken from a token's score as often as it is in the output"
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="taken from a token's score as often as it is in the output",
     )
     repetition_penalty: float = Field(
         default=1.0,
@@ -60,7 +70,9 @@ class SamplingParams(BaseModel):
         allow_inf_nan=False,
         description="divides the score of a token that is in prompt or output (multiplies a negative one)",
     )
-    seed: int | None = Field(default=None, ge=0, lt=2**63, description="equal seeds give equal samples")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**63, description="equal seeds give equal samples"
+    )
     n: int = Field(default=1, ge=1, le=256, description="completions per prompt")
     best_of: int | None = Field(
         default=None,
@@ -69,7 +81,9 @@ class SamplingParams(BaseModel):
         description="completions that are made, of which the n likeliest are returned",
     )
     stop: tuple[str, ...] = Field(default=(), description="texts that end the completion")
-    stop_token_ids: tuple[int, ...] = Field(default=(), description="token ids that end the completion")
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(), description="token ids that end the completion"
+    )
     stop_words_ids: tuple[tuple[int, ...], ...] = Field(
         default=(), description="sequences of token ids that end the completion"
     )
@@ -94,13 +108,17 @@ class SamplingParams(BaseModel):
     json_object: bool = Field(default=False, description="the output is a JSON object")
     regex: str | None = Field(default=None, description="the whole output matches this expression")
     choice: tuple[str, ...] = Field(default=(), description="the output is one of these texts")
-    grammar: str | None = Field(default=None, description="the output is of this grammar, in Lark's notation")
+    grammar: str | None = Field(
+        default=None, description="the output is of this grammar, in Lark's notation"
+    )
 
     suppress_repetition_in_generation: bool = Field(
         default=False, description="repetition_penalty looks at the output alone, not at the prompt"
     )
     no_repeat_ngram_size: int = Field(
-        default=0, ge=0, description="no sequence of so many tokens comes twice, prompt included; 0: any may"
+        default=0,
+        ge=0,
+        description="no sequence of so many tokens comes twice, prompt included; 0: any may",
     )
     min_tokens: int = Field(
         default=0, ge=0, description="least new tokens before a token or text that ends it"
@@ -150,22 +168,30 @@ class SamplingParams(BaseModel):
     @classmethod
     def _no_empty_sequence(cls, value: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         if not all(value):
-            raise ValueError("a sequence of at least one token id; an empty one would end every completion")
+            raise ValueError(
+                "a sequence of at least one token id; an empty one would end every completion"
+            )
         return value
 
     @field_validator("best_of", "n")
     @classmethod
     def _best_of_at_least_n(cls, value: int | None, info: ValidationInfo) -> int | None:
-        pair = {name: info.data.get(name) for name in ("n", "best_of")} | {str(info.field_name): value}
+        pair = {name: info.data.get(name) for name in ("n", "best_of")} | {
+            str(info.field_name): value
+        }
         if pair["n"] is not None and pair["best_of"] is not None and pair["best_of"] < pair["n"]:
-            raise ValueError(f"best_of of at least n; they would be {pair['best_of']} and {pair['n']}")
+            raise ValueError(
+                f"best_of of at least n; they would be {pair['best_of']} and {pair['n']}"
+            )
         return value
 
     @field_validator("stop")
     @classmethod
     def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not text for text in value):
-            raise ValueError("texts that are not empty, as an empty one would end every completion at once")
+            raise ValueError(
+                "texts that are not empty, as an empty one would end every completion at once"
+            )
         return value
 
 
@@ -223,7 +249,11 @@ class FrozenSampling:
     @property
     def penalises(self) -> bool:
         """Whether tokens of prompt or output change the scores of those to come."""
-        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (
+            0.0,
+            0.0,
+            1.0,
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -303,7 +333,9 @@ def key_of(seed: int) -> tuple[int, int]:
 
 def with_processors(request: Request, values: tuple[Any, ...]) -> Request:
     """The request with other fields of logits processors (enginebay.processor.RowValues)."""
-    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, processors=values))
+    return dataclasses.replace(
+        request, sampling=dataclasses.replace(request.sampling, processors=values)
+    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -332,7 +364,9 @@ class RequestMetrics:
         """Decode rate after the first token; nan for fewer than two tokens."""
         span = self.finished_s - self.first_token_s
         return (
-            (self.num_generated_tokens - 1) / span if self.num_generated_tokens > 1 and span > 0 else math.nan
+            (self.num_generated_tokens - 1) / span
+            if self.num_generated_tokens > 1 and span > 0
+            else math.nan
         )
 
 

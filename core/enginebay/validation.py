@@ -38,7 +38,10 @@ OTHER_PROGRAMS = {
     "num_return_sequences": ("-n N", "n"),
     "num_speculative_tokens": ("--draft-tokens N", "draft_tokens"),
     "scheduling_policy": ("--scheduler NAME", "scheduler"),
-    "speculative_config": ("--proposer ngram --draft-tokens N", "proposer='ngram' with draft_tokens"),
+    "speculative_config": (
+        "--proposer ngram --draft-tokens N",
+        "proposer='ngram' with draft_tokens",
+    ),
     "speculative_model": ("--proposer NAME", "proposer"),
     "stop_sequences": ("--stop TEXT", "stop"),
     "stop_strings": ("--stop TEXT", "stop"),
@@ -86,14 +89,18 @@ def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
         unknown = finding["type"] in ("extra_forbidden", "no_such_attribute")
         name = _path(finding["loc"] if unknown or not path else path) or model.__name__
         if name not in told:  # a union finds a fault for each of its members
-            told[name] = _unknown(name, finding, node) if unknown else _wrong(name, finding, node, error)
+            told[name] = (
+                _unknown(name, finding, node) if unknown else _wrong(name, finding, node, error)
+            )
     more = [f"{len(told) - MAX_FINDINGS} more."] if len(told) > MAX_FINDINGS else []
     return " Also: ".join([*list(told.values())[:MAX_FINDINGS], *more])
 
 
 def changed_fields(model: BaseModel) -> list[tuple[str | None, Any]]:
     """The fields whose values are not the defaults, for a repr that can be read."""
-    values = ((name, getattr(model, name), field) for name, field in type(model).model_fields.items())
+    values = (
+        (name, getattr(model, name), field) for name, field in type(model).model_fields.items()
+    )
     return [
         (name, value)
         for name, value, field in values
@@ -114,12 +121,18 @@ def _unknown(name: str, finding: ErrorDetails, parent: Mapping[str, Any]) -> str
     few = ", ".join(known) or "none"
     if len(known) > FEW_FIELDS:
         few = near or f"{', '.join(known[:5])} and {len(known) - 5} more"
-    todo = other_program_hint(last, is_flag=False) or (f"Did you mean {near!r}?" if near else "Leave it out.")
+    todo = other_program_hint(last, is_flag=False) or (
+        f"Did you mean {near!r}?" if near else "Leave it out."
+    )
     return explain(f"{name} = {shown(finding['input'])}, an unknown field", few, todo)
 
 
-def _wrong(name: str, finding: ErrorDetails, node: Mapping[str, Any], error: ValidationError) -> str:
-    message = shown_text(finding["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+def _wrong(
+    name: str, finding: ErrorDetails, node: Mapping[str, Any], error: ValidationError
+) -> str:
+    message = (
+        shown_text(finding["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    )
     if not finding["loc"]:  # of several fields together
         return explain(message, "values that fit each other", "Change one of them.")
     given = f"{name} = {shown(finding['input'])}"
@@ -130,7 +143,9 @@ def _wrong(name: str, finding: ErrorDetails, node: Mapping[str, Any], error: Val
         names = [str(choice) for choice in _choices(node.get("propertyNames", {}))]
         near = nearest(str(finding["input"]), names)
         given = f"{name}.{_path([str(finding['input'])])}, an unknown key"
-        return explain(given, ", ".join(names), f"Did you mean {near!r}?" if near else "Leave it out.")
+        return explain(
+            given, ", ".join(names), f"Did you mean {near!r}?" if near else "Leave it out."
+        )
     if finding["type"] == "value_error" or not allowed:
         allowed = message
     return explain(given, allowed, _otherwise(name, node, finding["input"]))
@@ -138,12 +153,20 @@ def _wrong(name: str, finding: ErrorDetails, node: Mapping[str, Any], error: Val
 
 def _otherwise(name: str, node: Mapping[str, Any], value: object) -> str:
     """The nearest of the values that the field may have, or its default."""
-    near = nearest(value, [str(choice) for choice in _choices(node)]) if isinstance(value, str) else None
+    near = (
+        nearest(value, [str(choice) for choice in _choices(node)])
+        if isinstance(value, str)
+        else None
+    )
     if near is not None:
         return f"Did you mean {near!r}?"
     default = node.get("default")
     plain = isinstance(default, str | int | float)
-    return f"Leave {name} out for its default, {default}." if plain else f"Change it, or leave {name} out."
+    return (
+        f"Leave {name} out for its default, {default}."
+        if plain
+        else f"Change it, or leave {name} out."
+    )
 
 
 def _path(loc: Sequence[int | str]) -> str:
@@ -159,12 +182,16 @@ def _schema(model: type[BaseModel]) -> Mapping[str, Any]:
         return {}
 
 
-def _walk(schema: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[list[int | str], Mapping[str, Any]]:
+def _walk(
+    schema: Mapping[str, Any], loc: Sequence[int | str]
+) -> tuple[list[int | str], Mapping[str, Any]]:
     """The part of `loc` that names fields, and the schema of the last of them."""
     path: list[int | str] = []
     node, defs = schema, schema.get("$defs", {})
     for key in loc[:-2] if loc[-1:] == ("[key]",) else loc:
-        inner = next((n for n in (_step(one, key) for one in _branches(node, defs)) if n is not None), None)
+        inner = next(
+            (n for n in (_step(one, key) for one in _branches(node, defs)) if n is not None), None
+        )
         if inner is None:
             break
         path.append(key)
@@ -177,7 +204,11 @@ def _walk(schema: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[list[int
 def _branches(node: Mapping[str, Any], defs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if "$ref" in node:
         return [defs[node["$ref"].rpartition("/")[2]]]
-    return [branch for one in node["anyOf"] for branch in _branches(one, defs)] if "anyOf" in node else [node]
+    return (
+        [branch for one in node["anyOf"] for branch in _branches(one, defs)]
+        if "anyOf" in node
+        else [node]
+    )
 
 
 def _step(node: Mapping[str, Any], key: int | str) -> Mapping[str, Any] | None:

@@ -15,7 +15,8 @@ async def stream(llm: LLM) -> str:
 async def main() -> None:
     with LLM("demo", max_model_len=256, max_num_seqs=4) as llm:
         story, batch = await asyncio.gather(
-            stream(llm), llm.agenerate(["One day, a cat", "There was a boy"], SamplingParams(max_tokens=16))
+            stream(llm),
+            llm.agenerate(["One day, a cat", "There was a boy"], SamplingParams(max_tokens=16)),
         )
     print(story)
     for output in batch:

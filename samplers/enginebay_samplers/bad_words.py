@@ -36,7 +36,9 @@ class BadWordsOptions(BaseModel):
         json_schema_extra={"examples": [{"sequences": [[3], [1, 2], [2, 2, 5], [30, 31, 32, 33]]}]},
     )
 
-    sequences: Annotated[tuple[Annotated[TokenIds, Field(min_length=1)], ...], Field(strict=False)] = Field(
+    sequences: Annotated[
+        tuple[Annotated[TokenIds, Field(min_length=1)], ...], Field(strict=False)
+    ] = Field(
         default=(),
         description=f"of token ids, at most {MAX_SEQUENCES}, of at most {MAX_LENGTH} tokens each",
     )

@@ -26,7 +26,9 @@ class GuidedOptions(BaseModel):
         json_schema_extra={"examples": [{"token_ids": [2, 6, 30, 31, 32]}, {"token_ids": [8]}]},
     )
 
-    token_ids: TokenIds | None = Field(default=None, description="those that it allows; None: all of them")
+    token_ids: TokenIds | None = Field(
+        default=None, description="those that it allows; None: all of them"
+    )
 
 
 class Guided(LogitsProcessor):

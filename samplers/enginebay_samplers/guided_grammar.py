@@ -41,12 +41,22 @@ class LlguidanceOptions(BaseModel):
         default=500_000, ge=1, description="symbols in all productions of a grammar"
     )
     initial_lexer_fuel: int = Field(
-        default=1_000_000, ge=1, description="work on the expressions of a grammar when it is compiled"
+        default=1_000_000,
+        ge=1,
+        description="work on the expressions of a grammar when it is compiled",
     )
-    step_lexer_fuel: int = Field(default=200_000, ge=1, description="work on expressions for one mask")
-    step_max_items: int = Field(default=50_000, ge=1, description="items of the parser for one mask")
-    max_items_in_row: int = Field(default=2_000, ge=1, description="items of the parser for one byte")
-    max_lexer_states: int = Field(default=250_000, ge=1, description="states of the lexer, 1 to 2 kB each")
+    step_lexer_fuel: int = Field(
+        default=200_000, ge=1, description="work on expressions for one mask"
+    )
+    step_max_items: int = Field(
+        default=50_000, ge=1, description="items of the parser for one mask"
+    )
+    max_items_in_row: int = Field(
+        default=2_000, ge=1, description="items of the parser for one byte"
+    )
+    max_lexer_states: int = Field(
+        default=250_000, ge=1, description="states of the lexer, 1 to 2 kB each"
+    )
 
     def limits(self) -> llguidance.LLParserLimits:
         """As llguidance takes them."""
@@ -86,7 +96,9 @@ class _Words:
 class Llguidance(GrammarLibrary):
     """llguidance over one tokenizer. Whitespace in JSON is compact, unless a schema says otherwise."""
 
-    def __init__(self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, options: LlguidanceOptions = DEFAULT_OPTIONS
+    ) -> None:
         given = _serialised(vocabulary.tokenizer)
         ends = list(vocabulary.eos_token_ids) or None
         try:
@@ -102,7 +114,9 @@ class Llguidance(GrammarLibrary):
         known = np.zeros(num_words(vocabulary.size) * 32, np.uint8)
         known[: min(vocabulary.size, tokenizer.vocab_size)] = 1
         known[[i for i in (*vocabulary.eos_token_ids, *tokenizer.eos_tokens) if i < len(known)]] = 0
-        self._words = _Words(tokenizer, np.packbits(known, bitorder="little").view(np.uint32), options)
+        self._words = _Words(
+            tokenizer, np.packbits(known, bitorder="little").view(np.uint32), options
+        )
 
     def compile(self, structure: Structure) -> Grammar:
         """RequestError with llguidance's reason, and for schemas that it would hold in part."""
@@ -145,7 +159,9 @@ class LlguidanceGrammar(Grammar):
 class LlguidanceConstraint(Constraint):
     """A matcher, and the mask of its next token once it was asked for."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: _Words, bits: np.ndarray | None = None) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, words: _Words, bits: np.ndarray | None = None
+    ) -> None:
         self._matcher = matcher
         self._words = words
         self._bits = bits
@@ -219,7 +235,9 @@ def _definition(structure: Structure) -> str:
     if structure.form == "choice":
         text = "start: " + " | ".join(json.dumps(one) for one in json.loads(text))
     elif text.lstrip().startswith("{"):
-        raise _refusal(structure, "it is no Lark text")  # llguidance would take it for a list of grammars
+        raise _refusal(
+            structure, "it is no Lark text"
+        )  # llguidance would take it for a list of grammars
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 
@@ -227,7 +245,9 @@ def _refusal(structure: Structure, reason: str) -> RequestError:
     form, shown = structure.form, _one_line(structure.text)
     shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
     return RequestError(
-        explain(f"{form} = {shown}: {_one_line(reason)}", ALLOWED[form], "Correct it, or leave it out.")
+        explain(
+            f"{form} = {shown}: {_one_line(reason)}", ALLOWED[form], "Correct it, or leave it out."
+        )
     )
 
 

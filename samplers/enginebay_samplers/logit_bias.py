@@ -30,7 +30,8 @@ class LogitBiasOptions(BaseModel):
     )
 
     bias: dict[int, Bias] = Field(
-        default_factory=dict, description=f"token id to what is added, -100 to 100; at most {MAX_BIASED}"
+        default_factory=dict,
+        description=f"token id to what is added, -100 to 100; at most {MAX_BIASED}",
     )
 
 
@@ -39,7 +40,10 @@ class LogitBias(LogitsProcessor):
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """Token ids, the vocabulary's size where there is none, and what is added to them."""
-        return {"ids": RowField("int32", (MAX_BIASED,)), "values": RowField("float32", (MAX_BIASED,))}
+        return {
+            "ids": RowField("int32", (MAX_BIASED,)),
+            "values": RowField("float32", (MAX_BIASED,)),
+        }
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """RequestError for too many tokens, and for ids that the model does not have."""

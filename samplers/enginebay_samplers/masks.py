@@ -12,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay.types import MAX_STOP_TOKENS
-from enginebay_samplers.tokens import ban, check_ids, check_number, from_bits, is_among, num_words, to_bits
+from enginebay_samplers.tokens import (
+    ban,
+    check_ids,
+    check_number,
+    from_bits,
+    is_among,
+    num_words,
+    to_bits,
+)
 
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(strict=False)]
 """Token ids: from a list too, as JSON has them."""
@@ -59,7 +67,9 @@ class MinTokensOptions(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
-        json_schema_extra={"examples": [{"min_tokens": 4}, {"min_tokens": 9, "stop_token_ids": [3, 8]}]},
+        json_schema_extra={
+            "examples": [{"min_tokens": 4}, {"min_tokens": 9, "stop_token_ids": [3, 8]}]
+        },
     )
 
     min_tokens: int = Field(default=0, ge=0, lt=2**31, description="least new tokens")

@@ -32,7 +32,10 @@ class MirostatOptions(BaseModel):
         default=5.0, ge=0.0, le=100.0, description="mean surprise to aim at, in bits per token"
     )
     eta: float = Field(
-        default=0.1, ge=0.0, le=1.0, description="share of a token's error that is put right at once"
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="share of a token's error that is put right at once",
     )
 
 

@@ -38,7 +38,9 @@ def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
         state.repetition_penalty,
         jnp.zeros(state.repetition_penalty.shape, bool),
     )
-    return lax.cond(jnp.any(penalizes(state)), lambda: _penalized(logits, strengths, state), lambda: logits)
+    return lax.cond(
+        jnp.any(penalizes(state)), lambda: _penalized(logits, strengths, state), lambda: logits
+    )
 
 
 def penalizes(state: SamplingState) -> jax.Array:
@@ -81,10 +83,16 @@ class PenaltiesOptions(BaseModel):
     )
 
     presence: float = Field(
-        default=0.0, ge=-2.0, le=2.0, description="taken from the logit of a token that is in the output"
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="taken from the logit of a token that is in the output",
     )
     frequency: float = Field(
-        default=0.0, ge=-2.0, le=2.0, description="taken from a token's logit as often as it is in the output"
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="taken from a token's logit as often as it is in the output",
     )
     repetition: float = Field(
         default=1.0,
@@ -92,7 +100,9 @@ class PenaltiesOptions(BaseModel):
         allow_inf_nan=False,
         description="divides the logit of a token in prompt or output when it is positive, else multiplies it",
     )
-    output_only: bool = Field(default=False, description="repetition counts the output's tokens alone")
+    output_only: bool = Field(
+        default=False, description="repetition counts the output's tokens alone"
+    )
 
 
 class Penalties(LogitsProcessor):
@@ -112,7 +122,9 @@ class Penalties(LogitsProcessor):
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """Any options can be served; a repetition beyond what f32 scores bear counts as the last that they do."""
         repetition = min(max(options.repetition, 1.0 / MAX_REPETITION), MAX_REPETITION)
-        return {name: getattr(options, name) for name in _Strengths._fields} | {"repetition": repetition}
+        return {name: getattr(options, name) for name in _Strengths._fields} | {
+            "repetition": repetition
+        }
 
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
         """f32 [S, vocab]."""

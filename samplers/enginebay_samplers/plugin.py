@@ -10,12 +10,20 @@ PROCESSORS = {
     "allowed_token_ids": ("masks:AllowedTokenIds", 20, "makes all other tokens impossible"),
     "min_tokens": ("masks:MinTokens", 21, "no end before so many new tokens"),
     "bad_words": ("bad_words:BadWords", 22, "sequences of tokens that are never finished"),
-    "no_repeat_ngram": ("repetition:NoRepeatNgram", 23, "no sequence of so many tokens comes twice"),
+    "no_repeat_ngram": (
+        "repetition:NoRepeatNgram",
+        23,
+        "no sequence of so many tokens comes twice",
+    ),
     "dry": ("repetition:Dry", 40, "long repetitions cost more and more"),
     "penalties": ("penalties:Penalties", 50, "presence, frequency and repetition"),
     "typical": ("typical:Typical", 110, "tokens whose surprise is near the entropy"),
     "xtc": ("xtc:Xtc", 120, "now and then leaves the likeliest tokens out"),
-    "mirostat": ("mirostat:Mirostat", 130, "cuts unlikely tokens off to keep the surprise near a target"),
+    "mirostat": (
+        "mirostat:Mirostat",
+        130,
+        "cuts unlikely tokens off to keep the surprise near a target",
+    ),
 }
 """Where each lies in this package, its place in the order of application, and what it does."""
 

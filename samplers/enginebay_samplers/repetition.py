@@ -22,7 +22,9 @@ _Loop = tuple[Any, jax.Array, jax.Array, jax.Array]
 """Tokens counted so far, the text that far to the right, where the match goes on, and its length."""
 
 
-def _matches(state: SamplingState, limit: jax.Array, first: jax.Array, ends: jax.Array) -> jax.Array:
+def _matches(
+    state: SamplingState, limit: jax.Array, first: jax.Array, ends: jax.Array
+) -> jax.Array:
     """int32 [S, L]: at each index, how many tokens before it are also the last ones of the row's text, in their order.
 
     -1 outside of the text. `limit` int32 [S]: most that are counted. `first` int32 [S]: index of the first one that
@@ -54,7 +56,9 @@ class NoRepeatNgramOptions(BaseModel):
         json_schema_extra={"examples": [{"size": 1}, {"size": 2}, {"size": 3}]},
     )
 
-    size: int = Field(default=3, ge=1, lt=2**31, description="tokens of a sequence that must not come twice")
+    size: int = Field(
+        default=3, ge=1, lt=2**31, description="tokens of a sequence that must not come twice"
+    )
 
 
 class NoRepeatNgram(LogitsProcessor):
@@ -104,14 +108,22 @@ class DryOptions(BaseModel):
         le=100.0,
         description="taken from the logit at the allowed length; 0 changes nothing",
     )
-    base: float = Field(default=1.75, ge=1.0, le=4.0, description="times as much for each token more")
+    base: float = Field(
+        default=1.75, ge=1.0, le=4.0, description="times as much for each token more"
+    )
     allowed_length: int = Field(
-        default=2, ge=1, le=MAX_MATCH, description="tokens that repeat before the next one costs anything"
+        default=2,
+        ge=1,
+        le=MAX_MATCH,
+        description="tokens that repeat before the next one costs anything",
     )
     sequence_breakers: TokenIds = Field(
-        default=(), description="token ids that no repetition reaches over, such as those of line ends"
+        default=(),
+        description="token ids that no repetition reaches over, such as those of line ends",
     )
-    range: int = Field(default=0, ge=0, lt=2**31, description="last tokens that are looked at; 0: all")
+    range: int = Field(
+        default=0, ge=0, lt=2**31, description="last tokens that are looked at; 0: all"
+    )
 
 
 class Dry(LogitsProcessor):
@@ -157,5 +169,9 @@ class Dry(LogitsProcessor):
         each = own["multiplier"][:, None] * own["base"][:, None] ** more.astype(jnp.float32)
         each = jnp.where((more >= 0) & ~stops, each, 0.0)
         row = jnp.arange(num_rows)[:, None]
-        cost = jnp.zeros((num_rows, vocab), jnp.float32).at[row, state.token_ids].max(each, mode="drop")
+        cost = (
+            jnp.zeros((num_rows, vocab), jnp.float32)
+            .at[row, state.token_ids]
+            .max(each, mode="drop")
+        )
         return logits - cost

@@ -61,7 +61,9 @@ def check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
     wrong = next((i for i in ids if not 0 <= i < vocab), None)
     if wrong is not None:
         raise RequestError(
-            explain(f"{what}: token id {wrong}", f"0 to {vocab - 1}", "Use token ids of this model.")
+            explain(
+                f"{what}: token id {wrong}", f"0 to {vocab - 1}", "Use token ids of this model."
+            )
         )
 
 

@@ -23,11 +23,16 @@ class TypicalOptions(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
-        json_schema_extra={"examples": [{"typical_p": 0.2}, {"typical_p": 0.7}, {"typical_p": 1.0}]},
+        json_schema_extra={
+            "examples": [{"typical_p": 0.2}, {"typical_p": 0.7}, {"typical_p": 1.0}]
+        },
     )
 
     typical_p: float = Field(
-        default=0.95, gt=0.0, le=1.0, description="keep the most typical tokens with this mass; 1 keeps all"
+        default=0.95,
+        gt=0.0,
+        le=1.0,
+        description="keep the most typical tokens with this mass; 1 keeps all",
     )
 
 

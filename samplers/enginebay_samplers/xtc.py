@@ -34,9 +34,14 @@ class XtcOptions(BaseModel):
     )
 
     threshold: float = Field(
-        default=0.1, ge=0.0, le=1.0, description="probability that makes a token one of the top choices"
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="probability that makes a token one of the top choices",
     )
-    probability: float = Field(default=0.5, ge=0.0, le=1.0, description="how often they are left out")
+    probability: float = Field(
+        default=0.5, ge=0.0, le=1.0, description="how often they are left out"
+    )
 
 
 class Xtc(LogitsProcessor):
@@ -62,5 +67,7 @@ class Xtc(LogitsProcessor):
         least = jnp.where(top, logits, jnp.inf).min(axis=-1, keepdims=True)
         # A key's words are random bits themselves: the last step of deriving it was a draw of them.
         bits = jax.random.key_data(position_keys(state, XTC_STREAM))[:, :1]
-        happens = (bits >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24 < own["probability"][:, None]
+        happens = (bits >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24 < own["probability"][
+            :, None
+        ]
         return keep(logits, ~happens | ~top | (logits == least), given)

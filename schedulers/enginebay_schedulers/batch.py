@@ -64,7 +64,9 @@ def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Deci
     named = {name for name, _ in prefill}
     next_up = next((one for one in line if one.request_id not in named), None)
     hurry = bool(prefill) or any(row.num_left > 0 for row in kept)
-    hurry = hurry or (next_up is not None and has_room(next_up, dataclasses.replace(room, budget=1)))
+    hurry = hurry or (
+        next_up is not None and has_room(next_up, dataclasses.replace(room, budget=1))
+    )
     steps = _wanted_steps(view, decoding, few_steps, hurry=hurry)
     steps = steps_that_fit(decoding, steps, room.tokens)
     return Decision(prefill, tuple(row.request_id for row in decoding), steps, preempt)
@@ -130,7 +132,9 @@ def growth(decoding: Iterable[RunningView], num_steps: int) -> int:
     return sum([row.growth(num_steps) for row in decoding])
 
 
-def make_room(rows: Sequence[RunningView], limits: Limits) -> tuple[tuple[str, ...], list[RunningView], int]:
+def make_room(
+    rows: Sequence[RunningView], limits: Limits
+) -> tuple[tuple[str, ...], list[RunningView], int]:
     """Who is preempted so that each decoding row can run one step; who is kept; and the free tokens then.
 
     First those that are ending anyway, which have nothing to compute again; then from the end of `rows`.
@@ -206,4 +210,8 @@ def _wanted_steps(
     most = min(view.limits.max_decode_steps, max(row.max_new_left for row in decoding))
     if hurry:
         return min(most, few_steps)
-    return min(most, max(few_steps, min(row.max_new_left for row in decoding))) if view.waiting else most
+    return (
+        min(most, max(few_steps, min(row.max_new_left for row in decoding)))
+        if view.waiting
+        else most
+    )

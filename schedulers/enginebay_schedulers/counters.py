@@ -98,12 +98,18 @@ def charge(view: SchedulerView, decision: Decision, state: Counters, weights: We
             counters[row.tenant] += weights.output * num
             paid[row.request_id] += num
     waiting = set(queued.values())
-    accounts = tuple(Account(t, counter, admitted[t], t in waiting) for t, counter in counters.items())
+    accounts = tuple(
+        Account(t, counter, admitted[t], t in waiting) for t, counter in counters.items()
+    )
     return Counters(accounts, tuple(paid.items()), last)
 
 
 def _is_kept(
-    account: Account, view: SchedulerView, state: Counters, tenants: dict[str, None], forget_s: float
+    account: Account,
+    view: SchedulerView,
+    state: Counters,
+    tenants: dict[str, None],
+    forget_s: float,
 ) -> bool:
     recent = view.now_s - account.admitted_s <= forget_s
     return account.tenant in tenants or account.tenant == state.last or recent

@@ -17,7 +17,10 @@ class FairOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     input_weight: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="what a prompt token that is processed costs"
+        default=1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="what a prompt token that is processed costs",
     )
     output_weight: float = Field(
         default=2.0, gt=0, allow_inf_nan=False, description="what a generated token costs"
@@ -66,7 +69,9 @@ class Fair(Scheduler):
                 arrival_s = queues[account.tenant][-1].arrival_s
                 since_s = max(arrival_s, account.admitted_s)
                 late = view.now_s - since_s >= self._options.max_wait_s
-                turns.append((not late, since_s if late else account.counter, arrival_s, account.tenant))
+                turns.append(
+                    (not late, since_s if late else account.counter, arrival_s, account.tenant)
+                )
         heapq.heapify(turns)
         levels = {account.tenant: account.counter for account in counters.accounts}
         paid = {name for name, _ in counters.paid}
@@ -86,4 +91,6 @@ def _rows(view: SchedulerView, counters: Counters) -> list[RunningView]:
     """Running requests: the oldest, then by their tenant's counter, and by arrival."""
     levels = {account.tenant: account.counter for account in counters.accounts}
     oldest = min(view.running, key=lambda row: row.arrival_s, default=None)
-    return sorted(view.running, key=lambda row: (row is not oldest, levels[row.tenant], row.arrival_s))
+    return sorted(
+        view.running, key=lambda row: (row is not oldest, levels[row.tenant], row.arrival_s)
+    )

@@ -26,7 +26,10 @@ class PriorityOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ageing_s: float = Field(
-        default=10.0, gt=0, allow_inf_nan=False, description="seconds of waiting that make up for one level"
+        default=10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds of waiting that make up for one level",
     )
     displace: bool = Field(
         default=True,
@@ -62,16 +65,22 @@ class Priority(Scheduler):
         displaced = self._displaced(view, rows, line[0]) if line and self._options.displace else ()
         both: list[One] = [*rows, *line]
         order = sorted((one for one in both if one.request_id not in displaced), key=self._rank)
-        decision = run_batch(without(view, displaced), order, self._options.decode_steps_when_waiting)
+        decision = run_batch(
+            without(view, displaced), order, self._options.decode_steps_when_waiting
+        )
         return dataclasses.replace(decision, preempt=displaced + decision.preempt), None
 
     def _rank(self, one: One) -> tuple[float, float]:
         return one.arrival_s - one.priority * self._options.ageing_s, one.arrival_s
 
-    def _displaced(self, view: SchedulerView, rows: list[RunningView], first: WaitingView) -> tuple[str, ...]:
+    def _displaced(
+        self, view: SchedulerView, rows: list[RunningView], first: WaitingView
+    ) -> tuple[str, ...]:
         """The fewest rows from the end of the order that make room for `first`; none where that is not enough."""
         ending = {row.request_id for row in rows if is_ending(row)}  # they make room by themselves
-        lower = [r for r in rows if r.priority < first.priority and self._rank(r) > self._rank(first)]
+        lower = [
+            r for r in rows if r.priority < first.priority and self._rank(r) > self._rank(first)
+        ]
         names = tuple(row.request_id for row in reversed(lower) if row.request_id not in ending)
 
         def is_enough(num: int) -> bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from enginebay_schedulers.batch import FewSteps, MaxWait, One, first_in_line, oldest_first, run_batch
+from enginebay_schedulers.batch import (
+    FewSteps,
+    MaxWait,
+    One,
+    first_in_line,
+    oldest_first,
+    run_batch,
+)
 
 
 class SjfOptions(BaseModel):

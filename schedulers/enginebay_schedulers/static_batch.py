@@ -48,9 +48,13 @@ class StaticBatch(Scheduler):
         """No batch."""
         return ()
 
-    def decide(self, view: SchedulerView, state: tuple[str, ...]) -> tuple[Decision, tuple[str, ...]]:
+    def decide(
+        self, view: SchedulerView, state: tuple[str, ...]
+    ) -> tuple[Decision, tuple[str, ...]]:
         """The next decision and the ids of the batch."""
-        present = {one.request_id for one in view.waiting} | {row.request_id for row in view.running}
+        present = {one.request_id for one in view.waiting} | {
+            row.request_id for row in view.running
+        }
         batch = tuple(name for name in state if name in present)
         batch += tuple(row.request_id for row in view.running if row.request_id not in batch)
         batch = batch or self._gather(view.waiting, view.limits)
@@ -59,7 +63,9 @@ class StaticBatch(Scheduler):
             return Decision(prefill=prefill), batch
         preempt, kept, free_tokens = make_room(view.running, view.limits)
         decoding = decodable(kept, view.limits)
-        steps = min(view.limits.max_decode_steps, max((row.max_new_left for row in decoding), default=1))
+        steps = min(
+            view.limits.max_decode_steps, max((row.max_new_left for row in decoding), default=1)
+        )
         spare = room_beside(kept, dataclasses.replace(view.limits, free_tokens=free_tokens)).tokens
         steps = steps_that_fit(decoding, steps, spare)
         return Decision((), tuple(row.request_id for row in decoding), steps, preempt), batch
@@ -83,4 +89,6 @@ def _prompts(view: SchedulerView, batch: frozenset[str]) -> tuple[tuple[str, int
     """What the budget allows of the batch's prompts: rows that have begun first, then those not yet admitted."""
     todo: list[One] = [*view.running, *(one for one in view.waiting if one.request_id in batch)]
     limits = view.limits
-    return fill_budget(todo, Room(limits.free_rows, limits.max_num_batched_tokens, limits.free_tokens))[0]
+    return fill_budget(
+        todo, Room(limits.free_rows, limits.max_num_batched_tokens, limits.free_tokens)
+    )[0]

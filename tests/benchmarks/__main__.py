@@ -35,7 +35,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--models", default="S,M", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--engines", default="oengine,vinference", help="of enginebay, one contestant each")
+    parser.add_argument(
+        "--engines", default="oengine,vinference", help="of enginebay, one contestant each"
+    )
     parser.add_argument(
         "--compile-cache",
         default="auto",
@@ -47,7 +49,10 @@ def main() -> int:
         "--torch-python", default=sys.executable, help="interpreter with torch, for transformers"
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path(".cache/benchmarks"), help="where the random models are kept"
+        "--folder",
+        type=Path,
+        default=Path(".cache/benchmarks"),
+        help="where the random models are kept",
     )
     args = parser.parse_args()
     for size in args.models.split(","):
@@ -95,8 +100,12 @@ def _print(title: str, runs: Runs) -> None:
     for name, own in runs.items():
         cells = []
         for figure in FIGURES:
-            value, theirs = (statistics.median(run[figure] for run in each) for each in (own, reference))
-            cells.append(f"{value:.4g}" if own is reference else f"{value:.4g} ({value / theirs:.2f}x)")
+            value, theirs = (
+                statistics.median(run[figure] for run in each) for each in (own, reference)
+            )
+            cells.append(
+                f"{value:.4g}" if own is reference else f"{value:.4g} ({value / theirs:.2f}x)"
+            )
         equal = sum(a == b for a, b in zip(own[0]["tokens"], reference[0]["tokens"], strict=True))
         compiled = statistics.median(run["first_batch_compiled"] for run in own)
         print(

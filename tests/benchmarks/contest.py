@@ -35,7 +35,10 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def tell(figure: str, values: list[float]) -> None:
     """One figure: its median and all values."""
-    print(json.dumps({"figure": figure, "value": statistics.median(values), "all": values}), flush=True)
+    print(
+        json.dumps({"figure": figure, "value": statistics.median(values), "all": values}),
+        flush=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,9 @@ def run(contestant: Contestant, rounds: int) -> None:
         one = _seconds(generate, [prompt(100 + 2 * number, DECODE_PROMPT)], [1])
         more = _seconds(generate, [prompt(101 + 2 * number, DECODE_PROMPT)], [1 + DECODE_TOKENS])
         decode.append(DECODE_TOKENS / (more - one))
-        prefill.append(PREFILL_TOKENS / _seconds(generate, [prompt(200 + number, PREFILL_TOKENS)], [1]))
+        prefill.append(
+            PREFILL_TOKENS / _seconds(generate, [prompt(200 + number, PREFILL_TOKENS)], [1])
+        )
     tell("decode_tokens_per_s", decode)
     tell("prefill_tokens_per_s", prefill)
     before = contestant.num_compiled()

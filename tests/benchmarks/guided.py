@@ -89,10 +89,15 @@ def schema_of(num_bytes: int, seed: int) -> str:
     ]
     while True:
         name = f"property_{rng.integers(10**6)}"
-        made = {"type": "object", "properties": properties | {name: kinds[len(properties) % len(kinds)]}}
+        made = {
+            "type": "object",
+            "properties": properties | {name: kinds[len(properties) % len(kinds)]},
+        }
         text = json.dumps(made | {"required": list(made["properties"])})
         if len(text) > num_bytes:
-            return json.dumps({"type": "object", "properties": properties, "required": list(properties)})
+            return json.dumps(
+                {"type": "object", "properties": properties, "required": list(properties)}
+            )
         properties = made["properties"]
 
 
@@ -103,7 +108,9 @@ def main() -> int:
     parser.add_argument("--engine", default="vinference")
     parser.add_argument("--rows", default="1,8", help="requests at once, a list")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--worker-only", action="store_true", help="only what compiling in the worker adds")
+    parser.add_argument(
+        "--worker-only", action="store_true", help="only what compiling in the worker adds"
+    )
     args = parser.parse_args()
     rows = [int(part) for part in args.rows.split(",")]
     sizes: dict[str, Any] = {
@@ -130,7 +137,9 @@ def print_masks(vocabulary: Vocabulary) -> None:
     print(
         f"\n{vocabulary.size} tokens; the library is made in {1e3 * (time.perf_counter() - start):.0f} ms\n"
     )
-    print("| grammar | compiled in ms | masks | median us | 99 % us | most us |\n|---|---|---|---|---|---|")
+    print(
+        "| grammar | compiled in ms | masks | median us | 99 % us | most us |\n|---|---|---|---|---|---|"
+    )
     for name, structure in STRUCTURES.items():
         start = time.perf_counter()
         grammar = library.compile(structure)
@@ -148,7 +157,9 @@ def print_masks(vocabulary: Vocabulary) -> None:
                 if is_done:
                     break
         median, late, most = np.percentile(times, [50, 99, 100])
-        print(f"| {name} | {1e3 * compiled_s:.1f} | {len(times)} | {median:.0f} | {late:.0f} | {most:.0f} |")
+        print(
+            f"| {name} | {1e3 * compiled_s:.1f} | {len(times)} | {median:.0f} | {late:.0f} | {most:.0f} |"
+        )
 
 
 def print_speeds(llm: LLM, rows: list[int], rounds: int) -> None:
@@ -163,7 +174,11 @@ def print_speeds(llm: LLM, rows: list[int], rounds: int) -> None:
         "half": (object_, free),
     }
     print(
-        "\n| rows | " + " | ".join(f"{kind} tok/s" for kind in kinds) + " |\n|---" + "|---" * len(kinds) + "|"
+        "\n| rows | "
+        + " | ".join(f"{kind} tok/s" for kind in kinds)
+        + " |\n|---"
+        + "|---" * len(kinds)
+        + "|"
     )
     for num in rows:
         speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -175,7 +190,9 @@ def print_speeds(llm: LLM, rows: list[int], rounds: int) -> None:
                 if turn:  # the first compiles
                     speeds[kind].append(sum(o.num_generated_tokens for o in outputs) / spent_s)
         print(
-            f"| {num} | " + " | ".join(f"{statistics.median(s):.0f}" for s in speeds.values()) + " |",
+            f"| {num} | "
+            + " | ".join(f"{statistics.median(s):.0f}" for s in speeds.values())
+            + " |",
             flush=True,
         )
 

@@ -104,7 +104,9 @@ class Host:
         runner._compiled = self.programs
         self.num_arrays = len(jax.tree.leaves((runner.weights, runner.state)))
 
-    def measure(self, num_rows: int, num_turns: int, profile: cProfile.Profile | None = None) -> HostTime:
+    def measure(
+        self, num_rows: int, num_turns: int, profile: cProfile.Profile | None = None
+    ) -> HostTime:
         """So many turns, each of which decodes all of `num_rows` rows."""
         config = self.llm.config
         assert config.max_model_len is not None, "an LLM has settled it"
@@ -123,9 +125,13 @@ class Host:
         times: HostTime = self.loop.call(lambda: self._turns(tickets, num_turns, profile))
         return times
 
-    def _turns(self, tickets: list[Ticket], num_turns: int, profile: cProfile.Profile | None) -> HostTime:
+    def _turns(
+        self, tickets: list[Ticket], num_turns: int, profile: cProfile.Profile | None
+    ) -> HostTime:
         book = self.loop._book
-        while book.waiting or any(one.num_computed < one.num_prefill for one in book.running.values()):
+        while book.waiting or any(
+            one.num_computed < one.num_prefill for one in book.running.values()
+        ):
             self.loop._turn()
         for _ in range(WARM_TURNS):
             self.loop._turn()
@@ -160,14 +166,21 @@ def _drain(ticket: Ticket) -> None:
 
 def main() -> int:
     """Print a table for each engine, scheduler and number of decode steps."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.host_time", description=__doc__)
-    parser.add_argument("--model", default="demo", help="demo, or a folder: its arrays are passed, not used")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.host_time", description=__doc__
+    )
+    parser.add_argument(
+        "--model", default="demo", help="demo, or a folder: its arrays are passed, not used"
+    )
     parser.add_argument("--engines", default="vinference,oengine")
     parser.add_argument("--schedulers", default="fcfs,fair")
     parser.add_argument("--rows", default="1,8,32,64,128,256")
     parser.add_argument("--decode-steps", default="1,16")
     parser.add_argument(
-        "--turns", type=int, default=200, help="decode steps that are timed, fewer with a short context"
+        "--turns",
+        type=int,
+        default=200,
+        help="decode steps that are timed, fewer with a short context",
     )
     parser.add_argument(
         "--profile", type=int, default=0, help="print the costliest N functions at the most rows"
@@ -182,7 +195,9 @@ def main() -> int:
                     generation_config="none",
                 ) as llm:  # fmt: skip
                     host = Host(llm)
-                    print(f"\n## {engine}, {scheduler}, decode_steps = {steps}, {host.num_arrays} arrays\n")
+                    print(
+                        f"\n## {engine}, {scheduler}, decode_steps = {steps}, {host.num_arrays} arrays\n"
+                    )
                     _print({n: host.measure(n, args.turns) for n in rows})
                     if args.profile:
                         _profile(host, max(rows), args)
@@ -192,7 +207,9 @@ def main() -> int:
 def _print(times: dict[int, HostTime]) -> None:
     print("| rows | cpu us | wall us | of that the launch |\n|---|---|---|---|")
     for num_rows, one in times.items():
-        print(f"| {num_rows} | {one.cpu_s * 1e6:.0f} | {one.wall_s * 1e6:.0f} | {one.launch_s * 1e6:.0f} |")
+        print(
+            f"| {num_rows} | {one.cpu_s * 1e6:.0f} | {one.wall_s * 1e6:.0f} | {one.launch_s * 1e6:.0f} |"
+        )
     most = max(times)
     if TARGET_ROWS in times and most > TARGET_ROWS:
         base = times[TARGET_ROWS].cpu_s

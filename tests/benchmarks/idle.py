@@ -63,7 +63,8 @@ def _tell(name: str, seconds: float, afterwards: Callable[[], object] | None = N
     share = (time.process_time() - cpu) / (time.perf_counter() - start)
     verdict = "met" if share <= TARGET else "missed"
     print(
-        f"| {name} | {threading.active_count()} | {share:.3%} (target {TARGET:.0%}: {verdict}) |", flush=True
+        f"| {name} | {threading.active_count()} | {share:.3%} (target {TARGET:.0%}: {verdict}) |",
+        flush=True,
     )
     if afterwards is not None:
         afterwards()

@@ -30,7 +30,9 @@ TICK_S = 0.010
 
 def main() -> int:
     """Print a table for each model and dtype."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.inference_api", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.inference_api", description=__doc__
+    )
     parser.add_argument("--models", default="M")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--batches", default="1,8")
@@ -96,7 +98,9 @@ def _ticks(inference: vInference) -> str:
 
     async def measure() -> list[float]:
         work = asyncio.ensure_future(
-            inference.process_prompts_concurrently(prompts, 2, SamplingParams(max_tokens=64, ignore_eos=True))
+            inference.process_prompts_concurrently(
+                prompts, 2, SamplingParams(max_tokens=64, ignore_eos=True)
+            )
         )
         late = []
         while not work.done():

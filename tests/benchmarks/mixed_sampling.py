@@ -28,7 +28,9 @@ KINDS = ("greedy", "greedy, all compiled", "drawn", "each its own")
 
 def main() -> int:
     """Print a row for each model and dtype."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.mixed_sampling", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.mixed_sampling", description=__doc__
+    )
     parser.add_argument("--models", default="M", help="demo, or sizes of tests.benchmarks.models")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--engine", default="oengine")
@@ -43,7 +45,11 @@ def main() -> int:
         for dtype in args.dtypes.split(","):
             folder = size if size == "demo" else str(write_model(args.folder, size, dtype))
             length = args.prompt + args.tokens + 1
-            sizes = {"max_model_len": length, "max_num_seqs": args.rows, "generation_config": "none"}
+            sizes = {
+                "max_model_len": length,
+                "max_num_seqs": args.rows,
+                "generation_config": "none",
+            }
             with LLM(folder, dtype=dtype, engine=args.engine, **sizes) as llm:
                 print(f"| {size} {dtype} | {_compare(llm, args)}", flush=True)
     return 0
@@ -59,7 +65,9 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number in range(args.rounds + 1):  # one to compile
         for kind, params in zip(KINDS, (greedy, greedy, drawn, mixed), strict=True):
-            prompts = rng.integers(LOWEST_ID, min(HIGHEST_ID, vocab), (args.rows, args.prompt)).tolist()
+            prompts = rng.integers(
+                LOWEST_ID, min(HIGHEST_ID, vocab), (args.rows, args.prompt)
+            ).tolist()
             kept = dict(programs)
             if kind == "greedy, all compiled" and number:
                 for key in [key for key in programs if key[0].scope != "full"]:
@@ -80,7 +88,9 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
 
 
 def _params(args: argparse.Namespace, number: int, **asked: Any) -> SamplingParams:
-    return SamplingParams(**({"max_tokens": args.tokens, "ignore_eos": True, "seed": number} | asked))
+    return SamplingParams(
+        **({"max_tokens": args.tokens, "ignore_eos": True, "seed": number} | asked)
+    )
 
 
 def _asked(number: int, vocab: int) -> dict[str, Any]:
@@ -101,7 +111,10 @@ def _asked(number: int, vocab: int) -> dict[str, Any]:
         {"no_repeat_ngram_size": 2 + number % 3},
         {"temperature": 1.0, "typical_p": 0.5 + part},
         {"processors": {"dry": {"multiplier": 0.5 + part}}},
-        {"temperature": 1.0, "processors": {"xtc": {"threshold": 0.05 + part / 10, "probability": 0.5}}},
+        {
+            "temperature": 1.0,
+            "processors": {"xtc": {"threshold": 0.05 + part / 10, "probability": 0.5}},
+        },
         {"temperature": 1.0, "processors": {"mirostat": {"tau": 3.0 + part}}},
     ]
     return kinds[number % len(kinds)]

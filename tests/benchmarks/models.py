@@ -74,7 +74,11 @@ def write_model(folder: Path, size: str, dtype: str) -> Path:
 
 
 def _write_tokenizer(path: Path, vocab_size: int) -> None:
-    model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w0"}
+    model = {
+        "type": "WordLevel",
+        "vocab": {f"w{i}": i for i in range(vocab_size)},
+        "unk_token": "w0",
+    }
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
     tokenizer = {
         "version": "1.0",

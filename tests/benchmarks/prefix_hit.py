@@ -26,12 +26,16 @@ ONE_TOKEN = SamplingParams(max_tokens=1, ignore_eos=True)
 
 def main() -> int:
     """Print a row for each model and dtype."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.prefix_hit", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.prefix_hit", description=__doc__
+    )
     parser.add_argument("--models", default="S,M", help="demo, or sizes of tests.benchmarks.models")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--engine", default="oengine")
     parser.add_argument("--tokens", type=int, default=1024, help="length of the prompts")
-    parser.add_argument("--cached", type=float, default=0.9, help="the part of it that was sent before")
+    parser.add_argument(
+        "--cached", type=float, default=0.9, help="the part of it that was sent before"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=Path(".cache/benchmarks"))
     args = parser.parse_args()
@@ -64,7 +68,10 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
     for number in range(args.rounds + 2):  # two to compile and warm up
         beginning = new(shared)
         _first_token(llm, beginning)
-        for name, prompt in (("new", new(args.tokens)), ("cached", beginning + new(args.tokens - shared))):
+        for name, prompt in (
+            ("new", new(args.tokens)),
+            ("cached", beginning + new(args.tokens - shared)),
+        ):
             seconds, num_cached = _first_token(llm, prompt)
             assert bool(num_cached) == (name == "cached"), (
                 f"{num_cached} tokens of a {name} prompt were found"

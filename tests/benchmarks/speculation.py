@@ -52,7 +52,9 @@ class Traced(Proposer):
         """What became of each of the tokens after the first `num_given` of them."""
         fates: list[Fate] = ["not drafted"] * (len(tokens) - num_given)
         for at, drafts in self.seen.items():
-            for place, (draft, token) in enumerate(zip(drafts, tokens[at:], strict=False), at - num_given):
+            for place, (draft, token) in enumerate(
+                zip(drafts, tokens[at:], strict=False), at - num_given
+            ):
                 fates[place] = "held" if draft == token else "wrong"
                 if draft != token:
                     break
@@ -64,7 +66,9 @@ class Forced(Proposer):
 
     looks_far = True
 
-    def __init__(self, fates: list[Fate], num_given: int, tokens: list[int], vocab_size: int) -> None:
+    def __init__(
+        self, fates: list[Fate], num_given: int, tokens: list[int], vocab_size: int
+    ) -> None:
         self.fates = fates
         self.num_given = num_given
         self.tokens = tokens
@@ -73,7 +77,9 @@ class Forced(Proposer):
     def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
         at = len(token_ids)
         drafts = []
-        for fate, token in zip(self.fates[at - self.num_given :][:most], self.tokens[at:], strict=False):
+        for fate, token in zip(
+            self.fates[at - self.num_given :][:most], self.tokens[at:], strict=False
+        ):
             if fate == "not drafted":
                 break
             drafts.append(token if fate == "held" else (token + 1) % self.vocab_size)
@@ -91,7 +97,9 @@ class Contest:
         self, prompt: list[int], params: SamplingParams, proposer: Proposer | None
     ) -> tuple[list[int], RequestMetrics]:
         """The new tokens, and what was measured."""
-        self.llm.run_on_engine(lambda: setattr(self.llm._loop._steps.speculation, "proposer", proposer))
+        self.llm.run_on_engine(
+            lambda: setattr(self.llm._loop._steps.speculation, "proposer", proposer)
+        )
         output = self.llm.generate([prompt], params)[0]
         assert output.metrics is not None, "a request that ended has metrics"
         return output.outputs[0].token_ids, output.metrics
@@ -121,7 +129,9 @@ class Contest:
 
 def main() -> int:
     """Print a table for each engine."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.speculation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.speculation", description=__doc__
+    )
     parser.add_argument("--engines", default="vinference,oengine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=256, help="new tokens of a run")

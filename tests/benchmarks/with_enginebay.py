@@ -7,15 +7,21 @@ import sys
 from tests.benchmarks import contest
 
 
-def main(folder: str, dtype: str, rounds: str, engine: str = "auto", compile_cache: str = "auto") -> None:
+def main(
+    folder: str, dtype: str, rounds: str, engine: str = "auto", compile_cache: str = "auto"
+) -> None:
     """Load and run; `compile_cache` is a folder of programs, auto (the user's own) or off."""
     from enginebay import LLM, SamplingParams
 
     choices = {"dtype": dtype, "engine": engine, "compile_cache": compile_cache}
-    with LLM(folder, **choices, generation_config="none", max_model_len=1536, max_num_seqs=32) as llm:
+    with LLM(
+        folder, **choices, generation_config="none", max_model_len=1536, max_num_seqs=32
+    ) as llm:
 
         def generate(prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
-            params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths]
+            params = [
+                SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths
+            ]
             return [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
 
         def warm() -> None:

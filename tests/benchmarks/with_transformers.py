@@ -26,7 +26,11 @@ def main(folder: str, dtype: str, rounds: str) -> None:
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
             out = model.generate(
-                ids, attention_mask=mask, max_new_tokens=max(lengths), do_sample=False, pad_token_id=0
+                ids,
+                attention_mask=mask,
+                max_new_tokens=max(lengths),
+                do_sample=False,
+                pad_token_id=0,
             )
         return [row[:n] for row, n in zip(out[:, longest:].tolist(), lengths, strict=True)]
 

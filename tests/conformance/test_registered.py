@@ -51,13 +51,19 @@ def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
         return {name for name in names if any(word in name for word in costly)}
     if entry.kind == "model":
         numbers = SHARDED_IN_SHORT.get(entry.name, "24")
-        return {name for name in names if name.endswith("_devices_equal_one") and name[0] not in numbers}
+        return {
+            name for name in names if name.endswith("_devices_equal_one") and name[0] not in numbers
+        }
     return slow_cases(entry.op, list(names)) if entry.kind == "kernel" else set()
 
 
 def slow_cases(op: str, names: list[str]) -> set[str]:
     """The cases of a kernel but for the first ones, and for those with a name that stand for all named ones."""
-    named = {name for name in names if name.partition("[")[0] in {*REPRESENTATIVE, "rows_are_independent"}}
+    named = {
+        name
+        for name in names
+        if name.partition("[")[0] in {*REPRESENTATIVE, "rows_are_independent"}
+    }
     others = [name for name in names if "[" in name and name not in named]
     return set(others[CASES_IN_SHORT.get(op, OTHER_OPS_IN_SHORT) :])
 
@@ -72,7 +78,9 @@ def registered_checks() -> Iterator[pytest.ParameterSet]:
     for entry in select(registry, EVERYTHING):
         part = label(entry)
         checks = [
-            (name, check) for name, check in part_checks(registry, entry) if not is_left_out(part, name)
+            (name, check)
+            for name, check in part_checks(registry, entry)
+            if not is_left_out(part, name)
         ]
         slow = slow_checks(entry, [name for name, _ in checks])
         group = group_of(part, entry.kind)

@@ -35,14 +35,22 @@ def page(name: str) -> str:
 def missing(names: Iterator[str] | list[str], text: str) -> list[str]:
     """Names that do not stand between backticks in a page, alone or as a call."""
     code = " ".join(re.findall(r"`([^`\n]+)`", text))
-    return sorted(name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", code))
+    return sorted(
+        name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", code)
+    )
 
 
 def test_every_hook_kind_field_and_state_is_in_the_plugins_page() -> None:
     text = page("plugins.md")
     defined = [name for name, _ in inspect.getmembers(Hooks, inspect.isfunction)]
     assert sorted(defined) == sorted(hooks.hook_name(kind) for kind in hooks.INTERFACE_VERSIONS)
-    names = [*defined, *(f.name for f in dataclasses.fields(Declaration)), "ready", "unavailable", "broken"]
+    names = [
+        *defined,
+        *(f.name for f in dataclasses.fields(Declaration)),
+        "ready",
+        "unavailable",
+        "broken",
+    ]
     assert not missing(names, text)
     assert not [kind for kind in hooks.INTERFACE_VERSIONS if f" {kind} " not in text]
     assert not missing([f.name for f in dataclasses.fields(Caps)], text)
@@ -85,7 +93,10 @@ def test_every_sampling_parameter_is_in_the_sampling_page() -> None:
 
 
 def test_every_member_of_the_platform_contract_is_in_its_page() -> None:
-    members = [*Platform.__annotations__, *(n for n, m in vars(Platform).items() if inspect.isfunction(m))]
+    members = [
+        *Platform.__annotations__,
+        *(n for n, m in vars(Platform).items() if inspect.isfunction(m)),
+    ]
     members += [field.name for field in dataclasses.fields(Hardware)]
     assert not missing(members, page("platforms.md"))
 
@@ -107,7 +118,9 @@ def test_layers_of_the_architecture_page_are_those_that_are_held() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
-    targets = [t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t and t[0] != "#"]
+    targets = [
+        t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t and t[0] != "#"
+    ]
     assert not [t for t in targets if not (path.parent / t.split("#")[0]).exists()]
 
 
@@ -122,7 +135,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             waiting += path.glob("*.md")
         elif path.suffix == ".md":
             links = LINK.findall(path.read_text(encoding="utf-8"))
-            waiting += [path.parent / t.split("#")[0] for t in links if "://" not in t and t[0] != "#"]
+            waiting += [
+                path.parent / t.split("#")[0] for t in links if "://" not in t and t[0] != "#"
+            ]
     unreached = {p for p in PAGES if p.parent != ROOT and "examples" not in p.parts} - reached
     assert not unreached
 
@@ -136,7 +151,9 @@ def test_promises_name_tests_that_exist() -> None:
     for file, test in TEST_NAME.findall(text):
         source = ROOT / file
         assert source.is_file(), f"{file} is named in promises.md and does not exist"
-        defined = re.search(rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE)
+        defined = re.search(
+            rf"^(async )?def {test}\(", source.read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert defined, f"{file} has no {test}, which promises.md names"
 
 
@@ -144,7 +161,9 @@ def test_promises_of_the_documented_apis_are_cited_by_their_tests() -> None:
     """`# holds V38` beside a test or a group of tests leads its reader to the promise."""
     cited: dict[str, set[str]] = {}
     for path in (ROOT / "tests").rglob("*.py"):
-        for ids in re.findall(r"# holds ([A-Z]+\d+(?:, [A-Z]+\d+)*)", path.read_text(encoding="utf-8")):
+        for ids in re.findall(
+            r"# holds ([A-Z]+\d+(?:, [A-Z]+\d+)*)", path.read_text(encoding="utf-8")
+        ):
             for one in ids.split(", "):
                 cited.setdefault(one, set()).add(path.relative_to(ROOT).as_posix())
     text = page("promises.md")

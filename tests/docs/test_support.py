@@ -27,7 +27,9 @@ def test_page_is_what_the_data_says(written: list[dict[str, Any]]) -> None:
     assert (DOCS / "support.md").read_text(encoding="utf-8") == page(written), "run `make support`"
 
 
-def test_every_kernel_of_ours_is_in_the_data_as_it_declares_itself(written: list[dict[str, Any]]) -> None:
+def test_every_kernel_of_ours_is_in_the_data_as_it_declares_itself(
+    written: list[dict[str, Any]],
+) -> None:
     registry = load_registry()
     ours = [e for e in registry.entries if e.kind == "kernel" and e.distribution == "enginebay"]
     listed = {part["part"]: part for part in written}
@@ -35,12 +37,17 @@ def test_every_kernel_of_ours_is_in_the_data_as_it_declares_itself(written: list
     for part in support_matrix(registry, ours, []):
         if not part["reason"]:  # its libraries are here
             there = listed[part["part"]]
-            assert {k: part[k] for k in DECLARED} == {k: there[k] for k in DECLARED}, "run `make support`"
+            assert {k: part[k] for k in DECLARED} == {k: there[k] for k in DECLARED}, (
+                "run `make support`"
+            )
 
 
 def test_no_fault_is_published(written: list[dict[str, Any]]) -> None:
     found = [
-        (p["part"], c) for p in written for c in p["checked"] if c["verdict"] not in ("PASS", "UNSUPPORTED")
+        (p["part"], c)
+        for p in written
+        for c in p["checked"]
+        if c["verdict"] not in ("PASS", "UNSUPPORTED")
     ]
     assert not found
 

@@ -48,7 +48,9 @@ VALUES = st.one_of(
     LEAVES,
     st.recursive(
         LEAVES,
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+        ),
         max_leaves=8,
     ),
     st.sampled_from([nested(30), nested(120), nested(120, dict)]),
@@ -88,7 +90,9 @@ def is_refused(serve: Callable[[], object]) -> bool:
             serve()
     except (InputError, UnsupportedError) as error:
         message = str(error)
-        assert len(message) < MAX_MESSAGE, f"a message of {len(message)} characters: {message[:300]}"
+        assert len(message) < MAX_MESSAGE, (
+            f"a message of {len(message)} characters: {message[:300]}"
+        )
         return True
     return False
 

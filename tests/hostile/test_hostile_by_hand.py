@@ -27,7 +27,12 @@ from tests.hostile.inputs import is_refused, nested
 from tests.unit.serving import SIZES
 
 DEEP = 5000
-DEEP_JSON = ["[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, json.dumps(nested(110))]
+DEEP_JSON = [
+    "[" * DEEP,
+    "[" * DEEP + "]" * DEEP,
+    '{"a":' * DEEP + "1" + "}" * DEEP,
+    json.dumps(nested(110)),
+]
 
 
 @pytest.fixture
@@ -45,7 +50,9 @@ def write_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("text", [*DEEP_JSON, '{"vocab_size": ' + "9" * 5000 + "}", "\ud800"])
 def test_nested_and_endless_json(folder: Path, name: str, text: str) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogatepass"))
-    opened = load_tokenizer if name.startswith("tokenizer") else lambda at: CheckpointSource(str(at))
+    opened = (
+        load_tokenizer if name.startswith("tokenizer") else lambda at: CheckpointSource(str(at))
+    )
     with pytest.raises(CheckpointError, match="cannot be read"):
         opened(folder)
 
@@ -129,7 +136,9 @@ def test_a_folder_where_a_configuration_should_be(tmp_path: Path) -> None:
         read_toml(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["~nobody_has_this_name/x", "a\0b", "x" * 5000, "x/" * 3000, "\n", ""])
+@pytest.mark.parametrize(
+    "name", ["~nobody_has_this_name/x", "a\0b", "x" * 5000, "x/" * 3000, "\n", ""]
+)
 def test_names_of_models(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError) as caught:
@@ -221,18 +230,30 @@ def test_a_chat_template_that_is_no_text(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["stop", "stop_token_ids", "stop_words_ids", "logit_bias", "processors", "bad_words", "max_tokens"],
+    [
+        "stop",
+        "stop_token_ids",
+        "stop_words_ids",
+        "logit_bias",
+        "processors",
+        "bad_words",
+        "max_tokens",
+    ],
 )
 def test_values_of_parameters_that_are_nested_deeply(name: str) -> None:
     for value in (nested(5000), nested(5000, dict), (nested(5000),)):
-        assert is_refused(lambda value=value: SamplingParams(**{name: value})) or name == "processors"
+        assert (
+            is_refused(lambda value=value: SamplingParams(**{name: value})) or name == "processors"
+        )
 
 
 def test_messages_and_prompts_that_are_nested_deeply(faked: None) -> None:
     with LLM(config=make_config({"model": BRIEF, **SIZES})) as llm:
         for value in (nested(5000), nested(5000, dict)):
             assert is_refused(lambda value=value: llm.generate(value))
-            is_refused(lambda value=value: llm.chat([{"role": "user", "content": "x", "more": value}]))
+            is_refused(
+                lambda value=value: llm.chat([{"role": "user", "content": "x", "more": value}])
+            )
 
 
 def test_settings_of_an_engine_that_are_nested_deeply() -> None:

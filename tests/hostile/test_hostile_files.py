@@ -45,7 +45,9 @@ ROPE_FIELDS = (
 )  # fmt: skip
 ROPE = st.builds(
     lambda kind, fields: {"rope_type": kind, **fields},
-    st.sampled_from(["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "x"]),
+    st.sampled_from(
+        ["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "x"]
+    ),
     st.dictionaries(st.sampled_from(ROPE_FIELDS), VALUES, max_size=5),
 )
 FIELDS = (
@@ -79,7 +81,11 @@ def test_configurations_of_checkpoints(folder: Path, registry: Registry, count: 
 
 
 WEIGHTS = save(
-    {"a": np.ones((4, 3), np.float32), "b": np.zeros(8, np.float16), "c": np.zeros((0, 2), np.float32)}
+    {
+        "a": np.ones((4, 3), np.float32),
+        "b": np.zeros(8, np.float16),
+        "c": np.zeros((0, 2), np.float32),
+    }
 )
 HEADER_BYTES = 8 + int.from_bytes(WEIGHTS[:8], "little")
 HEADER = json.loads(WEIGHTS[8:HEADER_BYTES])
@@ -99,7 +105,9 @@ def with_bytes(content: bytes, places: list[tuple[int, int]], length: int) -> by
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    places = st.lists(st.tuples(st.integers(0, len(content)), st.integers(0, 255)), min_size=1, max_size=5)
+    places = st.lists(
+        st.tuples(st.integers(0, len(content)), st.integers(0, 255)), min_size=1, max_size=5
+    )
     return st.builds(
         with_bytes, st.just(content), places, st.integers(0, len(content)) | st.just(len(content))
     )
@@ -156,7 +164,9 @@ def test_settings_of_tokenizers(folder: Path, count: int) -> None:
     try:
         assert hold(changed(TOKENIZER_CONFIG, TOKENIZER_FIELDS) | VALUES, load, count) > count // 4
     finally:
-        (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(TOKENIZER_CONFIG), encoding="utf-8"
+        )
 
 
 @few_or_all(6, 300)
@@ -172,7 +182,10 @@ def test_damaged_tokenizers(folder: Path, count: int) -> None:
 
 
 STATE = make_state(
-    model_kwargs={"attention_mask": np.ones((2, 3), np.int32), "views": [{"key": np.zeros((2, 4))}]},
+    model_kwargs={
+        "attention_mask": np.ones((2, 3), np.int32),
+        "views": [{"key": np.zeros((2, 4))}],
+    },
     padded_length=2,
 )
 PLAIN = STATE.to_dict()

@@ -28,7 +28,9 @@ def llm(faked: None) -> Iterator[LLM]:
 
 
 PARAMETERS = st.dictionaries(st.sampled_from([*FIELDS, "x" * 500]), VALUES, min_size=1, max_size=3)
-PROMPTS = st.one_of(st.just("Once"), st.just("Once"), VALUES, st.lists(st.integers(-3, 2050), max_size=5))
+PROMPTS = st.one_of(
+    st.just("Once"), st.just("Once"), VALUES, st.lists(st.integers(-3, 2050), max_size=5)
+)
 
 
 @few_or_all(60, 900)
@@ -57,7 +59,10 @@ MESSAGES = st.one_of(
 
 @few_or_all(10, 200)
 def test_messages(llm: LLM, count: int) -> None:
-    assert hold(MESSAGES, lambda given: llm.chat(given, SamplingParams(max_tokens=2)), count) > count // 2
+    assert (
+        hold(MESSAGES, lambda given: llm.chat(given, SamplingParams(max_tokens=2)), count)
+        > count // 2
+    )
 
 
 PIECES = [
@@ -67,7 +72,9 @@ PIECES = [
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ dict(a=1) }}", "{% include 'x' %}", "{{ cycler }}", "(" * 3000,
     "{{ namespace(x=1) }}", "{% set x = messages %}", "{{ 9 ** 9 ** 9 }}", "{% break %}", "{{ tools | tojson(indent=10**6) }}",
 ]  # fmt: skip
-TEMPLATES = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), min_size=1, max_size=8).map("".join)
+TEMPLATES = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), min_size=1, max_size=8).map(
+    "".join
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +97,8 @@ def test_chat_templates(tokenizer: Tokenizer, count: int) -> None:
 
 
 REGEX = st.lists(
-    st.sampled_from([*"ab()[]{}*+?|\\^$.-", "{1000}", "(a|b)*a", "\\p{L}", "(?=", "\\1", "é"]), max_size=12
+    st.sampled_from([*"ab()[]{}*+?|\\^$.-", "{1000}", "(a|b)*a", "\\p{L}", "(?=", "\\1", "é"]),
+    max_size=12,
 ).map("".join)
 GRAMMARS = st.lists(
     st.sampled_from(
@@ -134,7 +142,9 @@ SCHEMAS = st.dictionaries(
         ]
     ),
     VALUES
-    | st.sampled_from(["string", "object", "#", {"a": {"$ref": "#"}}, [{"type": "integer"}], "(a|b)*"]),
+    | st.sampled_from(
+        ["string", "object", "#", {"a": {"$ref": "#"}}, [{"type": "integer"}], "(a|b)*"]
+    ),
     max_size=4,
 )
 CONSTRAINT = st.one_of(

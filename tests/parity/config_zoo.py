@@ -92,7 +92,11 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "by kinds": {"use_sliding_window": True, "sliding_window": 8, "layer_types": _MIXED},
         "!off by kinds": {"use_sliding_window": False, "sliding_window": 8, "layer_types": _MIXED},
         "!too few kinds": {"layer_types": ["full_attention"]},
-        "!null layers": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": None},
+        "!null layers": {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": None,
+        },
         "!nought": {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0},
     },
     "partial": {
@@ -132,7 +136,11 @@ RULES: dict[str, dict[str, Any]] = {
         "attention_factor": 1.2,
     },
     "proportional": {"rope_type": "proportional"},
-    "proportional by factor": {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.25},
+    "proportional by factor": {
+        "rope_type": "proportional",
+        "factor": 2.0,
+        "partial_rotary_factor": 0.25,
+    },
     "!su": {"rope_type": "su", "factor": 2.0},
     "!linear of nothing": {"rope_type": "linear"},
     "!linear of text": {"rope_type": "linear", "factor": "2"},
@@ -314,7 +322,9 @@ def logits(one: Generated, token_ids: list[int]) -> np.ndarray:
     weights = random_weights(model, placement, dtype="float32")
     harness = ModelHarness(model, weights, plain_ops, placement, num_rows=1, capacity=length)
     bucket = Bucket(length, 1, 1, length, length, "prefill")
-    batch = derive_batch(jnp.array([length]), jnp.array([length]), jnp.zeros((1, 1), int), length, bucket)
+    batch = derive_batch(
+        jnp.array([length]), jnp.array([length]), jnp.zeros((1, 1), int), length, bucket
+    )
     ops = plain_ops(model.info, placement)(bucket, harness.layouts)
     batches = dict.fromkeys(harness.layouts, batch)
     hidden, _ = model.hidden(weights, ops, jnp.array(token_ids), harness.cache, batches)
@@ -327,12 +337,18 @@ def traits_of(one: Generated) -> dict[str, object] | None:
         return None
     _, config, variant = build(one)
     windows = [window is not None for window in variant.windows]
-    rule = "plain" if one.traits["place"] == "none" else one.traits["rule"].partition(" ")[0].rstrip(",")
+    rule = (
+        "plain"
+        if one.traits["place"] == "none"
+        else one.traits["rule"].partition(" ")[0].rstrip(",")
+    )
     return {
         "family": one.family,
         "rule": rule,
         "long": one.max_model_len > CONTEXT,
-        "activation": {"swish": "silu", "gelu_new": "gelu_tanh"}.get(config.activation, config.activation),
+        "activation": {"swish": "silu", "gelu_new": "gelu_tanh"}.get(
+            config.activation, config.activation
+        ),
         "windows": (any(windows), all(windows)),
         "heads": (config.num_q_heads, config.num_kv_heads),
         "head_dim": config.head_dim,
@@ -344,7 +360,9 @@ def traits_of(one: Generated) -> dict[str, object] | None:
 def chosen_for_logits() -> list[int]:
     """NUM_LOGITS configurations that have, among them, each pair of traits that any configuration has."""
     traits = {
-        str(index): found for index in range(NUM_CONFIGS) if (found := traits_of(generate(index))) is not None
+        str(index): found
+        for index in range(NUM_CONFIGS)
+        if (found := traits_of(generate(index))) is not None
     }
     chosen = _covering(traits)
     others = [name for name in traits if name not in chosen]

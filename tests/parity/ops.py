@@ -20,7 +20,9 @@ from enginebay_xla.norm import rms_norm
 from enginebay_xla.rope import rope
 
 
-def plain_ops(info: ModelInfo, placement: Placement) -> Callable[[Bucket, dict[str, KVLayout]], Ops]:
+def plain_ops(
+    info: ModelInfo, placement: Placement
+) -> Callable[[Bucket, dict[str, KVLayout]], Ops]:
     """What makes the Ops of a step, every op by enginebay_xla."""
     plain = {
         "embedding": embedding,
@@ -30,4 +32,6 @@ def plain_ops(info: ModelInfo, placement: Placement) -> Callable[[Bucket, dict[s
         "kv_write": kv_write,
     }
     attention = dict.fromkeys(PHASES, xla_attention)
-    return OpsBinder(ChosenKernels(attention, plain, {}, "hnd", HndLayout, (), Env("cpu")), info, placement)
+    return OpsBinder(
+        ChosenKernels(attention, plain, {}, "hnd", HndLayout, (), Env("cpu")), info, placement
+    )

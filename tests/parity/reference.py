@@ -44,5 +44,7 @@ def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
             token_ids += new
     continuation = token_ids[len(prompt) :]
     at_once = logits_of(model, token_ids)[len(prompt) - 1 : -1].argmax(axis=1)
-    assert at_once.tolist() == continuation, "the reference disagrees with itself: two scores are too close"
+    assert at_once.tolist() == continuation, (
+        "the reference disagrees with itself: two scores are too close"
+    )
     return continuation

@@ -53,7 +53,9 @@ def test_logits_of_two_layers_are_those_of_transformers(part: int) -> None:
     for index in chosen[part::PARTS]:
         one = config_zoo.generate(index)
         token_ids = np.random.default_rng(index).integers(0, 64, one.max_model_len).tolist()
-        error = np.abs(config_zoo.logits(one, token_ids) - zoo_reference.logits(one, token_ids)).max()
+        error = np.abs(
+            config_zoo.logits(one, token_ids) - zoo_reference.logits(one, token_ids)
+        ).max()
         assert error <= TOLERANCE, f"logits differ by {error:.1e}: {one.text}"
 
 
@@ -63,6 +65,8 @@ def test_derived_values_are_the_stored_ones_of_transformers(stored: derived.Stor
 
 
 def test_stored_values_have_every_rule_and_refusals() -> None:
-    rules = {one.generated.traits["rule"] for one in derived.read() if not isinstance(one.theirs, str)}
+    rules = {
+        one.generated.traits["rule"] for one in derived.read() if not isinstance(one.theirs, str)
+    }
     assert rules >= {name for name in config_zoo.RULES if not name.startswith("!")}
     assert sum(isinstance(one.theirs, str) for one in derived.read()) >= 10

@@ -22,9 +22,15 @@ def test_engine_gives_the_stored_tokens_and_logits() -> None:
         model = ReferenceModel(llm.plan, llm.engine.runner.weights)
         outputs = [o.outputs[0].token_ids for o in llm.generate(demo.prompts(), greedy)]
         assert_same_tokens(
-            model, demo.prompts(), [[int(t) for t in row] for row in stored["token_ids"]], outputs, greedy
+            model,
+            demo.prompts(),
+            [[int(t) for t in row] for row in stored["token_ids"]],
+            outputs,
+            greedy,
         )
-        for prompt, best, logits in zip(demo.prompts(), stored["best"], stored["logits"], strict=True):
+        for prompt, best, logits in zip(
+            demo.prompts(), stored["best"], stored["logits"], strict=True
+        ):
             assert np.abs(model.logits(prompt)[-1][best] - logits).max() <= TOLERANCE
 
 
@@ -34,4 +40,6 @@ def test_logits_are_those_of_transformers() -> None:
     with LLM("demo", dtype="float32", generation_config="none") as llm:
         ours = ReferenceModel(llm.plan, llm.engine.runner.weights)
         for prompt in demo.prompts():
-            assert np.abs(ours.logits(prompt) - reference.logits_of(theirs, prompt)).max() <= TOLERANCE
+            assert (
+                np.abs(ours.logits(prompt) - reference.logits_of(theirs, prompt)).max() <= TOLERANCE
+            )

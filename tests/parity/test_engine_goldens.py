@@ -17,7 +17,13 @@ from enginebay.testing.ties import TOLERANCE, assert_same_tokens
 from tests.parity import tiny
 
 GREEDY = SamplingParams(max_tokens=tiny.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
-VARIANTS = ("llama-tied", "llama-rope-llama3", "mistral-window", "qwen2-some-windows", "qwen3-yarn-biases")
+VARIANTS = (
+    "llama-tied",
+    "llama-rope-llama3",
+    "mistral-window",
+    "qwen2-some-windows",
+    "qwen3-yarn-biases",
+)
 """One or two of each family: test_goldens.py holds the logits of all of them at the model's level."""
 
 ENGINES: dict[str, Any] = {
@@ -41,7 +47,11 @@ def check(folder: Path, variant: str, **choices: Any) -> None:
     with LLM(str(tiny.write_checkpoint(folder, variant)), **(CHOICES | choices)) as llm:
         outputs = [o.outputs[0].token_ids for o in llm.generate(tiny.prompts(), GREEDY)]
         assert_same_tokens(
-            ReferenceModel(llm.plan, llm.engine.runner.weights), tiny.prompts(), goldens, outputs, GREEDY
+            ReferenceModel(llm.plan, llm.engine.runner.weights),
+            tiny.prompts(),
+            goldens,
+            outputs,
+            GREEDY,
         )
 
 
@@ -76,7 +86,10 @@ def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
         update={"max_tokens": 24}
     )  # all end at once, so that few programs are compiled
     hot = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=5, ignore_eos=True)
-    prompts, goldens = tiny.prompts(), [tokens[:24] for tokens in tiny.read_golden("mistral-window")[0]]
+    prompts, goldens = (
+        tiny.prompts(),
+        [tokens[:24] for tokens in tiny.read_golden("mistral-window")[0]],
+    )
     asked = [*((prompt, hot) for prompt in prompts[2:4]), *((prompt, greedy) for prompt in prompts)]
     most = 512
     assert most < sum(len(prompt) for prompt, _ in asked)
@@ -97,7 +110,9 @@ def test_narrow_dtypes_stay_within_twice_the_rounding_of_their_weights(tmp_path:
     exact = ReferenceModel(make_plan(EngineConfig(model=folder, **CHOICES))).logits(prompt)
     for dtype, rounding in (("bfloat16", 2**-8), ("float16", 2**-11)):
         with LLM(folder, **(CHOICES | {"dtype": dtype})) as llm:
-            assert len(llm.generate([prompt], GREEDY)[0].outputs[0].token_ids) == tiny.NUM_NEW_TOKENS
+            assert (
+                len(llm.generate([prompt], GREEDY)[0].outputs[0].token_ids) == tiny.NUM_NEW_TOKENS
+            )
             logits = ReferenceModel(llm.plan, llm.engine.runner.weights).logits(prompt)
         error = np.abs(logits - exact).max() / np.abs(exact).max()
         assert 0 < error < 16 * rounding, f"{dtype} logits err by {error:.1e} of their scale"

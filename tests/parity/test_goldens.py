@@ -8,7 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from enginebay.testing.model_harness import ModelHarness, greedy_mismatch, place_over, teacher_forced
+from enginebay.testing.model_harness import (
+    ModelHarness,
+    greedy_mismatch,
+    place_over,
+    teacher_forced,
+)
 from enginebay_models.source import CheckpointSource
 from tests.parity import tiny
 from tests.parity.ops import plain_ops
@@ -18,12 +23,16 @@ TOLERANCE = 1e-4
 SHARDED = [("llama-tied", 2), ("qwen3-tied", 4), ("qwen2-some-windows", 2)]
 
 
-def loaded(folder: Path, variant: str, *, num_devices: int = 1, dtype: str = "float32") -> ModelHarness:
+def loaded(
+    folder: Path, variant: str, *, num_devices: int = 1, dtype: str = "float32"
+) -> ModelHarness:
     source = CheckpointSource(str(tiny.write_checkpoint(folder, variant)))
     placement = place_over(num_devices)
     model = tiny.family_of(variant).build(source.config, dtype=dtype, num_shards=num_devices)
     weights = source.load_weights(model, dtype=dtype, place=placement.weight)
-    return ModelHarness(model, weights, plain_ops, placement, num_rows=len(tiny.PROMPT_LENGTHS), capacity=384)
+    return ModelHarness(
+        model, weights, plain_ops, placement, num_rows=len(tiny.PROMPT_LENGTHS), capacity=384
+    )
 
 
 def check(harness: ModelHarness, variant: str, prompt_indices: list[int]) -> None:
@@ -38,7 +47,9 @@ def check(harness: ModelHarness, variant: str, prompt_indices: list[int]) -> Non
         error = np.abs(ours[tiny.golden_positions(len(prompt))] - theirs).max()
         assert error <= TOLERANCE, f"prompt of {len(prompt)}: logits differ by {error:.1e}"
         new = ours[len(prompt) - 1 : -1]
-        assert greedy_mismatch(new, every_token_ids[index], TOLERANCE) is None, f"prompt of {len(prompt)}"
+        assert greedy_mismatch(new, every_token_ids[index], TOLERANCE) is None, (
+            f"prompt of {len(prompt)}"
+        )
         second, first = np.partition(new, -2)[:, -2:].T
         compared += int(np.all(first - second >= TOLERANCE))
     assert compared >= len(prompts) - 1, "too many rows have scores that are too close to compare"
@@ -50,7 +61,9 @@ def test_model_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variant", "num_devices"), SHARDED)
-def test_sharded_model_agrees_with_transformers(variant: str, num_devices: int, tmp_path: Path) -> None:
+def test_sharded_model_agrees_with_transformers(
+    variant: str, num_devices: int, tmp_path: Path
+) -> None:
     if len(jax.devices()) < num_devices:
         pytest.skip(f"needs {num_devices} devices, there are {len(jax.devices())}")
     check(loaded(tmp_path, variant, num_devices=num_devices), variant, [2, 3, 4])

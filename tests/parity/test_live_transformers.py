@@ -23,7 +23,9 @@ def test_logits_and_greedy_tokens_in_f32(variant: str, tmp_path: Path) -> None:
     model = reference.load_reference(tmp_path, "float32")
     prompts = tiny.prompts()[2:]
     tokens = [reference.greedy(model, prompt, 24) for prompt in prompts]
-    for prompt, new, ours in zip(prompts, tokens, teacher_forced(harness, prompts, tokens), strict=True):
+    for prompt, new, ours in zip(
+        prompts, tokens, teacher_forced(harness, prompts, tokens), strict=True
+    ):
         theirs = reference.logits_of(model, [*prompt, *new])
         assert np.abs(ours - theirs).max() <= TOLERANCE
         assert greedy_mismatch(ours[len(prompt) - 1 : -1], new, TOLERANCE) is None
@@ -32,16 +34,24 @@ def test_logits_and_greedy_tokens_in_f32(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["llama-tied", "mistral-window", "qwen2-tied", "qwen3-tied"])
 def test_bf16_is_at_most_twice_as_far_off_as_transformers(variant: str, tmp_path: Path) -> None:
     harness = loaded(tmp_path, variant, dtype="bfloat16")
-    exact, rounded = (reference.load_reference(tmp_path, dtype) for dtype in ("float32", "bfloat16"))
+    exact, rounded = (
+        reference.load_reference(tmp_path, dtype) for dtype in ("float32", "bfloat16")
+    )
     prompts = tiny.prompts()[2:5]
-    for prompt, ours in zip(prompts, teacher_forced(harness, prompts, [[]] * len(prompts)), strict=True):
+    for prompt, ours in zip(
+        prompts, teacher_forced(harness, prompts, [[]] * len(prompts)), strict=True
+    ):
         truth = reference.logits_of(exact, prompt)
         theirs = reference.logits_of(rounded, prompt)
         error, allowed = (float(np.sqrt(np.mean((x - truth) ** 2))) for x in (ours, theirs))
-        assert error <= 2 * allowed, f"prompt of {len(prompt)}: {error:.4f}, transformers {allowed:.4f}"
+        assert error <= 2 * allowed, (
+            f"prompt of {len(prompt)}: {error:.4f}, transformers {allowed:.4f}"
+        )
 
 
-@pytest.mark.parametrize(("variant", "engine"), [("llama-tied", "vinference"), ("qwen3-tied", "oengine")])
+@pytest.mark.parametrize(
+    ("variant", "engine"), [("llama-tied", "vinference"), ("qwen3-tied", "oengine")]
+)
 def test_logprobs_are_transformers_log_softmax(variant: str, engine: str, tmp_path: Path) -> None:
     import torch
 
@@ -49,7 +59,9 @@ def test_logprobs_are_transformers_log_softmax(variant: str, engine: str, tmp_pa
     model = reference.load_reference(folder, "float32")
     prompts = tiny.prompts()[2:]
     params = [
-        SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=num_best)
+        SamplingParams(
+            max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=num_best
+        )
         for i, num_best in zip(range(len(prompts)), itertools.cycle((5, 0, 20)), strict=False)
     ]
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "decode_steps": 4}
@@ -61,14 +73,18 @@ def test_logprobs_are_transformers_log_softmax(variant: str, engine: str, tmp_pa
         theirs = torch.log_softmax(logits, dim=-1).numpy()[len(prompt) - 1 : -1]
         assert completion.logprobs is not None
         for expected, told in zip(theirs, completion.logprobs, strict=True):
-            assert list(told.values()) == pytest.approx([float(expected[t]) for t in told], abs=1e-4)
+            assert list(told.values()) == pytest.approx(
+                [float(expected[t]) for t in told], abs=1e-4
+            )
             best = np.sort(expected)[::-1][: own.logprobs]
             assert list(told.values())[: own.logprobs] == pytest.approx(best.tolist(), abs=1e-4)
         chosen = theirs[range(12), completion.token_ids].sum()
         assert completion.cumulative_logprob == pytest.approx(float(chosen), abs=1e-3)
 
 
-@pytest.mark.parametrize(("variant", "engine"), [("llama-tied", "vinference"), ("qwen3-tied", "oengine")])
+@pytest.mark.parametrize(
+    ("variant", "engine"), [("llama-tied", "vinference"), ("qwen3-tied", "oengine")]
+)
 def test_prompt_and_whole_logprobs_are_transformers_log_softmax(
     variant: str, engine: str, tmp_path: Path
 ) -> None:

@@ -48,7 +48,11 @@ _MISTRAL: dict[str, dict[str, Any]] = {
 }
 _QWEN2: dict[str, dict[str, Any]] = {
     "qwen2-tied": {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16},
-    "qwen2-some-windows": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    "qwen2-some-windows": {
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
 }
 _QWEN3: dict[str, dict[str, Any]] = {
     "qwen3-tied": {"tie_word_embeddings": True, "head_dim": 24},
@@ -89,7 +93,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def family_of(variant: str) -> ModelFamily:
     """The family of a variant."""
-    family: ModelFamily = importlib.import_module(f"enginebay_models.{variant.partition('-')[0]}").family
+    family: ModelFamily = importlib.import_module(
+        f"enginebay_models.{variant.partition('-')[0]}"
+    ).family
     return family
 
 

@@ -42,7 +42,9 @@ def derived(one: Generated) -> Derived | str:
     attention = model.model.layers[0].self_attn
     kinds = getattr(config, "layer_types", None) if one.family.startswith("qwen") else None
     window = getattr(config, "sliding_window", None) if one.family != "llama" else None
-    kinds = kinds or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    kinds = (
+        kinds or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    )
     return Derived(
         rotary.inv_freq.numpy(),
         float(rotary.attention_scaling),

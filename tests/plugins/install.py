@@ -68,7 +68,9 @@ def put(source: Path, site: Path) -> Path:
     info.mkdir(parents=True)
     heading = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     (info / "METADATA").write_text(heading, encoding="utf-8")
-    points = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["enginebay"].items())
+    points = "".join(
+        f"{name} = {module}\n" for name, module in project["entry-points"]["enginebay"].items()
+    )
     (info / "entry_points.txt").write_text(f"[enginebay]\n{points}", encoding="utf-8")
     for path in [*(p.parent for p in source.glob("*/__init__.py")), *source.glob("enginebay_*.py")]:
         (site / path.name).symlink_to(path, target_is_directory=path.is_dir())
@@ -124,7 +126,9 @@ def python(site: Path, *arguments: str, **variables: str) -> subprocess.Complete
     env = {k: v for k, v in os.environ.items() if k != "ENGINEBAY_PLUGINS"}
     env |= {"PYTHONPATH": _path_with(site)} | variables
     words = [sys.executable, *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=900, env=env, cwd=site)
+    return subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=900, env=env, cwd=site
+    )
 
 
 def listed(site: Path) -> list[dict[str, Any]]:

@@ -22,7 +22,10 @@ WHOLE = {
     "broken_register": "RuntimeError: the hook went wrong half way",
 }
 PARTS = {
-    "from_yesterday": ("broken", "written for version 0 of the scheduler interface, this is version 1"),
+    "from_yesterday": (
+        "broken",
+        "written for version 0 of the scheduler interface, this is version 1",
+    ),
     "fcfs": ("broken", "the name is already taken by plugin 'schedulers'"),
     "needs_more": ("unavailable", "needs a_module_that_nobody_has"),
     "no_such_target": ("ready", ""),
@@ -40,7 +43,9 @@ def records(site: Path) -> list[dict[str, Any]]:
     return listed(site)
 
 
-def test_plugins_that_cannot_be_loaded_are_listed_with_their_reasons(records: list[dict[str, Any]]) -> None:
+def test_plugins_that_cannot_be_loaded_are_listed_with_their_reasons(
+    records: list[dict[str, Any]],
+) -> None:
     plugins = {r["name"]: r for r in records if r["kind"] == "plugin"}
     assert plugins.keys() == WHOLE.keys()
     for name, reason in WHOLE.items():
@@ -49,7 +54,9 @@ def test_plugins_that_cannot_be_loaded_are_listed_with_their_reasons(records: li
     assert not [r for r in records if r["package"] in WHOLE and r["kind"] != "plugin"]
 
 
-def test_wrong_parts_are_listed_beside_the_good_ones_of_their_plugin(records: list[dict[str, Any]]) -> None:
+def test_wrong_parts_are_listed_beside_the_good_ones_of_their_plugin(
+    records: list[dict[str, Any]],
+) -> None:
     found = [r for r in records if r["package"] == "broken_parts"]
     assert {r["name"] for r in found} == PARTS.keys()
     for record in found:
@@ -75,7 +82,16 @@ Picked = dict[str, CompletedProcess[str]]
 def picked(site: Path) -> Picked:
     """What `generate --scheduler NAME` says, on the fake engine."""
     names = [*WHOLE, *PARTS, "broken_parts/fcfs", "one_at_a_time", "one_at_a_tim"]
-    flags = ("--model", BRIEF, "--prompt-ids", "5,6,7", "--max-tokens", "3", "--json", "--ignore-eos")
+    flags = (
+        "--model",
+        BRIEF,
+        "--prompt-ids",
+        "5,6,7",
+        "--max-tokens",
+        "3",
+        "--json",
+        "--ignore-eos",
+    )
     with visible(site), pytest.MonkeyPatch.context() as patch:
         install_fakes(patch)
         return {name: command("generate", *flags, "--scheduler", name) for name in names}
@@ -120,7 +136,9 @@ def test_the_variable_restricts_what_is_loaded(site: Path, monkeypatch: pytest.M
     assert {r["state"] for r in records} == {"ready"}
 
 
-def test_a_misspelt_name_in_the_variable_is_an_error(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_name_in_the_variable_is_an_error(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with visible(site):
         monkeypatch.setenv("ENGINEBAY_PLUGINS", "schedulers,good_besid")
         done = command("plugins")

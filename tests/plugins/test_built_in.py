@@ -34,7 +34,9 @@ def test_declarations_do_not_import_jax() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: ":".join(p for p in (e.kind, e.op, e.name) if p))
+@pytest.mark.parametrize(
+    "entry", ENTRIES, ids=lambda e: ":".join(p for p in (e.kind, e.op, e.name) if p)
+)
 def test_every_target_can_be_resolved(entry: Entry) -> None:
     if entry.state == "unavailable":
         pytest.skip(entry.reason)

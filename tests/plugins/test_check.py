@@ -59,11 +59,17 @@ def test_wrong_result_is_incorrect_with_its_error_and_bound(
     assert found["verdict"] == "INCORRECT"
     assert found["error"] > 100 * found["bound"] > 0
     assert "allowed" in found["detail"]
-    assert (found["part"], found["op"], found["package"]) == ("kernel:rms_norm:wrong", "rms_norm", "planted")
+    assert (found["part"], found["op"], found["package"]) == (
+        "kernel:rms_norm:wrong",
+        "rms_norm",
+        "planted",
+    )
     assert (found["version"], found["level"], found["target"]) == ("0.3.0", "run", "cpu")
 
 
-def test_not_a_number_is_incorrect_and_json_stays_strict(planted: tuple[int, list[dict[str, Any]]]) -> None:
+def test_not_a_number_is_incorrect_and_json_stays_strict(
+    planted: tuple[int, list[dict[str, Any]]],
+) -> None:
     found = by_case(planted[1], "not_a_number")["rms_norm[float32]"]
     assert (found["verdict"], found["error"]) == ("INCORRECT", None)
     assert "nan" in found["detail"]
@@ -90,7 +96,9 @@ def test_fault_is_named_and_the_other_cases_go_on(
     assert set(others) == {"PASS"}
 
 
-def test_module_that_kills_its_importer_is_one_error(planted: tuple[int, list[dict[str, Any]]]) -> None:
+def test_module_that_kills_its_importer_is_one_error(
+    planted: tuple[int, list[dict[str, Any]]],
+) -> None:
     (found,) = by_case(planted[1], "kills_the_importer").values()
     assert found["verdict"] == "ERROR"
     assert "exit code 5" in found["detail"]
@@ -137,7 +145,14 @@ def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
 
 
 def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> None:
-    some = ("decode_paged", "decode_group_8_dim_64", "mixed_softcap", "decode_8b", "32x4096", FAULTY_CASE)
+    some = (
+        "decode_paged",
+        "decode_group_8_dim_64",
+        "mixed_softcap",
+        "decode_8b",
+        "32x4096",
+        FAULTY_CASE,
+    )
     flags = ("--jobs", "2", *(word for text in some for word in ("--case", text)))
     code, records = checked(site, "kernel:attention:toy", "kernel:rms_norm:toy_norm", *flags)
     assert code == 0, [r for r in records if r["verdict"] in ("INCORRECT", "ERROR", "TIMEOUT")]
@@ -150,7 +165,9 @@ def test_kernel_of_another_device_is_interpreted_and_compiled(site: Path) -> Non
     assert {v for v in verdicts if v[2] == "npu2"} == {
         (name, "compile", "npu2", "UNSUPPORTED") for name in ("toy", "toy_norm")
     }
-    interpreted = {r["case"]: r for r in records if r["level"] == "interpret" and r["name"] == "toy"}
+    interpreted = {
+        r["case"]: r for r in records if r["level"] == "interpret" and r["name"] == "toy"
+    }
     assert interpreted["decode_paged_float32-dim_32-page_32[NhdLayout]"]["verdict"] == "PASS"
     assert interpreted["decode_group_8_dim_64_float32[NhdLayout]"]["verdict"] == "PASS"
     refused = interpreted["mixed_softcap-dim_32-page_32[NhdLayout]"]
@@ -178,7 +195,9 @@ def test_wrong_kernel_is_found_by_interpretation_alone(
     assert found["decode_paged_float32-dim_32-page_32[NhdLayout]"]["verdict"] == "INCORRECT"
 
 
-def test_level_that_a_part_lacks_is_unsupported(interpreted: tuple[int, list[dict[str, Any]]]) -> None:
+def test_level_that_a_part_lacks_is_unsupported(
+    interpreted: tuple[int, list[dict[str, Any]]],
+) -> None:
     records = [r for r in interpreted[1] if r["name"] in ("wrong", "fcfs")]
     assert [r["verdict"] for r in records] == ["UNSUPPORTED"] * 2
     assert "interpreted" in records[0]["detail"]
@@ -195,8 +214,14 @@ def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
 def test_levels_of_the_pytest_plugin_are_those_of_the_command(site: Path) -> None:
     options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
     part = ("--enginebay-check", "toy_norm", "--enginebay-level")
-    few = ("-k", "not rows_ and not features_ and not size_ and not eps_ and not dims_ and not weight_")
-    told = {level: pytest_within(site, *options, *few, *part, level)[1] for level in ("interpret", "compile")}
+    few = (
+        "-k",
+        "not rows_ and not features_ and not size_ and not eps_ and not dims_ and not weight_",
+    )
+    told = {
+        level: pytest_within(site, *options, *few, *part, level)[1]
+        for level in ("interpret", "compile")
+    }
     assert "1 passed" in told["interpret"]
     assert "8 passed, 8 skipped" in told["compile"]
     assert "rms_norm_32x4096_bfloat16@npu1" in told["compile"]

@@ -88,10 +88,14 @@ def listing(site: Path) -> subprocess.CompletedProcess[str]:
     )
     command = [sys.executable, "-c", code]
     environment = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
-def test_the_command_ends_and_prints_nothing_but_its_table(listing: subprocess.CompletedProcess[str]) -> None:
+def test_the_command_ends_and_prints_nothing_but_its_table(
+    listing: subprocess.CompletedProcess[str],
+) -> None:
     assert listing.returncode == 0, listing.stderr
     assert {row["plugin"] for row in json.loads(listing.stdout)} >= {*PLUGINS, "schedulers"}
 
@@ -130,7 +134,9 @@ def registry(site: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return load_registry()
 
 
-def test_a_plugin_that_raises_no_exception_is_broken_and_the_others_are_there(registry: Registry) -> None:
+def test_a_plugin_that_raises_no_exception_is_broken_and_the_others_are_there(
+    registry: Registry,
+) -> None:
     broken = {entry.name: entry.reason for entry in registry.entries if entry.kind == "plugin"}
     assert broken.keys() == BROKEN.keys()
     for name, reason in BROKEN.items():
@@ -165,7 +171,9 @@ def test_the_plugin_whose_part_failed_is_named(site: Path, monkeypatch: pytest.M
     with LLM(BRIEF, scheduler="never", **SIZES) as llm:
         with pytest.raises(InternalError, match="no decision") as caught:
             llm.generate("Once upon a time")
-    assert "Please report this as a fault of plugin 'failing' of harmful_failing 1.0." in str(caught.value)
+    assert "Please report this as a fault of plugin 'failing' of harmful_failing 1.0." in str(
+        caught.value
+    )
 
 
 CTRL_C = """

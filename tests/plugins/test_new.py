@@ -19,9 +19,7 @@ from tests.plugins.install import ROOT, command, install_from, listed, put, pyth
 
 pytestmark = pytest.mark.xdist_group("new")
 
-QUICK = (
-    "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or change_scores"
-)
+QUICK = "declaration_holds or decode_paged_float32 or replayed or top_k_1 or min_rows or facts or change_scores"
 """Some checks of each, for everyday; a slow test runs all."""
 
 CHOICES = {
@@ -58,7 +56,9 @@ def records(site: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plugin_is_three_files_and_its_module_is_short(kind: str, plugins: dict[str, Path]) -> None:
+def test_a_plugin_is_three_files_and_its_module_is_short(
+    kind: str, plugins: dict[str, Path]
+) -> None:
     module = f"enginebay_my_{kind}.py"
     assert {p.name for p in plugins[kind].iterdir()} == {"pyproject.toml", module, f"test_{module}"}
     assert len((plugins[kind] / module).read_text(encoding="utf-8").splitlines()) < 60
@@ -99,7 +99,9 @@ def test_each_can_be_chosen_by_name(site: Path) -> None:
         with visible(site):
             choices = read(command("explain", "--json", *arguments))["choices"]
         chosen = {c["setting"]: c["chosen"] for c in choices}
-        assert {kind: chosen[CHOICES[kind][1]] for kind in kinds} == {kind: f"my_{kind}" for kind in kinds}
+        assert {kind: chosen[CHOICES[kind][1]] for kind in kinds} == {
+            kind: f"my_{kind}" for kind in kinds
+        }
 
 
 def test_auto_takes_none_of_them(site: Path) -> None:
@@ -149,7 +151,9 @@ def test_they_keep_their_contracts_in_short(site: Path, plugins: dict[str, Path]
     said = what_pytest_says(site, plugins, KINDS, "-k", QUICK)
     for kind, selector in KINDS.items():
         assert f"PASSED {selector}my_{kind}::declaration_holds" in said
-        assert re.search(rf"PASSED \S*test_enginebay_my_{kind}\.py::\S*declaration_holds", said), said
+        assert re.search(rf"PASSED \S*test_enginebay_my_{kind}\.py::\S*declaration_holds", said), (
+            said
+        )
 
 
 @pytest.mark.slow
@@ -165,7 +169,12 @@ def test_the_command_writes_to_the_current_folder_and_tells_what_next(
     assert main(["new", "scheduler", "last_word"]) == 0
     assert (tmp_path / "enginebay-last-word" / "enginebay_last_word.py").is_file()
     said = capsys.readouterr().out
-    for step in ("pip install -e", "enginebay plugins", "--scheduler last_word", "scheduler:last_word"):
+    for step in (
+        "pip install -e",
+        "enginebay plugins",
+        "--scheduler last_word",
+        "scheduler:last_word",
+    ):
         assert step in said
 
 
@@ -175,7 +184,21 @@ def test_an_unknown_kind_is_told_with_the_nearest(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-NO_NAMES = ["", "My", "my-part", "2x", "_x", "x_", "a__b", "auto", "class", "a/b", "naïve", "x" * 25, "a b"]
+NO_NAMES = [
+    "",
+    "My",
+    "my-part",
+    "2x",
+    "_x",
+    "x_",
+    "a__b",
+    "auto",
+    "class",
+    "a/b",
+    "naïve",
+    "x" * 25,
+    "a b",
+]
 
 
 @pytest.mark.parametrize("name", NO_NAMES)

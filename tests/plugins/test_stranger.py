@@ -41,7 +41,9 @@ def test_stranger_is_listed_with_its_distribution(site: Path) -> None:
         "shortest_prompt_first": ("scheduler", "", "ready"),
         "chunked_scan": ("kernel", "attention", "ready"),
     }
-    assert {(r["distribution"], r["version"]) for r in found.values()} == {("enginebay-stranger", "0.1.0")}
+    assert {(r["distribution"], r["version"]) for r in found.values()} == {
+        ("enginebay-stranger", "0.1.0")
+    }
 
 
 def answers(llm: LLM) -> tuple[list[list[int]], dict[str, str]]:
@@ -77,7 +79,9 @@ def test_auto_keeps_to_the_built_in_parts(site: Path) -> None:
         choices = {c["setting"]: c for c in read(command("explain", "--json"))["choices"]}
     assert choices["scheduler"]["chosen"] == "fcfs"
     assert choices["kernels.attention.prefill"]["chosen"] == "xla"
-    assert choices["kernels.attention.decode"]["chosen"] in ("native", "xla"), "native where a compiler is"
+    assert choices["kernels.attention.decode"]["chosen"] in ("native", "xla"), (
+        "native where a compiler is"
+    )
     refused = {r["name"]: r["reason"] for r in choices["kernels.attention.decode"]["refused"]}
     assert "lower priority" in refused["chunked_scan"]
 
@@ -132,7 +136,10 @@ def test_unknown_part_for_the_suites_is_told_with_the_nearest(site: Path) -> Non
     chosen = {"enginebay_check": ["scheduler:shortest_promt_first"], "enginebay_level": "run"}
     config: Any = SimpleNamespace(getoption=chosen.get)
     session: Any = None
-    with visible(site), pytest.raises(pytest.UsageError, match="Did you mean 'shortest_prompt_first'"):
+    with (
+        visible(site),
+        pytest.raises(pytest.UsageError, match="Did you mean 'shortest_prompt_first'"),
+    ):
         plugin.pytest_collection_modifyitems(session, config, [])
 
 

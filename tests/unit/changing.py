@@ -112,7 +112,9 @@ def changing(*args: Any, **choices: Any) -> Iterator[Changing]:
         parts = build(plan, progress)
         proposer = None if parts.proposer is None else ChangingProposer(parts.proposer)
         made.append(
-            dataclasses.replace(parts, scheduler=ChangingScheduler(parts.scheduler), proposer=proposer)
+            dataclasses.replace(
+                parts, scheduler=ChangingScheduler(parts.scheduler), proposer=proposer
+            )
         )
         return made[-1]
 
@@ -123,5 +125,7 @@ def changing(*args: Any, **choices: Any) -> Iterator[Changing]:
     assert isinstance(scheduler, ChangingScheduler)
     with llm:
         yield Changing(
-            llm, scheduler, proposer if isinstance(proposer, ChangingProposer) else ChangingProposer(None)
+            llm,
+            scheduler,
+            proposer if isinstance(proposer, ChangingProposer) else ChangingProposer(None),
         )

@@ -33,7 +33,9 @@ class Oracle(Proposer):
             if one[:length] == token_ids.tolist():
                 drafts = np.asarray(one[length : length + most], np.int32)
                 wrong = (np.arange(length, length + len(drafts)) % max(1, self.wrong_every)) == 0
-                return np.where(wrong & (self.wrong_every > 0), (drafts + 1) % 90, drafts).astype(np.int32)
+                return np.where(wrong & (self.wrong_every > 0), (drafts + 1) % 90, drafts).astype(
+                    np.int32
+                )
         return np.ones(most, np.int32)
 
 

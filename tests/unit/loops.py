@@ -90,7 +90,9 @@ def make_llm(name: str, **options: Any) -> LLM:
 
 def make_prompt(seed: int, length: int) -> np.ndarray:
     """A random prompt. TINY's vocabulary contains all its tokens, so every engine can run it."""
-    return np.random.default_rng(seed).integers(NUM_SPECIAL, TINY_VOCAB_SIZE, length).astype(np.int32)
+    return (
+        np.random.default_rng(seed).integers(NUM_SPECIAL, TINY_VOCAB_SIZE, length).astype(np.int32)
+    )
 
 
 def request(name: str, length: int = 5, max_tokens: int = 12, **fields: Any) -> Request:
@@ -106,7 +108,9 @@ def alike(name: str, length: int, max_tokens: int, **fields: Any) -> Request:
     return dataclasses.replace(request(name, length, max_tokens, **fields), prompt_token_ids=prompt)
 
 
-def family(name: str, length: int, max_tokens: int, n: int = 4, temperature: float = 0.9) -> list[Request]:
+def family(
+    name: str, length: int, max_tokens: int, n: int = 4, temperature: float = 0.9
+) -> list[Request]:
     """The `n` sampled requests of one prompt, as a user's n=4 makes them."""
     one = alike(name, length, max_tokens, temperature=temperature)
     return [
@@ -184,7 +188,9 @@ def alone(parts: Composed, requests: Sequence[Request]) -> list[list[int]]:
     """The tokens of each request when it runs alone. No other loop may use the engine meanwhile."""
     loop = EngineLoop(parts.engine, parts.scheduler, parts.plan.config)
     try:
-        return [tokens(loop.submit([dataclasses.replace(one, parent_id="")])[0]) for one in requests]
+        return [
+            tokens(loop.submit([dataclasses.replace(one, parent_id="")])[0]) for one in requests
+        ]
     finally:
         loop.close()
 
@@ -293,7 +299,9 @@ class FailsOnce:
 class Once:
     """A step hook that calls `act` at the first step for which `which` returns true."""
 
-    def __init__(self, act: Callable[[], object], which: Callable[[StepPlan], bool] = lambda _: True) -> None:
+    def __init__(
+        self, act: Callable[[], object], which: Callable[[StepPlan], bool] = lambda _: True
+    ) -> None:
         self.act, self.which, self._done = act, which, False
 
     def __call__(self, plan: StepPlan) -> None:
@@ -354,7 +362,9 @@ class Preempting(Scheduler):
         ripe = [
             row.request_id
             for row in view.running
-            if row.request_id not in state and row.num_left == 0 and row.max_new_left <= 12 - self.after
+            if row.request_id not in state
+            and row.num_left == 0
+            and row.max_new_left <= 12 - self.after
         ]
         if ripe:
             self.preempted.update(ripe)

@@ -93,17 +93,22 @@ def own_of(name: str, rows: Sequence[Row]) -> dict[str, np.ndarray]:
 
 def scores_of(name: str, rows: Sequence[Row]) -> np.ndarray:
     logits = np.stack([r.logits for r in rows])
-    return np.asarray(jax.jit(processor_of(name).__call__)(logits, own_of(name, rows), state_of(rows)))
+    return np.asarray(
+        jax.jit(processor_of(name).__call__)(logits, own_of(name, rows), state_of(rows))
+    )
 
 
-def check(name: str, oracle: Callable[[Row], np.ndarray], rows: Sequence[Row], changed: int) -> None:
+def check(
+    name: str, oracle: Callable[[Row], np.ndarray], rows: Sequence[Row], changed: int
+) -> None:
     """Each row is what `oracle` makes of it, float64 [VOCAB], and at least `changed` of the rows are other than they were."""
     got = scores_of(name, rows)
     wanted = [oracle(row) for row in rows]
     for row, score, right in zip(rows, got, wanted, strict=True):
         np.testing.assert_allclose(score, right, rtol=2e-6, atol=2e-6, err_msg=f"{name}, {row}")
     others = sum(
-        not np.array_equal(s, r.logits.astype(np.float64)) for s, r in zip(wanted, rows, strict=True)
+        not np.array_equal(s, r.logits.astype(np.float64))
+        for s, r in zip(wanted, rows, strict=True)
     )
     assert others >= changed, f"{name}: only {others} cases change anything"
 

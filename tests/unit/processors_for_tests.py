@@ -72,7 +72,9 @@ def registry() -> Registry:
     here = __name__
     declared = [
         Declaration("logits_processor", "only", f"{here}:Only", options=f"{here}:OnlyOptions"),
-        Declaration("logits_processor", "counting", f"{here}:Counting", options=f"{here}:CountingOptions"),
+        Declaration(
+            "logits_processor", "counting", f"{here}:Counting", options=f"{here}:CountingOptions"
+        ),
     ]
     added = [Entry(d.kind, d.name, "stranger", "1", "stranger", declaration=d) for d in declared]
     return Registry([*load_registry().entries, *added])

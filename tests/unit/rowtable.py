@@ -81,7 +81,11 @@ def make_table() -> SequenceBuffer:
 
 
 def penalties(table: SequenceBuffer, row: int) -> tuple[float, float, float]:
-    return (table.frequency_penalties[row], table.presence_penalties[row], table.repetition_penalties[row])
+    return (
+        table.frequency_penalties[row],
+        table.presence_penalties[row],
+        table.repetition_penalties[row],
+    )
 
 
 def pages_of(table: SequenceBuffer, row: int) -> list[list[int]]:
@@ -96,7 +100,11 @@ def pages_of(table: SequenceBuffer, row: int) -> list[list[int]]:
 
 def assert_row_is_free(table: SequenceBuffer, row: int) -> None:
     assert not table.token_ids[row].any()
-    assert (table.num_tokens[row], table.num_prompt_tokens[row], table.num_computed_tokens[row]) == (0, 0, 0)
+    assert (
+        table.num_tokens[row],
+        table.num_prompt_tokens[row],
+        table.num_computed_tokens[row],
+    ) == (0, 0, 0)
     got = (table.temperature[row], table.top_p[row], table.min_p[row], table.top_k[row])
     assert got == (0.0, 1.0, 0.0, 0)
     assert penalties(table, row) == (0.0, 0.0, 1.0)
@@ -111,7 +119,10 @@ def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: 
     tokens = [*request.prompt_token_ids[:LENGTH], *output]
     assert table.request(row) is request
     assert table.token_ids[row].tolist() == tokens + [0] * (LENGTH - len(tokens))
-    assert (table.num_tokens[row], table.num_prompt_tokens[row]) == (len(tokens), len(tokens) - len(output))
+    assert (table.num_tokens[row], table.num_prompt_tokens[row]) == (
+        len(tokens),
+        len(tokens) - len(output),
+    )
     sampling = request.sampling
     got = (table.temperature[row], table.top_p[row], table.min_p[row], table.top_k[row])
     assert got == (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
@@ -124,6 +135,8 @@ def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: 
     sparse = table.sparse[row]
     assert sparse.logit_bias == (sampling.logit_bias or {})
     assert list(sparse.allowed_token_ids or ()) == (sampling.allowed_token_ids or [])
-    assert [list(word) for word in sparse.bad_words_token_ids] == (sampling.bad_words_token_ids or [])
+    assert [list(word) for word in sparse.bad_words_token_ids] == (
+        sampling.bad_words_token_ids or []
+    )
     counts = (sparse.min_tokens, sparse.num_logprobs, sparse.num_prompt_logprobs)
     assert counts == (sampling.min_tokens, sampling.logprobs, sampling.prompt_logprobs)

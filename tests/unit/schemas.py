@@ -31,7 +31,11 @@ def _string(rng: np.random.Generator, depth: int) -> dict[str, Any]:
 
 def _integer(rng: np.random.Generator, depth: int) -> dict[str, Any]:
     low = int(rng.integers(-1000, 1000))
-    schema: dict[str, Any] = {"type": "integer", "minimum": low, "maximum": low + int(rng.integers(5, 5000))}
+    schema: dict[str, Any] = {
+        "type": "integer",
+        "minimum": low,
+        "maximum": low + int(rng.integers(5, 5000)),
+    }
     return schema | ({"multipleOf": int(rng.integers(2, 6))} if rng.random() < 0.3 else {})
 
 
@@ -77,7 +81,12 @@ def _object(rng: np.random.Generator, depth: int) -> dict[str, Any]:
 def _array(rng: np.random.Generator, depth: int) -> dict[str, Any]:
     least = int(rng.integers(0, 3))
     items = _schema(rng, depth - 1)
-    return {"type": "array", "items": items, "minItems": least, "maxItems": least + int(rng.integers(0, 3))}
+    return {
+        "type": "array",
+        "items": items,
+        "minItems": least,
+        "maxItems": least + int(rng.integers(0, 3)),
+    }
 
 
 def _tuple(rng: np.random.Generator, depth: int) -> dict[str, Any]:

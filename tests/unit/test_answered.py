@@ -129,7 +129,9 @@ def test_a_scheduler_that_leaves_fails_its_requests_and_the_loop_goes_on(
 
 
 @pytest.mark.parametrize("when", ["launch", "read"])
-def test_a_step_that_leaves_fails_its_requests_and_the_loop_goes_on(loop: EngineLoop, when: str) -> None:
+def test_a_step_that_leaves_fails_its_requests_and_the_loop_goes_on(
+    loop: EngineLoop, when: str
+) -> None:
     left: list[StepPlan] = []
 
     def leave(plan: StepPlan) -> None:
@@ -155,7 +157,9 @@ class LeavesAtEnds(Endings):
 def test_an_observer_that_leaves_keeps_no_reader_waiting_and_is_removed(loop: EngineLoop) -> None:
     observer = LeavesAtEnds()
     loop.watch.add(observer)
-    one, two = loop.submit([request("ends first", max_tokens=3), request("ends later", max_tokens=40)])
+    one, two = loop.submit(
+        [request("ends first", max_tokens=3), request("ends later", max_tokens=40)]
+    )
     assert tokens(one) == expected_tokens(request("ends first", max_tokens=3))
     assert tokens(two) == expected_tokens(request("ends later", max_tokens=40))
     loop.call(lambda: None)

@@ -37,7 +37,9 @@ def bench(*, free: int = 1 << 30, rounds: int = 2) -> Bench:
 
 def setting(dtype: str = "float32", layout: str = "hnd", *, ragged: bool = True) -> Setting:
     (writer,) = candidates(REGISTRY, "kv_write", ENV)
-    return Setting(ENV, dtype, layout, BUILTIN_LAYOUTS[layout], writer.impl, page_size=8, ragged=ragged)
+    return Setting(
+        ENV, dtype, layout, BUILTIN_LAYOUTS[layout], writer.impl, page_size=8, ragged=ragged
+    )
 
 
 def xla(op: str = "attention") -> Candidate:
@@ -51,7 +53,12 @@ def only(figures: list[Figure], name: str = "xla") -> Figure:
 def test_shapes_are_named_by_what_they_are_and_beginnings_stand_for_the_rest() -> None:
     axes = OPS["attention"].axes
     (one,) = parse_shapes(["llama-3.1-8b/decode/b3/c100"], axes)
-    assert (one.layer, one.mode, one.batch, one.context) == (LAYERS["llama-3.1-8b"], "decode", 3, 100)
+    assert (one.layer, one.mode, one.batch, one.context) == (
+        LAYERS["llama-3.1-8b"],
+        "decode",
+        3,
+        100,
+    )
     assert one.name == "llama-3.1-8b/decode/b3/c100"
     decode = parse_shapes(["qwen3-0.6b/decode"], axes)
     assert {s.batch for s in decode} == {1, 8, 32, 128}
@@ -93,7 +100,11 @@ def test_ragged_rows_fit_their_bucket_and_the_first_is_whole(mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["decode", "prefill", "mixed"])
 def test_attention_is_measured_beside_its_parity(mode: Any) -> None:
     figures = measure_shape(
-        bench(), "attention", Shape(TINY, mode, 3, 40), setting(), candidates(REGISTRY, "attention", ENV)
+        bench(),
+        "attention",
+        Shape(TINY, mode, 3, 40),
+        setting(),
+        candidates(REGISTRY, "attention", ENV),
     )
     named = {f.implementation: judged(f, RATES) for f in figures}
     right = {n: f for n, f in named.items() if f.reason is None}
@@ -103,8 +114,12 @@ def test_attention_is_measured_beside_its_parity(mode: Any) -> None:
         assert figure.parity is not None
         assert figure.parity.is_right, figure.parity
         assert figure.timing is not None
-        assert figure.timing.quartiles_s[0] <= figure.timing.median_s <= figure.timing.quartiles_s[1]
-        assert figure.share == pytest.approx(RATES.ideal_s(figure.cost, "float32") / figure.timing.median_s)
+        assert (
+            figure.timing.quartiles_s[0] <= figure.timing.median_s <= figure.timing.quartiles_s[1]
+        )
+        assert figure.share == pytest.approx(
+            RATES.ideal_s(figure.cost, "float32") / figure.timing.median_s
+        )
         assert figure.bound in ("launch", "memory", "arithmetic")
     if mode != "decode":
         assert named["native"].reason, "it decodes only, and says so, or that there is no compiler"
@@ -169,7 +184,9 @@ def test_what_fails_and_what_does_not_fit_is_listed_with_the_reason() -> None:
         only(measure_shape(bench(free=1000), "attention", shape, setting(), [xla()])).reason or ""
     )
     slow = dataclasses.replace(bench(), limits=Limits(1 << 40, 1e-9))
-    assert "the limit is" in (only(measure_shape(slow, "attention", shape, setting(), [xla()])).reason or "")
+    assert "the limit is" in (
+        only(measure_shape(slow, "attention", shape, setting(), [xla()])).reason or ""
+    )
 
 
 def test_rates_of_the_device_are_measured() -> None:
@@ -201,7 +218,9 @@ def tunable(good: int) -> Candidate:
 
         def __call__(self, *args: Any, config: Chunk, **kwargs: Any) -> Any:
             out, cache, lse = super().__call__(*args, config=None, **kwargs)
-            slow = jax.lax.fori_loop(0, 200_000 if config.size == 1 else 1, lambda i, x: x + jnp.sin(i), 0.0)
+            slow = jax.lax.fori_loop(
+                0, 200_000 if config.size == 1 else 1, lambda i, x: x + jnp.sin(i), 0.0
+            )
             factor = jnp.where(slow == 0.123, 0.0, 1.0) * (1.0 if config.size in (1, good) else 1.1)
             return out * factor, cache, lse
 
@@ -237,7 +256,9 @@ def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
     again = one.entry.model_copy(update={"median_s": 9.0})
     merged = merge(path, table.model_copy(update={"entries": (again,)}))
     assert merged.entries == (other, again)
-    assert merge(path, table.model_copy(update={"version": "2", "entries": (again,)})).entries == (again,)
+    assert merge(path, table.model_copy(update={"version": "2", "entries": (again,)})).entries == (
+        again,
+    )
 
 
 def test_the_program_measures_and_tunes_and_engines_find_it(

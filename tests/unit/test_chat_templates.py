@@ -59,13 +59,20 @@ def theirs() -> Any:
 
 
 def text_of(tokenizer: Tokenizer, messages: Any = HELLO, **fields: Any) -> str:
-    return tokenizer.decode(tokenizer.apply_chat_template(messages, **fields), skip_special_tokens=False)
+    return tokenizer.decode(
+        tokenizer.apply_chat_template(messages, **fields), skip_special_tokens=False
+    )
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=range(len(TEMPLATES)))
 def test_templates_are_rendered_as_by_transformers(own: Tokenizer, template: str) -> None:
     wanted = own.inner.apply_chat_template(  # type: ignore[attr-defined]
-        TALK, tools=TOOLS, chat_template=template, tokenize=False, add_generation_prompt=True, more=7
+        TALK,
+        tools=TOOLS,
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+        more=7,
     )
     given = {"chat_template": template, "chat_template_kwargs": {"more": 7}}
     assert text_of(own, TALK, tools=TOOLS, **given) == wanted
@@ -84,7 +91,11 @@ def test_a_final_message_is_continued_as_by_transformers(
         + " }}>{% endfor %}"
     )
     talk = [*TALK[:1], {"role": "assistant", "content": "so  ", "thinking": "hm  "}]
-    fields = {"chat_template": template, "add_generation_prompt": False, "continue_final_message": field}
+    fields = {
+        "chat_template": template,
+        "add_generation_prompt": False,
+        "continue_final_message": field,
+    }
     wanted = own.inner.apply_chat_template(talk, tokenize=False, **fields)  # type: ignore[attr-defined]
     assert text_of(own, talk, **fields) == wanted
     parts = [*TALK[:1], {"role": "user", "content": [{"text": "a"}, {"text": "b"}, {"image": 1}]}]
@@ -105,7 +116,10 @@ def test_special_tokens_of_a_plain_tokenizer_are_those_of_transformers() -> None
     [
         (ENDLESS, r"limit of time. Allowed: 1 seconds \(template_limits.time_s"),
         ("{{ 'a' * 10**9 }}", r"limit of memory. Allowed: 67108864 bytes.*memory_bytes"),
-        ("{% for i in range(999) %}ab{% endfor %}", r"limit of output. Allowed: 1000 .*max_output_chars"),
+        (
+            "{% for i in range(999) %}ab{% endfor %}",
+            r"limit of output. Allowed: 1000 .*max_output_chars",
+        ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "limit of depth"),
         ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "limit of depth"),
         ("{{ 1 / 0 }}", "refuses: the template raised ZeroDivisionError"),
@@ -118,7 +132,9 @@ def test_special_tokens_of_a_plain_tokenizer_are_those_of_transformers() -> None
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_whatever_a_template_does_is_a_refused_request(own: Tokenizer, template: Any, limit: str) -> None:
+def test_whatever_a_template_does_is_a_refused_request(
+    own: Tokenizer, template: Any, limit: str
+) -> None:
     with pytest.raises(RequestError, match=limit):
         own.apply_chat_template(HELLO, chat_template=template)
     assert text_of(own) == "<|user|>hello<|assistant|>"
@@ -136,14 +152,19 @@ def test_a_template_that_exceeds_a_limit_is_ended_with_its_process(own: Tokenize
     own.apply_chat_template(HELLO)
     assert worker.pid not in (None, before)
     os.kill(int(worker.pid or 0), 9)
-    assert text_of(own) == "<|user|>hello<|assistant|>"  # one that died while it was idle is replaced unseen
+    assert (
+        text_of(own) == "<|user|>hello<|assistant|>"
+    )  # one that died while it was idle is replaced unseen
     own.close()
     assert worker.pid is None
 
 
 def test_values_that_json_has_not(own: Tokenizer) -> None:
     messages = [{"role": "user", "content": "x", "n": np.int32(3), "t": (1, 2), "o": object()}]
-    assert text_of(own, messages, chat_template="{{ messages[0].n + 1 }}{{ messages[0].o }}") == "4<object>"
+    assert (
+        text_of(own, messages, chat_template="{{ messages[0].n + 1 }}{{ messages[0].o }}")
+        == "4<object>"
+    )
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
@@ -168,7 +189,9 @@ def test_values_that_json_has_not(own: Tokenizer) -> None:
         ({"continue_final_message": "no", "add_generation_prompt": False}, "no text in no"),
     ],
 )
-def test_what_no_template_could_take_is_refused(own: Tokenizer, fields: dict[str, Any], text: str) -> None:
+def test_what_no_template_could_take_is_refused(
+    own: Tokenizer, fields: dict[str, Any], text: str
+) -> None:
     with pytest.raises(RequestError, match=text):
         own.apply_chat_template(HELLO, **fields)
 
@@ -271,7 +294,9 @@ def test_a_worker_ends_with_its_parent() -> None:
         "w = LimitedWorker('enginebay.worker.templates:Renderer', {'max_output_chars': 1}, WorkerLimits(9, 1 << 28, 1 << 23))\n"
         "w.start(); print(w.pid, flush=True); os._exit(0)"
     )
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout
     waiting = threading.Event()
     for _ in range(600):
         try:

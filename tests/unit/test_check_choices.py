@@ -54,8 +54,12 @@ def registry() -> Registry:
     return with_parts(
         Declaration("platform", "npu", f"{__name__}:Npu"),
         Declaration("platform", "absent", f"{__name__}:Absent"),
-        Declaration("kernel", "mine", "enginebay_xla.norm:rms_norm", op="rms_norm", platforms=("npu",)),
-        Declaration("kernel", "lost", "enginebay_xla.norm:rms_norm", op="rms_norm", platforms=("absent",)),
+        Declaration(
+            "kernel", "mine", "enginebay_xla.norm:rms_norm", op="rms_norm", platforms=("npu",)
+        ),
+        Declaration(
+            "kernel", "lost", "enginebay_xla.norm:rms_norm", op="rms_norm", platforms=("absent",)
+        ),
     )
 
 
@@ -71,7 +75,9 @@ def test_a_named_platform_is_where_cases_run() -> None:
     mine, plain = (parts.find("kernel", name, "rms_norm") for name in ("mine", "xla"))
     assert platform_of(parts, plain, "npu").name == "npu"
     assert {case.target for case in part_cases(parts, plain, choices=Choices("npu"))} == {"npu"}
-    assert [case.name for case in part_cases(parts, mine, choices=Choices("cpu"))][-1] == "runs_here"
+    assert [case.name for case in part_cases(parts, mine, choices=Choices("cpu"))][
+        -1
+    ] == "runs_here"
     with pytest.raises(UnsupportedError, match="platform = 'absent': no device of this kind"):
         platform_of(parts, plain, "absent")
 
@@ -96,7 +102,10 @@ def test_a_text_stands_for_the_cases_that_have_it_in_their_names() -> None:
     assert chosen(named("runs_here")), "the reason why nothing is checked is always shown"
     assert not Filter()(named("decode_window", representative=False))
     assert Filter(everything=True)(named("decode_window", representative=False))
-    assert [Filter(target="sm_90")(named("x", target)) for target in ("sm_90", "sm_100")] == [True, False]
+    assert [Filter(target="sm_90")(named("x", target)) for target in ("sm_90", "sm_100")] == [
+        True,
+        False,
+    ]
 
 
 def test_a_text_or_a_target_that_no_case_has_is_refused_with_the_nearest() -> None:
@@ -115,7 +124,18 @@ def test_a_text_or_a_target_that_no_case_has_is_refused_with_the_nearest() -> No
 
 
 RECORD = CheckRecord(
-    *("kernel:rms_norm:xla", "rms_norm", "xla", "xla", "1", "run", "cpu", "rms_norm[float32]", "PASS", ""),
+    *(
+        "kernel:rms_norm:xla",
+        "rms_norm",
+        "xla",
+        "xla",
+        "1",
+        "run",
+        "cpu",
+        "rms_norm[float32]",
+        "PASS",
+        "",
+    ),
     error=None,
     bound=None,
     seconds=0.1,
@@ -141,7 +161,17 @@ def checking(monkeypatch: pytest.MonkeyPatch, *records: CheckRecord) -> dict[str
 
 def test_the_flags_of_check_reach_its_workers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = checking(monkeypatch, RECORD)
-    flags = ("--case", "float32", "--case", "bf16", "--target", "cpu", "--platform", "cpu", "--interpret")
+    flags = (
+        "--case",
+        "float32",
+        "--case",
+        "bf16",
+        "--target",
+        "cpu",
+        "--platform",
+        "cpu",
+        "--interpret",
+    )
     assert run("check", "kernel:rms_norm:xla", *flags)[0] == 0
     assert (asked["wanted"].cases, asked["wanted"].target) == (["float32", "bf16"], "cpu")
     assert (asked["choices"].platform, asked["level"]) == ("cpu", "interpret")
@@ -175,18 +205,31 @@ def test_results_are_printed_when_each_case_has_ended(
 
     monkeypatch.setattr("enginebay.cli.check.check", check)
     assert run("check", "kernel:rms_norm:xla")[0] == 0
-    assert seen[0].splitlines()[0].split() == ["verdict", "part", "level", "target", "case", "s", "detail"]
+    assert seen[0].splitlines()[0].split() == [
+        "verdict",
+        "part",
+        "level",
+        "target",
+        "case",
+        "s",
+        "detail",
+    ]
     assert "rms_norm[float32]" in seen[0]
 
 
 def test_a_part_that_is_named_and_not_checked_at_all_is_no_success(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skipped = dataclasses.replace(RECORD, case="runs_here", verdict="UNSUPPORTED", detail="needs platform x")
+    skipped = dataclasses.replace(
+        RECORD, case="runs_here", verdict="UNSUPPORTED", detail="needs platform x"
+    )
     holds = dataclasses.replace(RECORD, case="declaration_holds")
     checking(monkeypatch, holds, skipped)
     code, _, err = run("check", "kernel:rms_norm:xla")
-    assert (code, "nothing of kernel:rms_norm:xla was checked: needs platform x" in err) == (1, True)
+    assert (code, "nothing of kernel:rms_norm:xla was checked: needs platform x" in err) == (
+        1,
+        True,
+    )
     assert run("check", "kernel:rms_norm")[0] == 0, "of a whole op some parts need other devices"
     checking(monkeypatch, holds, skipped, RECORD)
     assert run("check", "kernel:rms_norm:xla")[0] == 0
@@ -225,7 +268,9 @@ def test_a_wrong_result_makes_the_exit_code_of_a_benchmark_1(
         return [dataclasses.replace(figure(share), shape=shape.name)]
 
     monkeypatch.setattr("enginebay.bench.kernels.measure_shape", measure)
-    code, out, _ = run(*BENCH, "--shapes", "smollm2-135m", "--case", "prefill", "--case", "decode/*32")
+    code, out, _ = run(
+        *BENCH, "--shapes", "smollm2-135m", "--case", "prefill", "--case", "decode/*32"
+    )
     assert (code, "WRONG" in out) == (expected, expected == 1)
     assert {name.split("/")[1] for name in printed} == {"prefill", "decode"}
     assert all(name in out for name in printed)
@@ -237,11 +282,15 @@ def test_a_wrong_result_makes_the_exit_code_of_a_benchmark_1(
 def test_a_wrong_configuration_makes_the_exit_code_of_tuning_1(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [Tuned("rms_norm", "xla", "1", "prefill", "float32", reason="it has nothing to choose here")]
+    found = [
+        Tuned("rms_norm", "xla", "1", "prefill", "float32", reason="it has nothing to choose here")
+    ]
     monkeypatch.setattr("enginebay.bench.tune.tune_op", lambda *_: found)
     command = ("tune", "--op", "rms_norm", "--shapes", "smollm2-135m/prefill")
     assert run(*command)[0] == 0
-    found[0] = dataclasses.replace(found[0], refused=(("block 8", "wrong: off by 1, 2 of allowed"),))
+    found[0] = dataclasses.replace(
+        found[0], refused=(("block 8", "wrong: off by 1, 2 of allowed"),)
+    )
     assert run(*command)[0] == 1
 
 
@@ -321,7 +370,9 @@ def test_a_model_family_is_checked_with_the_configuration_of_a_file(
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", None])
-def test_a_configuration_that_cannot_be_read_is_refused(run: Run, tmp_path: Path, text: str | None) -> None:
+def test_a_configuration_that_cannot_be_read_is_refused(
+    run: Run, tmp_path: Path, text: str | None
+) -> None:
     file = tmp_path / "config.json"
     if text is not None:
         file.write_text(text, encoding="utf-8")

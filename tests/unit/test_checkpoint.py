@@ -17,7 +17,13 @@ from safetensors.numpy import save_file
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.model import Model, TokenInfo, WeightSpec
 from enginebay.testing.model_harness import place_over, random_tensor
-from enginebay_models.checkpoint import INDEX_FILE, SINGLE_FILE, find_folder, find_tensors, read_token_info
+from enginebay_models.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    find_folder,
+    find_tensors,
+    read_token_info,
+)
 from enginebay_models.llama import family
 from enginebay_models.load import has_non_finite, load_weights
 from enginebay_models.safetensors_file import read_file
@@ -56,7 +62,12 @@ def write(folder: Path, tensors: Tensors, **fields: Any) -> Path:
 
 
 def load(
-    folder: Path, *, dtype: str = "float32", verify: bool = False, num_shards: int = 1, **fields: Any
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    verify: bool = False,
+    num_shards: int = 1,
+    **fields: Any,
 ) -> Any:
     source = CheckpointSource(str(folder))
     model = family.build(source.config, dtype=dtype, num_shards=num_shards)
@@ -71,7 +82,8 @@ def default_place(path: str, spec: WeightSpec) -> None:
 def whole_weights(model: Model, tensors: Tensors) -> Tensors:
     return {
         path: source.build(
-            [tensors[name] for name in source.names], (slice(None),) * len(model.weight_specs()[path].shape)
+            [tensors[name] for name in source.names],
+            (slice(None),) * len(model.weight_specs()[path].shape),
         )
         for path, source in model.tensor_sources().items()
     }
@@ -108,7 +120,9 @@ def test_shards_hold_their_part_of_the_whole(folder: Path, num_shards: int) -> N
     )
 
 
-def test_weights_read_in_small_pieces_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_read_in_small_pieces_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_once = load(folder)
     monkeypatch.setattr("enginebay_models.load._PIECE_BYTES", 100)
     for path, weight in load(folder).items():
@@ -133,7 +147,9 @@ def test_several_files_are_read_by_their_index_or_without(folder: Path) -> None:
     split(folder)
     for _ in range(2):
         for path, weight in load(folder).items():
-            np.testing.assert_array_equal(np.asarray(weight), np.asarray(single[path]), err_msg=path)
+            np.testing.assert_array_equal(
+                np.asarray(weight), np.asarray(single[path]), err_msg=path
+            )
         (folder / INDEX_FILE).unlink(missing_ok=True)
 
 
@@ -190,7 +206,10 @@ def narrow(tensors: Tensors) -> None:
     ("change", "message"),
     [
         (drop, f"lacks tensor '{DOWN}'"),
-        (reshape, rf"tensor '{DOWN}' in model.safetensors has shape \[24, 16\]. Allowed: \[16, 24\]"),
+        (
+            reshape,
+            rf"tensor '{DOWN}' in model.safetensors has shape \[24, 16\]. Allowed: \[16, 24\]",
+        ),
         (add, r"has tensor 'model\.layers\.2\.input_layernorm\.weight', which a llama"),
         (narrow, f"tensor '{DOWN}' in model.safetensors is I8. Allowed: F32, BF16, F16"),
     ],
@@ -206,13 +225,16 @@ def test_a_tensor_that_does_not_fit_is_named(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_verify_names_the_tensor_that_is_not_finite(tmp_path: Path, value: float, stored: Any) -> None:
+def test_verify_names_the_tensor_that_is_not_finite(
+    tmp_path: Path, value: float, stored: Any
+) -> None:
     tensors = {name: tensor.astype(stored) for name, tensor in random_tensors(model_of()).items()}
     tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = value
     folder = write(tmp_path / "model", tensors)
     load(folder)
     with pytest.raises(
-        CheckpointError, match=r"tensor 'model\.layers\.1\.self_attn\.k_proj\.weight' .* holds NaN or inf"
+        CheckpointError,
+        match=r"tensor 'model\.layers\.1\.self_attn\.k_proj\.weight' .* holds NaN or inf",
     ):
         load(folder, verify=True)
 
@@ -235,7 +257,9 @@ def test_largest_and_smallest_numbers_are_finite(dtype: Any) -> None:
 def test_truncated_file_is_named(folder: Path, keep: int) -> None:
     data = (folder / SINGLE_FILE).read_bytes()
     (folder / SINGLE_FILE).write_bytes(data[:keep])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors (is|says|has).*Fetch the file again"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors (is|says|has).*Fetch the file again"
+    ):
         load(folder)
 
 
@@ -245,9 +269,18 @@ def test_truncated_file_is_named(folder: Path, keep: int) -> None:
         ("not json", "header that is not a JSON object"),
         ("[1]", "header that is not a JSON object"),
         ('{"a": {"dtype": "F32"}}', "describes tensor 'a'"),
-        ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "gives tensor 'a' 4 bytes"),
-        ('{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', "describes tensor 'a' with shape"),
-        ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}', "describes tensor 'a' with shape"),
+        (
+            '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+            "gives tensor 'a' 4 bytes",
+        ),
+        (
+            '{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
+            "describes tensor 'a' with shape",
+        ),
+        (
+            '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}',
+            "describes tensor 'a' with shape",
+        ),
         (
             '{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}',
             "truncated: tensor 'a' ends at byte 36",
@@ -264,7 +297,9 @@ def test_broken_header_is_named(folder: Path, header: str, message: str) -> None
 def test_missing_file_of_an_index_is_named(folder: Path) -> None:
     split(folder)
     (folder / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"index\.json names 'b\.safetensors' for \d+ tensors"):
+    with pytest.raises(
+        CheckpointError, match=r"index\.json names 'b\.safetensors' for \d+ tensors"
+    ):
         load(folder)
 
 
@@ -284,7 +319,9 @@ def test_index_cannot_name_files_elsewhere(folder: Path) -> None:
 
 def test_pickles_are_never_read(folder: Path) -> None:
     (folder / SINGLE_FILE).rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, which are pickles and never read"):
+    with pytest.raises(
+        CheckpointError, match=r"only pytorch_model\.bin, which are pickles and never read"
+    ):
         load(folder)
 
 
@@ -365,7 +402,9 @@ print(json.dumps([sum(w.nbytes for w in weights.values()), resident("VmHWM") - b
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="resident memory is read from /proc"
+)
 @pytest.mark.parametrize(("stored", "dtype"), [(np.float32, "float32"), (np.float32, "bfloat16")])
 def test_peak_memory_is_that_of_the_weights(tmp_path: Path, stored: Any, dtype: str) -> None:
     scale = 1 if dtype == "float32" else 2  # the weights as loaded are about 220 MB
@@ -383,7 +422,10 @@ def test_peak_memory_is_that_of_the_weights(tmp_path: Path, stored: Any, dtype: 
     folder = write(tmp_path / "model", tensors, **fields)
     del tensors
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder), dtype], check=True, capture_output=True, text=True
+        [sys.executable, "-c", MEASURE, str(folder), dtype],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     num_bytes, peak = json.loads(done.stdout)
     assert num_bytes > 200e6

@@ -45,7 +45,9 @@ def run_json(run: Run) -> Callable[..., Any]:
 @pytest.fixture
 def expected(fake_llm: LLM) -> Callable[[str], list[int]]:
     """Greedy tokens of a prompt, eight of them, by the fake engine, without the program."""
-    return lambda prompt: fake_llm.generate(prompt, SamplingParams(max_tokens=8))[0].outputs[0].token_ids
+    return lambda prompt: (
+        fake_llm.generate(prompt, SamplingParams(max_tokens=8))[0].outputs[0].token_ids
+    )
 
 
 @on_the_fake_engine
@@ -70,14 +72,27 @@ def test_generate_as_json_has_the_documented_fields(run_json: Any, config: str, 
 def test_token_ids_are_a_prompt_too(run_json: Any, config: str, expected: Any) -> None:
     flags = ("--max-tokens", "8", "--json", "--config", config)
     record = run_json("generate", "The fox", *flags)
-    again = run_json("generate", "--prompt-ids", ",".join(map(str, record["prompt_token_ids"])), *flags)
+    again = run_json(
+        "generate", "--prompt-ids", ",".join(map(str, record["prompt_token_ids"])), *flags
+    )
     assert again["token_ids"] == record["token_ids"] == expected("The fox")
     assert again["prompt_token_ids"] == record["prompt_token_ids"]
 
 
 @on_the_fake_engine
 def test_generate_prints_every_completion(run: Run, config: str) -> None:
-    flags = ("-n", "2", "--temperature", "1.5", "--seed", "4", "--max-tokens", "6", "--config", config)
+    flags = (
+        "-n",
+        "2",
+        "--temperature",
+        "1.5",
+        "--seed",
+        "4",
+        "--max-tokens",
+        "6",
+        "--config",
+        config,
+    )
     code, out, _ = run("generate", "Once", *flags)
     assert code == 0
     assert [line[:3] for line in out.splitlines() if line.startswith("[")] == ["[0]", "[1]"]
@@ -88,11 +103,24 @@ def test_generate_prints_every_completion(run: Run, config: str) -> None:
 
 @on_the_fake_engine
 def test_flags_reach_the_request(run_json: Any, config: str) -> None:
-    text = run_json("generate", "The fox", "--max-tokens", "8", "--json", "--config", config)["text"]
+    text = run_json("generate", "The fox", "--max-tokens", "8", "--json", "--config", config)[
+        "text"
+    ]
     stops = ("--stop", text[3:6], "--stop", "%")
     stopped = run_json("generate", "The fox", *stops, "--json", "--config", config)
     assert (stopped["text"], stopped["finish_reason"]) == (text[: text.index(text[3:6])], "stop")
-    sampling = ("--temperature", "0.9", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.01", "--seed", "3")
+    sampling = (
+        "--temperature",
+        "0.9",
+        "--top-k",
+        "5",
+        "--top-p",
+        "0.9",
+        "--min-p",
+        "0.01",
+        "--seed",
+        "3",
+    )
     flags = ("--scheduler", "static", "--attention", "auto", "--ignore-eos", "--max-tokens", "5")
     record = run_json("generate", "The fox", *sampling, *flags, "--json", "--config", config)
     assert len(record["token_ids"]) == 5
@@ -104,7 +132,11 @@ def test_flags_reach_the_parameters() -> None:
     sampling = "--temperature 0.9 --top-k 5 --top-p 0.8 --min-p 0.01 --seed 3 --ignore-eos -n 2"
     penalties = "--presence-penalty -0.5 --frequency-penalty 2 --repetition-penalty 1.25"
     params = sampling_from(parser.parse_args(f"{sampling} {penalties} --stop a --stop b".split()))
-    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (-0.5, 2.0, 1.25)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (
+        -0.5,
+        2.0,
+        1.25,
+    )
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.9, 5, 0.8, 0.01)
     assert (params.seed, params.ignore_eos, params.n, list(params.stop)) == (3, True, 2, ["a", "b"])
     assert sampling_from(parser.parse_args([])) == SamplingParams()
@@ -120,7 +152,9 @@ def test_the_prompt_may_come_from_standard_input(
 
 
 @on_the_fake_engine
-def test_chat_answers_each_message_with_the_ones_before_in_mind(run: Run, config: str, fake_llm: LLM) -> None:
+def test_chat_answers_each_message_with_the_ones_before_in_mind(
+    run: Run, config: str, fake_llm: LLM
+) -> None:
     flags = ("--max-tokens", "24", "--config", config)
     code, out, err = run("chat", "What color is the sky?", *flags)
     assert code == 0
@@ -164,11 +198,26 @@ def test_plugins_lists_every_part(run: Run, run_json: Any) -> None:
 def test_explain_gives_every_choice_with_its_reason(run: Run, run_json: Any, config: str) -> None:
     record = run_json("explain", "--json", "--config", config, "--scheduler", "static")
     choices = {choice["setting"]: choice for choice in record["choices"]}
-    assert {"platform", "engine", "scheduler", "sampler", "dtype", "max_model_len", "layout"} <= set(choices)
-    assert {"kernels.attention.decode", "kernels.attention.prefill", "kernels.linear"} <= set(choices)
-    assert (choices["scheduler"]["chosen"], choices["scheduler"]["why"]) == ("static", "chosen by name")
+    assert {
+        "platform",
+        "engine",
+        "scheduler",
+        "sampler",
+        "dtype",
+        "max_model_len",
+        "layout",
+    } <= set(choices)
+    assert {"kernels.attention.decode", "kernels.attention.prefill", "kernels.linear"} <= set(
+        choices
+    )
+    assert (choices["scheduler"]["chosen"], choices["scheduler"]["why"]) == (
+        "static",
+        "chosen by name",
+    )
     assert choices["max_model_len"]["chosen"] == "160"
-    assert all(set(choice) == {"setting", "chosen", "why", "refused"} for choice in record["choices"])
+    assert all(
+        set(choice) == {"setting", "chosen", "why", "refused"} for choice in record["choices"]
+    )
     code, out, _ = run("explain", "--config", config)
     assert code == 0
     assert "kernels.attention.decode" in out
@@ -192,7 +241,9 @@ def test_env_names_versions_and_devices(run: Run, run_json: Any) -> None:
 
 
 @on_the_fake_engine
-def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: Any, config: str) -> None:
+def test_bench_measures_variants_and_compares_their_tokens(
+    run: Run, run_json: Any, config: str
+) -> None:
     lengths = ("--rounds", "1", "--prompt-len", "4", "--new-tokens", "4")
     least = ("--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--max-model-len", "32")
     sizes = (*lengths, *least, "--config", config)
@@ -207,7 +258,9 @@ def test_bench_measures_variants_and_compares_their_tokens(run: Run, run_json: A
 
 
 @on_the_fake_engine
-def test_bench_varies_attention_by_phase(run_json: Any, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_varies_attention_by_phase(
+    run_json: Any, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[tuple[str, dict[str, str]]] = []
 
     class Recorded(LLM):
@@ -215,18 +268,24 @@ def test_bench_varies_attention_by_phase(run_json: Any, config: str, monkeypatch
             super().__init__(**fields)
             chosen = self.plan.kernels.names
             phases = ("decode", "prefill", "mixed")
-            made.append((self.plan.config.engine.name, {p: chosen[f"attention.{p}"] for p in phases}))
+            made.append(
+                (self.plan.config.engine.name, {p: chosen[f"attention.{p}"] for p in phases})
+            )
 
     monkeypatch.setattr("enginebay.llm.LLM", Recorded)
     attention = ("--attention", "xla", "--attention", "decode=xla,decode=native")
     flags = ("--engine", "oengine,vinference", "--rounds", "1", "--prompt-len", "4", "--json")
     results = run_json("bench", "latency", *attention, *flags, "--config", config)
-    variants = [(engine, decode) for engine in ("oengine", "vinference") for decode in ("xla", "native")]
+    variants = [
+        (engine, decode) for engine in ("oengine", "vinference") for decode in ("xla", "native")
+    ]
     assert [result["variant"] for result in results] == [f"{e} decode={d}" for e, d in variants]
     assert made == [(e, {"decode": d, "prefill": "xla", "mixed": "xla"}) for e, d in variants]
 
 
-def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_faults_end_with_code_1(
+    run: Run, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from enginebay.errors import InternalError
 
     def broken(*_: Any, **__: Any) -> Any:
@@ -238,7 +297,9 @@ def test_our_own_faults_end_with_code_1(run: Run, config: str, monkeypatch: pyte
 
 
 @on_the_fake_engine
-def test_interrupted_json_holds_what_there_is(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_json_holds_what_there_is(
+    run: Run, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any, **__: Any) -> Iterator[StreamChunk]:
         yield StreamChunk("r", 1, "some ", (7, 8))
         yield StreamChunk("r", 0, "whole", (9,), "stop")
@@ -269,7 +330,11 @@ def test_interrupted_chat_as_json_holds_what_there_is(
     code, out, err = run("chat", "Hello!", "Again!", "--json", "--config", config)
     assert (code, err) == (130, "> Hello!\n\n")
     record = json.loads(out)
-    assert (record["text"], record["token_ids"], record["finish_reason"]) == ("some ", [7, 8], "abort")
+    assert (record["text"], record["token_ids"], record["finish_reason"]) == (
+        "some ",
+        [7, 8],
+        "abort",
+    )
     assert record["prompt_token_ids"]
 
 
@@ -319,7 +384,9 @@ def test_ctrl_c_ends_a_generation_with_what_there_is() -> None:
     sizes = ("--decode-steps", "1", "--dtype", "float32", "--max-num-seqs", "1")
     flags = ("--model", BRIEF, "--max-tokens", "1000", "--ignore-eos", *sizes)
     command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "Once upon a time", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         first = process.stdout.read(len("Once upon a time") + 8)
         process.send_signal(signal.SIGINT)

@@ -34,7 +34,9 @@ def type_lines(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> Callab
         monkeypatch.setattr(builtins, "input", read)
         for stream in (sys.stdin, sys.stdout):
             monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-        found, out, err = run("chat", "--max-tokens", "8", "--system", "Be kind.", "--config", config)
+        found, out, err = run(
+            "chat", "--max-tokens", "8", "--system", "Be kind.", "--config", config
+        )
         assert (found, err) == (code, "")
         return out
 
@@ -63,7 +65,9 @@ def test_a_banner_answers_and_their_rates(type_lines: Callable[..., str], fake_l
 
 
 def test_commands(type_lines: Callable[..., str], fake_llm: LLM) -> None:
-    out = type_lines("/help", "Hello", "/clear", MESSAGE, "/helo", "/exit", AssertionError("read on"))
+    out = type_lines(
+        "/help", "Hello", "/clear", MESSAGE, "/helo", "/exit", AssertionError("read on")
+    )
     assert "/clear   forget the conversation" in out
     assert "The conversation begins anew." in out
     assert answer(fake_llm, MESSAGE) in out, "as if it were the first message"

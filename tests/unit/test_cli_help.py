@@ -31,7 +31,9 @@ def test_every_flag_has_a_help_text_with_its_default(command: str) -> None:
             continue
         text = formatter._expand_help(action)
         assert text, action
-        assert not action.option_strings or action.required or "default" in text, action.option_strings
+        assert not action.option_strings or action.required or "default" in text, (
+            action.option_strings
+        )
 
 
 def test_a_default_in_the_help_is_the_configurations_own() -> None:
@@ -55,7 +57,11 @@ def test_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "field", "value"),
     [
-        (["--set", "engine.page_size=32"], "engine", {"name": "auto", "options": {"page_size": 32}}),
+        (
+            ["--set", "engine.page_size=32"],
+            "engine",
+            {"name": "auto", "options": {"page_size": 32}},
+        ),
         (
             ["--engine", "oengine", "--set", "engine.page_size=32", "--set", "engine.grow=false"],
             "engine",

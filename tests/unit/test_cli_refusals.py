@@ -62,7 +62,10 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("generate", "--json", "--logprobs", "21"), ("logprobs = 21", "from -1 to 20")),
         (("generate", "--logprobs", "2"), ("--logprobs 2 without --json",)),
         (("generate", "--prompt-logprobs", "2"), ("--prompt-logprobs 2 without --json",)),
-        (("generate", "--json", "--prompt-logprobs", "-1"), ("prompt_logprobs = -1", "from 0 to 20")),
+        (
+            ("generate", "--json", "--prompt-logprobs", "-1"),
+            ("prompt_logprobs = -1", "from 0 to 20"),
+        ),
         (("generate", "-n", "3", "--best-of", "2"), ("best_of = 2", "at least n")),
         (("chat", "Hello", "--best-of", "2"), ("--best-of 2 in a conversation",)),
         (("generate", "--stop-words-ids", "1;2"), ("--stop-words-ids 1;2", "commas")),
@@ -75,8 +78,14 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("generate", "--scheduler", "fcsf"), ("unknown scheduler 'fcsf'", "Did you mean 'fcfs'")),
         (("generate", "--sampler", "gredy"), ("unknown sampler 'gredy'", "Did you mean 'greedy'")),
         (("generate", "--attention", "xlaa"), ("'xlaa'",)),
-        (("generate", "--attention", "decod=xla"), ("unknown phase 'decod'", "Did you mean 'decode'")),
-        (("generate", "--kernel", "atention=xla"), ("unknown op 'atention'", "Did you mean 'attention'")),
+        (
+            ("generate", "--attention", "decod=xla"),
+            ("unknown phase 'decod'", "Did you mean 'decode'"),
+        ),
+        (
+            ("generate", "--kernel", "atention=xla"),
+            ("unknown op 'atention'", "Did you mean 'attention'"),
+        ),
         (("generate", "--kernel", "linear.decode=xla"), ("kernels.linear differs by phase",)),
         (("generate", "--kernel", "linear"), ("--kernel linear", "OP[.PHASE]=NAME")),
         (("generate", "--layout", "hndd"), ("unknown layout 'hndd'",)),
@@ -92,7 +101,10 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("bench", "latency", "--rounds", "0"), ("--rounds 0",)),
         (("bench", "latency", "--prompt-len", "-1"), ("--prompt-len -1",)),
         (("bench", "throughput", "--num-requests", "0"), ("--num-requests 0",)),
-        (("bench", "latency", "--prompt-len", "159"), ("159 prompt and 159 new tokens", "fewer than 160")),
+        (
+            ("bench", "latency", "--prompt-len", "159"),
+            ("159 prompt and 159 new tokens", "fewer than 160"),
+        ),
         (("bench", "speed"), ("'speed'",)),
     ],
 )
@@ -108,7 +120,10 @@ def test_wrong_input_ends_with_code_2_and_one_line(
         ((), ("COMMAND",)),
         (("genrate", "text"), ("unknown command 'genrate'", "Did you mean 'generate'")),
         (("plugins", "extra"), ("the word 'extra'", "flags alone")),
-        (("generate", "Once", "upon", "a", "time"), ("a second word 'upon'", "generate 'Once upon a time'")),
+        (
+            ("generate", "Once", "upon", "a", "time"),
+            ("a second word 'upon'", "generate 'Once upon a time'"),
+        ),
         (
             ("generate", "--tensor-parallel-size", "2"),
             ("--tensor-parallel-size", "Here it is --mesh tensor=N"),
@@ -116,11 +131,20 @@ def test_wrong_input_ends_with_code_2_and_one_line(
         (("generate", "--gpu-memory-utilization=0.9"), ("--set engine.memory_utilization=X",)),
         (("bench", "latency", "--enforce-eager"), ("Leave it out: every step is compiled",)),
         (("generate", "--max-num", "3"), ("--max-num-seqs or --max-num-batched-tokens", "in full")),
-        (("generate", "--max-model", "160"), ("--max-model, which is no whole flag", "--max-model-len")),
-        (("generate", "--temprature", "1"), ("unknown flag --temprature", "Did you mean --temperature?")),
+        (
+            ("generate", "--max-model", "160"),
+            ("--max-model, which is no whole flag", "--max-model-len"),
+        ),
+        (
+            ("generate", "--temprature", "1"),
+            ("unknown flag --temprature", "Did you mean --temperature?"),
+        ),
         (("generate", "--temperature", "hot"), ("--temperature 'hot'. Allowed: a number.",)),
         (("generate", "--stop"), ("--stop without a value", "--stop=VALUE")),
-        (("--max-tokens", "3", "generate"), ("--max-tokens before the command", "behind the command")),
+        (
+            ("--max-tokens", "3", "generate"),
+            ("--max-tokens before the command", "behind the command"),
+        ),
         (
             ("bench", "latencey"),
             ("'latencey'. Allowed: latency, throughput, kernels", "Did you mean 'latency'?"),
@@ -128,7 +152,10 @@ def test_wrong_input_ends_with_code_2_and_one_line(
         (("explain", "--dtype", "fp16"), ("dtype = 'fp16'", "Did you mean 'float16'?")),
         (("explain", "--platform", "gpu"), ("unknown platform 'gpu'", "Did you mean 'cuda'?")),
         (("explain", "--set", "engine.page_size"), ("--set engine.page_size", "KEY=VALUE")),
-        (("explain", "--set", "engine.pagesize=8"), ("pagesize = 8, an unknown field", "'page_size'")),
+        (
+            ("explain", "--set", "engine.pagesize=8"),
+            ("pagesize = 8, an unknown field", "'page_size'"),
+        ),
         (("explain", "--set", "max_num_seqs=none"), ("max_num_seqs = 'none'", "from 1 to 4096")),
         (("env", "--log-level", "loud"), ("--log-level", "loud")),
     ],
@@ -142,7 +169,10 @@ def test_a_wrong_command_line_ends_with_code_2(
 @pytest.mark.parametrize(
     ("toml", "parts"),
     [
-        ("engin = 'vinference'", ("engin = 'vinference', an unknown field", "Did you mean 'engine'")),
+        (
+            "engin = 'vinference'",
+            ("engin = 'vinference', an unknown field", "Did you mean 'engine'"),
+        ),
         (
             "[engine]\nname = 'vinference'\npagesize = 8",
             ("engine 'vinference': pagesize = 8", "page_size, grow"),
@@ -168,7 +198,9 @@ def test_a_folder_that_is_no_model_ends_with_code_2(run: Run, config: str, tmp_p
     file = str(tmp_path / "readme.txt")
     assert_one_line(run("generate", "--model", file, "--config", config), "is a file")
     missing = str(tmp_path / "missing")
-    assert_one_line(run("generate", "--model", missing, "--config", config), "there is no such folder")
+    assert_one_line(
+        run("generate", "--model", missing, "--config", config), "there is no such folder"
+    )
 
 
 def test_nan_in_the_weights_is_told_when_asked_for(run: Run, config: str, nan_model: str) -> None:
@@ -181,5 +213,7 @@ def test_standard_input_that_is_no_text_ends_with_code_2(
     run: Run, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in (("generate", "-"), ("chat",)):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+        monkeypatch.setattr(
+            sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8")
+        )
         assert_one_line(run(*command, "--config", config), "standard input")

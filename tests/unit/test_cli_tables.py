@@ -20,7 +20,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def on_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def on_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     """Runs a command whose stdout is a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -36,7 +38,9 @@ def run_records(run: Run) -> Callable[..., Any]:
     return lambda *flags: json.loads(run("plugins", "--json", *flags)[1])
 
 
-@pytest.mark.parametrize("command", [("plugins",), ("plugins", "-v"), ("explain",), ("explain", "-v")])
+@pytest.mark.parametrize(
+    "command", [("plugins",), ("plugins", "-v"), ("explain",), ("explain", "-v")]
+)
 def test_tables_fit_80_columns_and_cut_no_name(
     on_terminal: Run, config: str, command: tuple[str, ...]
 ) -> None:
@@ -64,7 +68,9 @@ def test_reasons_are_shown_on_request(on_terminal: Run, config: str) -> None:
     assert "which is not here" in on_terminal("plugins", "-v")[1]
 
 
-def test_a_part_whose_device_is_not_here_is_not_ready(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_whose_device_is_not_here_is_not_ready(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def states(*flags: str) -> dict[tuple[str, str, str], str]:
         lines = [line.split() for line in run("plugins", *flags)[1].splitlines()[1:]]
         return {(line[0], line[1], line[2]): line[-1] for line in lines if len(line) == 5}
@@ -82,7 +88,9 @@ def test_filters_leave_what_was_asked_for(run: Run, run_records: Callable[..., A
     assert {one["kind"] for one in kernels} == {"kernel"}
     assert ("pallas", "attention") in {(one["name"], one["op"]) for one in kernels}
     assert "native" not in {one["name"] for one in kernels}
-    assert [one["name"] for one in run_records("--kind", "platform", "--platform", "cpu")] == ["cpu"]
+    assert [one["name"] for one in run_records("--kind", "platform", "--platform", "cpu")] == [
+        "cpu"
+    ]
     for flags, message in (
         (("--kind", "kernels"), "Did you mean 'kernel'?"),
         (("--platform", "gpu"), "Did you mean 'cuda'?"),
@@ -105,7 +113,9 @@ def test_a_table_that_cannot_fit_is_wide_and_whole(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "20")
-    print_table(("name", "what"), [("n" * 30, "some words that wrap")], [["a note that is wrapped too"]])
+    print_table(
+        ("name", "what"), [("n" * 30, "some words that wrap")], [["a note that is wrapped too"]]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert "n" * 30 in lines[1]
     assert [line[32:] for line in lines[1:5]] == ["some", "words", "that", "wrap"]

@@ -70,7 +70,9 @@ def test_an_explicit_folder_wins_over_the_one_that_jax_was_given(tmp_path: Path)
     assert mode(tmp_path / "mine") == 0o700
 
 
-def test_an_explicit_folder_may_be_in_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_folder_may_be_in_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert configure_compile_cache("~/programs") == tmp_path / "programs"
 
@@ -131,7 +133,9 @@ jax.jit(lambda x: x * 3)(1)
 def test_a_process_that_has_compiled_already_still_keeps_what_follows(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
     folder = tmp_path / "late"
-    subprocess.run([sys.executable, "-c", LATE, str(folder)], check=True, env=environment, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", LATE, str(folder)], check=True, env=environment, timeout=120
+    )
     assert list(folder.iterdir())
 
 

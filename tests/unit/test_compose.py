@@ -40,7 +40,9 @@ IMPL = UnshardedAttention()
 
 def with_parts(*declarations: Declaration) -> Registry:
     """The built-in parts and these, of a plugin named "stranger"."""
-    added = [Entry(d.kind, d.name, "stranger", "1", "stranger", declaration=d) for d in declarations]
+    added = [
+        Entry(d.kind, d.name, "stranger", "1", "stranger", declaration=d) for d in declarations
+    ]
     return Registry([*load_registry().entries, *added])
 
 
@@ -111,7 +113,9 @@ FOREIGN, FOREIGN_NORM = ForeignAttention(), ForeignNorm()
 def foreign_parts() -> Registry:
     return with_parts(
         Declaration("kernel", "foreign", f"{__name__}:FOREIGN", op="attention", platforms=("npu",)),
-        Declaration("kernel", "foreign", f"{__name__}:FOREIGN_NORM", op="rms_norm", platforms=("npu",)),
+        Declaration(
+            "kernel", "foreign", f"{__name__}:FOREIGN_NORM", op="rms_norm", platforms=("npu",)
+        ),
         Declaration("kernel", "foreign", "enginebay_xla.rope:rope", op="rope", platforms=("npu",)),
     )
 
@@ -121,8 +125,12 @@ HERE = {"compile_cache": "off", "platform": "cpu", "max_model_len": 64, "interpr
 
 def test_a_kernel_for_another_platform_is_interpreted_when_it_is_named() -> None:
     """The phases that leave it to auto get another, in the layout of the one that is named."""
-    plan = make_plan(make_config(HERE, {"kernels": {"attention": {"decode": "foreign"}}}), foreign_parts())
-    decode, prefill = (choice(plan.reasons, f"kernels.attention.{p}") for p in ("decode", "prefill"))
+    plan = make_plan(
+        make_config(HERE, {"kernels": {"attention": {"decode": "foreign"}}}), foreign_parts()
+    )
+    decode, prefill = (
+        choice(plan.reasons, f"kernels.attention.{p}") for p in ("decode", "prefill")
+    )
     assert (decode.chosen, decode.why) == ("foreign", "chosen by name, interpreted: slow")
     assert choice(plan.reasons, "layout").chosen == "tpu_rpa"
     assert prefill.chosen != "foreign"
@@ -173,13 +181,20 @@ def test_a_writer_by_name_that_no_attention_would_call_is_refused(op: str) -> No
         if is_called:
             assert make_plan(config, registry).kernels.names[op] == "xla"
         else:
-            with pytest.raises(UnsupportedError, match=f"kernels.{op} = 'xla', but attention writes"):
+            with pytest.raises(
+                UnsupportedError, match=f"kernels.{op} = 'xla', but attention writes"
+            ):
                 make_plan(config, registry)
 
 
 def test_a_draw_by_name_that_the_sampler_never_calls_is_refused() -> None:
     base = make_config(
-        {"compile_cache": "off", "platform": "cpu", "max_model_len": 64, "kernels": {"sample": "xla"}}
+        {
+            "compile_cache": "off",
+            "platform": "cpu",
+            "max_model_len": 64,
+            "kernels": {"sample": "xla"},
+        }
     )
     assert make_plan(base).kernels.names["sample"] == "xla"
     with pytest.raises(

@@ -65,7 +65,12 @@ def test_the_last_of_three_layers_wins() -> None:
 def test_options_stay_with_their_part_and_never_reach_another(file: Path) -> None:
     under = read_toml(file)
     assert make_config(under, {"engine": "vinference"}).engine.options == {"page_size": 32}
-    for other in ("oengine", {"name": "oengine"}, Choice(name="oengine"), {"name": "oengine", "options": {}}):
+    for other in (
+        "oengine",
+        {"name": "oengine"},
+        Choice(name="oengine"),
+        {"name": "oengine", "options": {}},
+    ):
         assert make_config(under, {"engine": other}).engine == Choice(name="oengine")
 
 
@@ -79,7 +84,10 @@ def test_options_stay_with_their_part_and_never_reach_another(file: Path) -> Non
     ],
 )
 def test_options_merge_however_they_are_written(file: Path, over: Any) -> None:
-    for under in (read_toml(file), {"engine": {"name": "vinference", "options": {"page_size": 32}}}):
+    for under in (
+        read_toml(file),
+        {"engine": {"name": "vinference", "options": {"page_size": 32}}},
+    ):
         merged = make_config(under, {"engine": over}).engine
         assert merged == Choice(name="vinference", options={"page_size": 32, "grow": False})
 
@@ -105,16 +113,25 @@ def test_attention_is_chosen_by_phase(file: Path) -> None:
         (("--attention", "decode=mine"), ("mine", "xla", "xla")),
         (("--attention", "decode=mine", "--attention", "mixed=other"), ("mine", "xla", "other")),
         (("--attention", "decode=mine", "--attention", "other"), ("mine", "other", "other")),
-        (("--attention", "decode=mine", "--kernel", "attention.mixed=other"), ("mine", "xla", "other")),
+        (
+            ("--attention", "decode=mine", "--kernel", "attention.mixed=other"),
+            ("mine", "xla", "other"),
+        ),
     ]
     for flags, (decode, prefill, mixed) in by_flags:
         config = from_flags("--config", str(file), *flags)
-        assert config.kernels["attention"] == KernelChoice(decode=decode, prefill=prefill, mixed=mixed)
+        assert config.kernels["attention"] == KernelChoice(
+            decode=decode, prefill=prefill, mixed=mixed
+        )
 
 
-@pytest.mark.parametrize("flags", [("--attention", "decod=mine"), ("--kernel", "attention.decod=mine")])
+@pytest.mark.parametrize(
+    "flags", [("--attention", "decod=mine"), ("--kernel", "attention.decod=mine")]
+)
 def test_an_unknown_phase_is_told_with_the_nearest(flags: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"kernels.attention.decod: unknown phase 'decod'.*mean 'decode'"):
+    with pytest.raises(
+        ConfigError, match=r"kernels.attention.decod: unknown phase 'decod'.*mean 'decode'"
+    ):
         from_flags(*flags)
 
 
@@ -139,7 +156,9 @@ def test_an_axis_can_be_kept_whole_again() -> None:
         ({"seed": -1}, "seed"),
     ],
 )
-def test_a_wrong_value_is_refused_in_one_line_that_names_it(values: dict[str, Any], named: str) -> None:
+def test_a_wrong_value_is_refused_in_one_line_that_names_it(
+    values: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError) as refusal:
         make_config(values)
     assert named in str(refusal.value)
@@ -236,13 +255,21 @@ FACTS = Facts(
 
 @pytest.mark.parametrize(
     ("chosen", "weight_bytes", "drafts"),
-    [(None, 10 << 20, 15), (None, 64 << 20, 7), (None, 16 << 30, 7), (3, 10 << 20, 3), (3, 16 << 30, 3)],
+    [
+        (None, 10 << 20, 15),
+        (None, 64 << 20, 7),
+        (None, 16 << 30, 7),
+        (3, 10 << 20, 3),
+        (3, 16 << 30, 3),
+    ],
 )
 def test_small_models_get_more_drafts_unless_their_number_is_chosen(
     chosen: int | None, weight_bytes: int, drafts: int
 ) -> None:
     facts = dataclasses.replace(FACTS, weight_bytes=weight_bytes)
-    config, reasons = resolve(EngineConfig(proposer=Choice(name="ngram"), draft_tokens=chosen), facts)
+    config, reasons = resolve(
+        EngineConfig(proposer=Choice(name="ngram"), draft_tokens=chosen), facts
+    )
     assert (config.draft_tokens, config.most_drafts) == (drafts, drafts)
     why = next(reason.why for reason in reasons if reason.setting == "draft_tokens")
     assert ("by name" in why) == (chosen is not None)
@@ -252,7 +279,11 @@ def test_small_models_get_more_drafts_unless_their_number_is_chosen(
 def test_resolving_settles_everything_and_keeps_the_reasons() -> None:
     config, reasons = resolve(EngineConfig(), FACTS)
     assert (config.platform, config.engine.name, config.scheduler.name) == ("cpu", "a", "fcfs")
-    assert (config.sampler.name, config.dtype, config.max_model_len) == ("standard", "bfloat16", 4096)
+    assert (config.sampler.name, config.dtype, config.max_model_len) == (
+        "standard",
+        "bfloat16",
+        4096,
+    )
     by_setting = {reason.setting: reason for reason in reasons}
     assert by_setting["platform"].refused == (("cuda", "no such device"),)
     assert dict(by_setting["engine"].refused) == {
@@ -278,13 +309,15 @@ def test_resolving_again_changes_nothing() -> None:
 
 def test_an_explicit_choice_is_taken_even_where_auto_would_refuse_it() -> None:
     assert pick("scheduler", "gone", FACTS.schedulers).chosen == "gone"
-    assert resolve(EngineConfig(engine=Choice(name="c", options={"x": 1})), FACTS)[0].engine.options == {
-        "x": 1
-    }
+    assert resolve(EngineConfig(engine=Choice(name="c", options={"x": 1})), FACTS)[
+        0
+    ].engine.options == {"x": 1}
 
 
 def test_auto_with_nothing_to_choose_from_says_why() -> None:
-    with pytest.raises(ConfigError, match=r"scheduler = 'auto' finds nothing .gone: its plugin is broken"):
+    with pytest.raises(
+        ConfigError, match=r"scheduler = 'auto' finds nothing .gone: its plugin is broken"
+    ):
         pick("scheduler", "auto", FACTS.schedulers[1:])
 
 

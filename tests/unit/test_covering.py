@@ -62,6 +62,16 @@ def test_every_pair_of_an_op_is_in_few_rows(op: str) -> None:
 
 
 def test_the_axes_of_attention_are_those_that_its_problems_differ_in() -> None:
-    wanted = {"phase", "dtype", "head_dim", "group", "kv_heads", "page", "layout", "window", "softcap"}
+    wanted = {
+        "phase",
+        "dtype",
+        "head_dim",
+        "group",
+        "kv_heads",
+        "page",
+        "layout",
+        "window",
+        "softcap",
+    }
     wanted |= {"sinks", "scale", "lse", "rows", "context", "scores", "sharing", "padding", "config"}
     assert wanted <= ATTENTION.values.keys()

@@ -92,7 +92,9 @@ def test_the_configuration_describes_the_tensors(tool):
         intermediate=config["intermediate_size"],
         max_positions=config["max_position_embeddings"],
     )
-    assert {name: tuple(entry["shape"]) for name, entry in header.items()} == llama.parameter_shapes(shape)
+    assert {
+        name: tuple(entry["shape"]) for name, entry in header.items()
+    } == llama.parameter_shapes(shape)
     assert {entry["dtype"] for entry in header.values()} == {"BF16"}
     assert config["dtype"] == "bfloat16"
     assert config["tie_word_embeddings"] is True
@@ -115,7 +117,9 @@ def test_text_survives_the_tokenizer(tokenizer, text):
 
 def test_every_code_point_survives_the_tokenizer(tokenizer):
     for start in range(0, 0x11000, 0x400):
-        text = "".join(chr(code) for code in range(start, start + 0x400) if not 0xD800 <= code < 0xE000)
+        text = "".join(
+            chr(code) for code in range(start, start + 0x400) if not 0xD800 <= code < 0xE000
+        )
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
@@ -171,7 +175,9 @@ def test_stories_leave_no_slot_open_and_use_articles_well(tool):
 
 def test_packing_keeps_every_document_whole(tool):
     packing, demo_tokenizer = tool("packing"), tool("demo_tokenizer")
-    documents = [([number] * size, [1.0] * size) for number, size in enumerate((3, 5, 2, 7, 1), start=10)]
+    documents = [
+        ([number] * size, [1.0] * size) for number, size in enumerate((3, 5, 2, 7, 1), start=10)
+    ]
     rows = packing.pack(documents, 7, separate=True)
     for ids, _ in documents:
         assert (rows.tokens == ids[0]).sum() == len(ids)

@@ -38,7 +38,9 @@ PROMPT = [int(t) for t in np.random.default_rng(3).integers(4, 96, 40)]
 
 EMPTY = jax.jit(DeviceRows.empty, static_argnums=(0, 1))
 TAKE = jax.jit(DeviceRows.take, static_argnums=2)
-PUT, RECORD, ADVANCED = (jax.jit(f) for f in (DeviceRows.put, DeviceRows.record, DeviceRows.advanced))
+PUT, RECORD, ADVANCED = (
+    jax.jit(f) for f in (DeviceRows.put, DeviceRows.record, DeviceRows.advanced)
+)
 WRITE_HISTORY = jax.jit(write_history)
 
 
@@ -59,7 +61,8 @@ def int32(*values: int) -> np.ndarray:
 
 def equal(first: DeviceRows, second: DeviceRows) -> bool:
     return all(
-        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     )
 
 
@@ -109,7 +112,13 @@ def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> Non
         (penalised(), 3, 0, False),
         (SamplingParams(), 6, 6, False),
     ],
-    ids=["first chunk", "later chunk", "nothing cached", "later chunk of a whole prompt", "no penalties"],
+    ids=[
+        "first chunk",
+        "later chunk",
+        "nothing cached",
+        "later chunk of a whole prompt",
+        "no penalties",
+    ],
 )
 def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
     params: SamplingParams, start: int, num_cached: int, known: bool
@@ -119,13 +128,17 @@ def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
     table.add_request(request_of(PROMPT, params), 2)
     lease = Lease(row=2, capacity=64, num_cached=num_cached)
     bucket = Bucket(16, 1, 1, 16, 64)
-    inputs, _ = prefill_inputs([RowPlan(2, lease, start, 4, samples=False)], bucket, table, ledger, ["full"])
+    inputs, _ = prefill_inputs(
+        [RowPlan(2, lease, start, 4, samples=False)], bucket, table, ledger, ["full"]
+    )
     assert [(one.row, one.token_ids.tolist()) for one in inputs.known] == (
         [(2, PROMPT[:num_cached])] if known else []
     )
 
 
-def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_cached: int) -> list[int]:
+def history_after_a_hit(
+    engine: VInferenceEngine, params: SamplingParams, num_cached: int
+) -> list[int]:
     """A row's tokens on the device, of a request that found its first ones in the cache, where others' had been."""
     first = Driver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
     first.prefill()
@@ -137,7 +150,9 @@ def history_after_a_hit(engine: VInferenceEngine, params: SamplingParams, num_ca
     second.lease.num_cached = num_cached
     assert second.row == first.row
     tokens = second.prefill() + second.decode(4) + second.decode(4)
-    history = np.asarray(engine.runner.state.rows.token_ids)[second.row, : len(PROMPT) + len(tokens)].tolist()
+    history = np.asarray(engine.runner.state.rows.token_ids)[
+        second.row, : len(PROMPT) + len(tokens)
+    ].tolist()
     assert history[-len(tokens) :] == tokens
     second.close()
     return history

@@ -42,7 +42,9 @@ def test_a_file_may_name_esurge_and_give_its_options(run: Run, config: str, tmp_
     expected = run(*command, config, "--engine", "oengine")
     short, section = tmp_path / "short.toml", tmp_path / "section.toml"
     short.write_text('engine = "esurge"\n' + sizes, encoding="utf-8")
-    section.write_text(sizes + '\n[engine]\nname = "esurge"\nhbm_utilization = 0.5\n', encoding="utf-8")
+    section.write_text(
+        sizes + '\n[engine]\nname = "esurge"\nhbm_utilization = 0.5\n', encoding="utf-8"
+    )
     assert run(*command, str(short)) == expected
     code, out, _ = run("explain", "--json", "--config", str(section))
     chosen = {choice["setting"]: choice for choice in json.loads(out)["choices"]}["engine"]
@@ -59,7 +61,11 @@ def test_auto_takes_another_engine(run: Run, config: str) -> None:
 
 def test_options_are_those_of_esurge_with_its_defaults() -> None:
     options = options_of()
-    assert (options.page_size, options.hbm_utilization, options.enable_prefix_caching) == (128, 0.85, True)
+    assert (options.page_size, options.hbm_utilization, options.enable_prefix_caching) == (
+        128,
+        0.85,
+        True,
+    )
     paged = options.paged()
     assert (paged.page_size, paged.memory_utilization, paged.prefix_caching) == (128, 0.85, True)
     assert (paged.num_pages, paged.cache_bytes) == (None, None)
@@ -67,7 +73,9 @@ def test_options_are_those_of_esurge_with_its_defaults() -> None:
 
 @pytest.mark.parametrize("size", [{"num_pages": 7}, {"cache_bytes": 1 << 20}])
 def test_a_size_by_number_replaces_the_share_of_memory(size: dict[str, int]) -> None:
-    paged = options_of(**size, reserve_all=True, prefix_ttl_s=2.0, enable_prefix_caching=False).paged()
+    paged = options_of(
+        **size, reserve_all=True, prefix_ttl_s=2.0, enable_prefix_caching=False
+    ).paged()
     assert paged.memory_utilization is None
     assert {name: getattr(paged, name) for name in size} == size
     assert (paged.reserve_all, paged.prefix_ttl_s, paged.prefix_caching) == (True, 2.0, False)

@@ -18,13 +18,19 @@ from enginebay.errors import (
     unknown_name,
 )
 
-EVERY_ERROR = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EnginebayError)]
+EVERY_ERROR = [
+    e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EnginebayError)
+]
 
 
 @pytest.mark.parametrize("error", EVERY_ERROR)
-def test_an_error_belongs_to_one_branch_and_its_exit_code_follows(error: type[EnginebayError]) -> None:
+def test_an_error_belongs_to_one_branch_and_its_exit_code_follows(
+    error: type[EnginebayError],
+) -> None:
     branches = [
-        b for b in (InputError, UnsupportedError, InternalError, errors.StoppedError) if issubclass(error, b)
+        b
+        for b in (InputError, UnsupportedError, InternalError, errors.StoppedError)
+        if issubclass(error, b)
     ]
     assert len(branches) == (0 if error is EnginebayError else 1)
     users_own = issubclass(error, InputError | UnsupportedError)

@@ -63,7 +63,9 @@ def scored_again(both: tuple[Scored, Scored]) -> Scored:
     return both[1]
 
 
-def test_logits_are_the_models_after_every_token(paged: LLM, tokens: list[int], scored: Scored) -> None:
+def test_logits_are_the_models_after_every_token(
+    paged: LLM, tokens: list[int], scored: Scored
+) -> None:
     expected = ReferenceModel(paged.plan).logits([*tokens, *scored.new_token_ids[:-1]])
     assert scored.logits.shape == expected.shape
     assert np.abs(scored.logits - expected).max() < 1e-3
@@ -108,7 +110,9 @@ def test_the_figures_are_those_of_their_definitions() -> None:
     assert found.perplexity == pytest.approx(4.0, rel=1e-6)
     assert found.reference_perplexity == pytest.approx(math.exp(-math.log(0.125) / 2), rel=1e-6)
     assert found.same_argmax == 0.5
-    assert found.decode.mean == pytest.approx(0.1 * math.log(0.1 / 0.8) + 0.8 * math.log(8), abs=1e-6)
+    assert found.decode.mean == pytest.approx(
+        0.1 * math.log(0.1 / 0.8) + 0.8 * math.log(8), abs=1e-6
+    )
     assert (found.num_scored, found.num_text_tokens, found.num_cut_tokens) == (2, 5, 2)
     assert found.passages[0].first_divergence == 0
 
@@ -135,8 +139,12 @@ def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:
         assert list(piece) == known + rest[start : min(start + 20, 41)]
     assert cut.num_taken == (41 if cut.num_known else 40)  # one token alone cannot be scored
     with pytest.raises(InputError, match="at least two"):
-        split(paged, TEXT, Sizes(num_tokens=1 - min(cut.num_known, 1), passage_len=20, new_tokens=4))
-    with pytest.raises(InputError, match="passages of 158 tokens and 4 new ones in a context of 160"):
+        split(
+            paged, TEXT, Sizes(num_tokens=1 - min(cut.num_known, 1), passage_len=20, new_tokens=4)
+        )
+    with pytest.raises(
+        InputError, match="passages of 158 tokens and 4 new ones in a context of 160"
+    ):
         split(paged, TEXT, Sizes(passage_len=158, new_tokens=4))
 
 
@@ -162,7 +170,9 @@ def test_a_wrong_kernel_is_seen_by_the_command(
     (tmp_path / "text").write_text(TEXT)
     flags = ["--config", config, "--num-tokens", "30", "--new-tokens", "6", "--no-verify-kernels"]
     wrong = f"{HERE}:garbage_attention"
-    code, out, err = run("eval", "--text", str(tmp_path / "text"), *flags, "--attention", wrong, "--json")
+    code, out, err = run(
+        "eval", "--text", str(tmp_path / "text"), *flags, "--attention", wrong, "--json"
+    )
     assert (code, err) == (0, "")
     record = json.loads(out)
     assert record["prefill"]["mean"] > 1e-3
@@ -178,7 +188,9 @@ def test_a_wrong_kernel_is_seen_by_the_command(
 
 
 def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
-    subject = make_config({"model": BRIEF, "dtype": "bfloat16", "engine": "oengine", "max_model_len": 96})
+    subject = make_config(
+        {"model": BRIEF, "dtype": "bfloat16", "engine": "oengine", "max_model_len": 96}
+    )
     plain = reference_config(subject, None)
     assert (plain.model, plain.dtype, plain.engine.name, plain.max_model_len) == (
         BRIEF,
@@ -190,8 +202,15 @@ def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
     changed = reference_config(
         subject, "dtype=bfloat16,engine=oengine,max_model_len=64,attention.decode=native"
     )
-    assert (changed.dtype, changed.engine.name, changed.max_model_len) == ("bfloat16", "oengine", 64)
-    assert (changed.kernels["attention"].decode, changed.kernels["attention"].mixed) == ("native", "xla")
+    assert (changed.dtype, changed.engine.name, changed.max_model_len) == (
+        "bfloat16",
+        "oengine",
+        64,
+    )
+    assert (changed.kernels["attention"].decode, changed.kernels["attention"].mixed) == (
+        "native",
+        "xla",
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +222,10 @@ def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
         (["--text", "word"], "at least two"),
         (["--text", "word", "--new-tokens", "0"], "--new-tokens 0"),
         (["--text", "word", "--reference", "dtype"], "--reference dtype"),
-        (["--text", "word", "--reference", "sampler=greedy"], "a kernel for add_rms_norm, attention"),
+        (
+            ["--text", "word", "--reference", "sampler=greedy"],
+            "a kernel for add_rms_norm, attention",
+        ),
         (["--text", "word", "--reference", "dtype=int4"], "dtype"),
     ],
 )
@@ -218,6 +240,8 @@ def test_wrong_input_is_told(
     (tmp_path / "empty").write_text(" \n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "word").write_text("a")
-    code, out, err = run("eval", *flags, "--model", BRIEF, "--max-model-len", "160", "--num-tokens", "2")
+    code, out, err = run(
+        "eval", *flags, "--model", BRIEF, "--max-model-len", "160", "--num-tokens", "2"
+    )
     assert (code, out) == (2, "")
     assert told in err

@@ -37,8 +37,12 @@ NORM = Candidate("plain", 0, rms_norm)
 FUSED = Candidate("plain", 0, add_rms_norm)
 
 
-def choose(wanted: str, candidates: list[Candidate], part: Candidate = NORM, *, named: bool = False) -> Any:
-    return choose_fused("kernels.add_rms_norm", wanted, candidates, [Part("rms_norm", part, is_named=named)])
+def choose(
+    wanted: str, candidates: list[Candidate], part: Candidate = NORM, *, named: bool = False
+) -> Any:
+    return choose_fused(
+        "kernels.add_rms_norm", wanted, candidates, [Part("rms_norm", part, is_named=named)]
+    )
 
 
 def test_auto_takes_a_fused_op_that_is_as_good_as_its_parts() -> None:
@@ -52,7 +56,12 @@ def test_auto_takes_a_fused_op_that_is_as_good_as_its_parts() -> None:
     [
         ([FUSED], NORM, True, "rms_norm chosen by name"),
         ([FUSED], Candidate("fast", 5, rms_norm), False, "fast of rms_norm has a higher priority"),
-        ([Candidate("gone", 9, unavailable="needs a GPU")], NORM, False, "no implementation can serve"),
+        (
+            [Candidate("gone", 9, unavailable="needs a GPU")],
+            NORM,
+            False,
+            "no implementation can serve",
+        ),
         ([], NORM, False, "no implementation can serve"),
     ],
 )
@@ -100,7 +109,9 @@ def test_an_op_that_does_not_know_the_layout_is_passed_over_with_the_reason() ->
     reason = next(r for r in plan.reasons if r.setting == "kernels.rope_kv_write")
     assert ("narrow", "does not support layout hnd (has nhd)") in reason.refused
     with pytest.raises(UnsupportedError, match="does not support layout hnd"):
-        make_plan(make_config(base, {"layout": "hnd", "kernels": {"rope_kv_write": "narrow"}}), registry)
+        make_plan(
+            make_config(base, {"layout": "hnd", "kernels": {"rope_kv_write": "narrow"}}), registry
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -118,11 +129,15 @@ def test_the_suite_finds_a_sum_that_is_not_rounded() -> None:
 
 
 def test_the_suite_finds_keys_that_are_not_turned_and_places_that_are_written() -> None:
-    def unturned(q: Any, k: Any, v: Any, cache: Any, positions: Any, slots: Any, **named: Any) -> Any:
+    def unturned(
+        q: Any, k: Any, v: Any, cache: Any, positions: Any, slots: Any, **named: Any
+    ) -> Any:
         layout = named["layout"]
         return rope(q, positions, spec=named["spec"]), kv_write(cache, slots, k, v, layout)
 
-    def everywhere(q: Any, k: Any, v: Any, cache: Any, positions: Any, slots: Any, **named: Any) -> Any:
+    def everywhere(
+        q: Any, k: Any, v: Any, cache: Any, positions: Any, slots: Any, **named: Any
+    ) -> Any:
         return rope_kv_write(q, k, v, cache, positions, jnp.maximum(slots, 0), **named)
 
     spec = kernels.ROPE_SPECS["default"]
@@ -142,7 +157,13 @@ class ReadingAttention(XlaAttention):
     caps: Caps = READING
 
 
-PLAIN = {"embedding": embedding, "linear": linear, "rms_norm": rms_norm, "rope": rope, "kv_write": kv_write}
+PLAIN = {
+    "embedding": embedding,
+    "linear": linear,
+    "rms_norm": rms_norm,
+    "rope": rope,
+    "kv_write": kv_write,
+}
 
 
 def attend(
@@ -159,7 +180,9 @@ def attend(
     placement = make_placement(
         jax.devices(), {"tensor": shards} if shards > 1 else {}, {"kv_heads": "tensor"}
     )
-    chosen = ChosenKernels(dict.fromkeys(PHASES, attention), plain, {}, "hnd", HndLayout, (), Env("cpu"))
+    chosen = ChosenKernels(
+        dict.fromkeys(PHASES, attention), plain, {}, "hnd", HndLayout, (), Env("cpu")
+    )
     bucket = Bucket(2, 2, 1, 1, 16, "decode")
     layout = HndLayout(2, 16, 2, 16, "float32")
     ops = OpsBinder(chosen, info, placement)(bucket, {"full": layout})
@@ -198,17 +221,27 @@ def test_every_way_to_rotate_and_write_gives_the_same(shards: int) -> None:
 
 
 def test_without_rope_nothing_is_rotated() -> None:
-    plain = PLAIN | {"rope_kv_write": rope_kv_write, "rope": functools.partial(pytest.fail, "rotated")}
+    plain = PLAIN | {
+        "rope_kv_write": rope_kv_write,
+        "rope": functools.partial(pytest.fail, "rotated"),
+    }
     for got, expected in zip(
-        attend(ReadingAttention(), plain, 1, None), attend(XlaAttention(), plain, 1, None), strict=True
+        attend(ReadingAttention(), plain, 1, None),
+        attend(XlaAttention(), plain, 1, None),
+        strict=True,
     ):
         np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_layer_that_shares_anothers_cache_rotates_its_queries_and_writes_nothing(shards: int) -> None:
+def test_a_layer_that_shares_anothers_cache_rotates_its_queries_and_writes_nothing(
+    shards: int,
+) -> None:
     spec = RopeSpec(10000.0, 16)
-    plain = PLAIN | {"rope_kv_write": rope_kv_write, "kv_write": functools.partial(pytest.fail, "written")}
+    plain = PLAIN | {
+        "rope_kv_write": rope_kv_write,
+        "kv_write": functools.partial(pytest.fail, "written"),
+    }
     wanted = attend(XlaAttention(), plain, shards, spec, shared=True)
     for got, expected in zip(
         attend(ReadingAttention(), plain, shards, spec, shared=True), wanted, strict=True

@@ -25,7 +25,15 @@ def script(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def run(repo_root: Path, tmp_path: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     report = tmp_path / "figures.json"
     script = repo_root / "tools" / "gpu_check" / "run.py"
-    command = [sys.executable, str(script), "--installed", "--tiny", "--json", str(report), *arguments]
+    command = [
+        sys.executable,
+        str(script),
+        "--installed",
+        "--tiny",
+        "--json",
+        str(report),
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=repo_root)
     return (
         done.returncode,
@@ -38,20 +46,28 @@ def test_stream_and_kernel_are_measured(repo_root: Path, tmp_path: Path) -> None
     code, text, report = run(repo_root, tmp_path, "--stages", "stream,kernel")
     assert code == 0, text
     figures = {figure["figure"]: figure for figure in report["figures"]}
-    assert any("read-only stream" in name and figure["value"] > 0 for name, figure in figures.items())
+    assert any(
+        "read-only stream" in name and figure["value"] > 0 for name, figure in figures.items()
+    )
     assert figures["xla decode attention, 2 rows of 128"]["fraction"] > 0
     assert "| kernel | xla decode attention, 2 rows of 128 |" in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "llama-3.1-8b"])
-def test_engines_are_measured_on_models_of_both_families(repo_root: Path, tmp_path: Path, model: str) -> None:
+def test_engines_are_measured_on_models_of_both_families(
+    repo_root: Path, tmp_path: Path, model: str
+) -> None:
     work = ("--stages", "eval,engines,torch", "--models", model, "--batches", "1,2")
     code, text, report = run(repo_root, tmp_path, *work)
     assert code == 0, text
-    rates = [f for f in report["figures"] if f["unit"] == "tokens/s" and f["stage"].startswith("engines")]
+    rates = [
+        f for f in report["figures"] if f["unit"] == "tokens/s" and f["stage"].startswith("engines")
+    ]
     assert len(rates) == 4, report  # two engines, two batches
-    assert all(f["value"] is None or f["value"] > 0 for f in rates)  # None: such small work drowned in noise
+    assert all(
+        f["value"] is None or f["value"] > 0 for f in rates
+    )  # None: such small work drowned in noise
     divergence = next(
         f for f in report["figures"] if f["figure"] == f"{model} float32, KL divergence of decode"
     )
@@ -104,7 +120,12 @@ def test_what_the_machine_has_is_not_bundled(script: Any) -> None:
         "# of the machine\njax==0.11.2\nTyping_Extensions==4.1\ntorch==2.11.0+cu130\n-e .\n"
     )
     assert there == {"jax": "0.11.2", "typing-extensions": "4.1", "torch": "2.11.0+cu130"}
-    needed = [("jax", "0.11.2"), ("pydantic", "2.14"), ("typing.extensions", "4.1"), ("enginebay", "0.1")]
+    needed = [
+        ("jax", "0.11.2"),
+        ("pydantic", "2.14"),
+        ("typing.extensions", "4.1"),
+        ("enginebay", "0.1"),
+    ]
     assert bundle.lacking(needed, there) == ["pydantic==2.14"]
 
 
@@ -177,7 +198,10 @@ def test_stages_past_the_budget_are_left_out_and_it_fails(
 ) -> None:
     code, failed = measured("--stages", "stream,kernel", "--budget", "0")
     assert code == 1
-    assert failed == ["stream: left out, as no time is left", "kernel: left out, as no time is left"]
+    assert failed == [
+        "stream: left out, as no time is left",
+        "kernel: left out, as no time is left",
+    ]
     assert "| device |" in capsys.readouterr().out
 
 
@@ -231,7 +255,9 @@ def test_what_was_measured_is_told_when_a_signal_comes(repo_root: Path, stages: 
     assert "a figure of stream" in told
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_is_written_anew(script: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_not_written_to_its_end_is_written_anew(
+    script: Any, tmp_path: Path
+) -> None:
     shapes = script("shapes")
     folder, config = tmp_path / "model", shapes.config("qwen3-0.6b", tiny=True)
     part = tmp_path / "model.part"

@@ -142,13 +142,19 @@ def test_guided_rows_run_one_step_a_call_and_the_others_all_of_them(
     assert {plan.num_steps for plan in guided} == {1}
     assert max(plan.num_steps for plan in free) == SIZES["decode_steps"]
     num_guided = sum(len(output.outputs[0].token_ids) for output in (outputs[0], outputs[2]))
-    assert sum(len(plan.rows) for plan in guided) == num_guided - 2  # each once, but for those of the prefill
-    first_rows = [row for plan in watched.plans if not plan.is_decode for row in plan.rows if row.samples]
+    assert (
+        sum(len(plan.rows) for plan in guided) == num_guided - 2
+    )  # each once, but for those of the prefill
+    first_rows = [
+        row for plan in watched.plans if not plan.is_decode for row in plan.rows if row.samples
+    ]
     assert sorted(len(row.update) for row in first_rows) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_neither_overlap_nor_preemption_changes_a_token(made: Changing, llm: LLM, overlap: bool) -> None:
+def test_neither_overlap_nor_preemption_changes_a_token(
+    made: Changing, llm: LLM, overlap: bool
+) -> None:
     expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, MIXED)]
     prepared = preparer_of(llm).prepare(PROMPTS, [with_(p, max_tokens=100) for p in MIXED[::2]] * 2)
     requests = [one.requests[0] for one in prepared]
@@ -183,7 +189,9 @@ def test_a_request_that_is_cut_says_so(llm: LLM) -> None:
     assert (cut.finish_reason, len(cut.token_ids)) == ("length", 3)
     whole = first(llm.generate(PROMPT, with_(HOT, json_schema=PERSON)))
     assert whole.token_ids[:3] == cut.token_ids
-    exact = first(llm.generate(PROMPT, with_(HOT, json_schema=PERSON, max_tokens=len(whole.token_ids))))
+    exact = first(
+        llm.generate(PROMPT, with_(HOT, json_schema=PERSON, max_tokens=len(whole.token_ids)))
+    )
     assert exact == whole
     assert whole.finish_reason == "stop"
 
@@ -312,7 +320,9 @@ def test_flags_of_the_program_are_the_fields(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_not_there_is_told(llm: LLM) -> None:
-    with pytest.raises(InputError, match=r"unknown grammar 'llguidence'.*Did you mean 'llguidance'"):
+    with pytest.raises(
+        InputError, match=r"unknown grammar 'llguidence'.*Did you mean 'llguidance'"
+    ):
         LLM(BRIEF, grammars="llguidence", **SIZES)
     chosen = llm.plan.processors
     bare = dataclasses.replace(chosen, entries={}, processors=())

@@ -70,19 +70,27 @@ def finished_text(guides: Guides, tokenizer: Tokenizer, seed: int, **fields: Any
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_texts_of_bounded_schemas_are_valid(guides: Guides, tokenizer: Tokenizer, seed: int) -> None:
+def test_random_texts_of_bounded_schemas_are_valid(
+    guides: Guides, tokenizer: Tokenizer, seed: int
+) -> None:
     schema = bounded_schema(np.random.default_rng(seed))
     text = finished_text(guides, tokenizer, seed, json_schema=schema)
     jsonschema.validate(json.loads(text), schema)
 
 
-@pytest.mark.parametrize("regex", [r"[a-z]{2,8}-\d+", "yes|no", r"(é|日本|/)+x", r"(no|yes) [^a-z\n]{1,9}\n"])
-def test_random_texts_match_their_expression(guides: Guides, tokenizer: Tokenizer, regex: str) -> None:
+@pytest.mark.parametrize(
+    "regex", [r"[a-z]{2,8}-\d+", "yes|no", r"(é|日本|/)+x", r"(no|yes) [^a-z\n]{1,9}\n"]
+)
+def test_random_texts_match_their_expression(
+    guides: Guides, tokenizer: Tokenizer, regex: str
+) -> None:
     for seed in range(5):
         assert re.fullmatch(regex, finished_text(guides, tokenizer, seed, regex=regex))
 
 
-def test_random_texts_are_choices_and_words_of_their_grammar(guides: Guides, tokenizer: Tokenizer) -> None:
+def test_random_texts_are_choices_and_words_of_their_grammar(
+    guides: Guides, tokenizer: Tokenizer
+) -> None:
     choice = ("red", "red wine", 'a "quoted"\n\\', "/é日/i")
     texts = {finished_text(guides, tokenizer, seed, choice=choice) for seed in range(40)}
     assert texts == set(choice)
@@ -96,13 +104,19 @@ def test_json_is_compact_unless_the_schema_says_otherwise(guides: Guides) -> Non
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     for flexible in (False, True):
         constraint = grammar_of(
-            guides, json_schema=schema | ({"x-guidance": {"whitespace_flexible": True}} if flexible else {})
+            guides,
+            json_schema=schema
+            | ({"x-guidance": {"whitespace_flexible": True}} if flexible else {}),
         ).start()
         constraint.accept(94)
-        assert (220 in allowed(constraint)) is flexible or flexible == (len(allowed(constraint)) > 1)
+        assert (220 in allowed(constraint)) is flexible or flexible == (
+            len(allowed(constraint)) > 1
+        )
 
 
-def test_ends_of_sequence_and_padding_are_never_in_a_mask(guides: Guides, tokenizer: Tokenizer) -> None:
+def test_ends_of_sequence_and_padding_are_never_in_a_mask(
+    guides: Guides, tokenizer: Tokenizer
+) -> None:
     constraint = grammar_of(guides, regex="a*").start()
     assert constraint.may_end
     assert not constraint.is_done
@@ -111,7 +125,11 @@ def test_ends_of_sequence_and_padding_are_never_in_a_mask(guides: Guides, tokeni
     assert not {0, EOS} & set(ids.tolist())
     assert ids.max() < 2048, "ids of no token"
     ending = with_tokens(constraint.bits(), (0, EOS))
-    assert set(np.flatnonzero(np.unpackbits(ending.view(np.uint8), bitorder="little"))) == {*ids, 0, EOS}
+    assert set(np.flatnonzero(np.unpackbits(ending.view(np.uint8), bitorder="little"))) == {
+        *ids,
+        0,
+        EOS,
+    }
     assert np.array_equal(allowed(constraint), ids)
 
 
@@ -204,7 +222,9 @@ def test_compiled_grammars_are_kept_and_their_number_is_bounded(tokenizer: Token
 
 def test_a_schema_as_text_is_the_schema_as_a_dict_in_the_same_order() -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
-    as_text, as_dict = (structure_of(SamplingParams(json_schema=s)) for s in (json.dumps(schema), schema))
+    as_text, as_dict = (
+        structure_of(SamplingParams(json_schema=s)) for s in (json.dumps(schema), schema)
+    )
     assert as_text == as_dict
     assert as_text is not None
     assert as_text.text.index('"b"') < as_text.text.index('"a"')
@@ -218,7 +238,11 @@ def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
             return [ord(c) for c in text]
 
         def decode(
-            self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+            self,
+            token_ids: Sequence[int],
+            *,
+            skip_special_tokens: bool,
+            clean_up_tokenization_spaces: bool,
         ) -> str:
             return "".join(map(chr, token_ids))
 

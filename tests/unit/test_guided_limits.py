@@ -29,7 +29,9 @@ from tests.brief import BRIEF, DEMO
 
 EOS = 2
 CHAIN = "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3000)) + 'r3000: "b"\n'
-PATTERNS = {"allOf": [{"pattern": f"(a|b)*a(a|b){{{i + 1}}}"} for i in range(24)]} | {"type": "string"}
+PATTERNS = {"allOf": [{"pattern": f"(a|b)*a(a|b){{{i + 1}}}"} for i in range(24)]} | {
+    "type": "string"
+}
 NESTED = "((a{1000}){1000}){1000}"
 LOOP = {
     "$ref": "#/$defs/d0",
@@ -37,7 +39,9 @@ LOOP = {
 }
 LATE = 'r1: (r1){1,1000}\nr3: ("a" & (/\\d/){0,1000000})\nr0: (%json {}(/(a){1000,}/  r1))?\nstart: r0\n'
 """It compiles at once, and the mask behind its first token is not found in minutes."""
-SMALL = {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+SMALL = {
+    "json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+}
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -146,7 +150,9 @@ def test_a_worker_that_exceeds_a_limit_is_replaced_and_others_are_served(guides:
 def test_the_limit_of_time(tokenizer: Tokenizer) -> None:
     limits = {"compile_s": 0.5, "memory_bytes": 2 << 30}
     guides = guides_of(tokenizer, chosen(guided_limits=limits))
-    with pytest.raises(RequestError, match=r"limit of time .*0.5 seconds \(guided_limits.compile_s\)"):
+    with pytest.raises(
+        RequestError, match=r"limit of time .*0.5 seconds \(guided_limits.compile_s\)"
+    ):
         guides.grammar(SamplingParams(json_schema=PATTERNS))
     with pytest.raises(RequestError, match="limit of time"):
         guides.grammar(SamplingParams(grammar=LATE))
@@ -158,7 +164,10 @@ def test_limits_of_size_are_options(tokenizer: Tokenizer) -> None:
     guides = guides_of(tokenizer, tight)
     for fields, limit in [
         ({"regex": "a" * 41}, r"Allowed: 40 \(guided_limits.size_bytes"),
-        ({"json_schema": deep(3)}, r"Allowed: 3 \(guided_limits.depth|Allowed: 2 \(guided_limits.items"),
+        (
+            {"json_schema": deep(3)},
+            r"Allowed: 3 \(guided_limits.depth|Allowed: 2 \(guided_limits.items",
+        ),
         ({"json_schema": "[[[[1]]]]"}, r"Allowed: \d \(guided_limits"),
         ({"choice": ["a", "b", "c"]}, r"Allowed: 2 \(guided_limits.items"),
         ({"grammar": 'start: a\na: b\nb: "c"'}, r"Allowed: 2 \(guided_limits.items"),
@@ -183,7 +192,9 @@ class Tracked:
     request: Any
 
 
-@pytest.mark.parametrize(("options", "fields"), STEPS, ids=[next(iter(options)) for options, _ in STEPS])
+@pytest.mark.parametrize(
+    ("options", "fields"), STEPS, ids=[next(iter(options)) for options, _ in STEPS]
+)
 def test_a_step_beyond_a_limit_ends_its_own_request(
     tokenizer: Tokenizer, options: dict[str, Any], fields: dict[str, Any]
 ) -> None:
@@ -248,7 +259,9 @@ def test_llm_refuses_it_and_serves_others(fake_llm: LLM) -> None:
 
 
 def test_esurge_refuses_it_and_serves_others(faked: None) -> None:
-    with eSurge(BRIEF, max_model_len=128, max_num_seqs=2, dtype="float32", compile_runner=False) as engine:
+    with eSurge(
+        BRIEF, max_model_len=128, max_num_seqs=2, dtype="float32", compile_runner=False
+    ) as engine:
         with pytest.raises(ValueError, match=r"guided_limits.stack_bytes"):
             engine.generate("Once", HOSTILE)
         assert len(engine.generate("Once", FREE)[0].outputs[0].token_ids) == 4
@@ -268,13 +281,17 @@ def test_vinference_refuses_it_unread() -> None:
 
 def test_the_command_refuses_it(faked: None, run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "chain.lark").write_text(CHAIN)
-    code, _, err = run("generate", "Once", "--grammar", str(tmp_path / "chain.lark"), "--model", str(BRIEF))
+    code, _, err = run(
+        "generate", "Once", "--grammar", str(tmp_path / "chain.lark"), "--model", str(BRIEF)
+    )
     assert code == 2
     assert "guided_limits.stack_bytes" in err
     assert err.count("\n") == 1
 
 
-def test_templates_of_requests_are_limited_in_llm_and_its_processes_end_with_it(faked: None) -> None:
+def test_templates_of_requests_are_limited_in_llm_and_its_processes_end_with_it(
+    faked: None,
+) -> None:
     with LLM(
         BRIEF, dtype="float32", max_model_len=128, max_num_seqs=2, template_limits={"time_s": 0.5}
     ) as llm:

@@ -55,7 +55,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path.startswith(f"/api/models/{REPO}/revision/") or path == f"/api/models/{REPO}":
             siblings = [{"rfilename": f.name} for f in self.files()]
             self.reply(
-                json.dumps({"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": siblings}).encode()
+                json.dumps(
+                    {"id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": siblings}
+                ).encode()
             )
         elif path.startswith(f"/api/models/{REPO}/tree/"):
             entries = [
@@ -63,18 +65,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 for f in self.files()
             ]
             self.reply(json.dumps(entries).encode())
-        elif path.startswith(resolve) and (file := self.server.folder / path.split("/")[-1]).is_file():
+        elif (
+            path.startswith(resolve)
+            and (file := self.server.folder / path.split("/")[-1]).is_file()
+        ):
             headers = {"ETag": f'"{etag(file)}"', "X-Repo-Commit": COMMIT}
             self.reply(file.read_bytes(), headers, with_body=with_body)
         else:
             headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
-            self.reply(b'{"error": "Repository not found"}', headers, status=404, with_body=with_body)
+            self.reply(
+                b'{"error": "Repository not found"}', headers, status=404, with_body=with_body
+            )
 
     def files(self) -> list[Path]:
         return sorted(self.server.folder.iterdir())
 
     def reply(
-        self, body: bytes, headers: dict[str, str] | None = None, *, status: int = 200, with_body: bool = True
+        self,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        status: int = 200,
+        with_body: bool = True,
     ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -153,14 +165,18 @@ def test_hub_model_is_fetched_once_and_works_offline(hub: Hub, tmp_path: Path) -
     assert first[1] > 0
     assert first[2] == [3, 5]
     fetched = {
-        line.rsplit("/", 1)[1] for line in hub.requests if line.startswith("GET") and "/resolve/" in line
+        line.rsplit("/", 1)[1]
+        for line in hub.requests
+        if line.startswith("GET") and "/resolve/" in line
     }
     assert fetched == set(files), "neither pickles nor code are fetched"
 
     hub.requests.clear()
     assert load(tmp_path / "home", hub.url) == first
     assert hub.requests, "it asks whether there is something newer"
-    assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.requests), "fetched twice"
+    assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.requests), (
+        "fetched twice"
+    )
 
     hub.requests.clear()
     assert load(tmp_path / "home", hub.url, offline=True) == first
@@ -178,21 +194,37 @@ def test_repository_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None
 @pytest.mark.parametrize("offline", [True, False])
 def test_hub_that_cannot_be_reached_is_an_error_with_advice(offline: bool, tmp_path: Path) -> None:
     nowhere = "http://127.0.0.1:9"
-    with fresh_hub(tmp_path / "home", nowhere, offline=offline), pytest.raises(CheckpointError) as refusal:
+    with (
+        fresh_hub(tmp_path / "home", nowhere, offline=offline),
+        pytest.raises(CheckpointError) as refusal,
+    ):
         CheckpointSource(REPO)
-    assert f"model '{REPO}': there is no such folder, and the hub could not be reached" in str(refusal.value)
+    assert f"model '{REPO}': there is no such folder, and the hub could not be reached" in str(
+        refusal.value
+    )
     assert "HF_ENDPOINT" in str(refusal.value)
 
 
 def test_a_process_of_its_own_says_it_in_one_line(tmp_path: Path) -> None:
-    variables = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    variables = {
+        "HF_HOME": str(tmp_path),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": "0",
+    }
     command = [sys.executable, "-m", "enginebay", "explain", "--model", REPO]
     environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
     done = subprocess.run(
-        command, env=environment | variables, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"model '{REPO}': there is no such folder, and the hub could not be reached" in done.stderr
+    assert (
+        f"model '{REPO}': there is no such folder, and the hub could not be reached" in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 

@@ -31,7 +31,9 @@ def whys(plan: Plan) -> dict[str, str]:
 
 def test_an_import_path_is_checked_and_used_for_its_phase_alone() -> None:
     plan = plan_with({"attention": {"decode": f"{HERE}:plain_attention"}})
-    assert whys(plan)["kernels.attention.decode"] == "by import path, passed its quick check (2 cases)"
+    assert (
+        whys(plan)["kernels.attention.decode"] == "by import path, passed its quick check (2 cases)"
+    )
     names = plan.kernels.names
     assert names["attention.decode"] == f"{HERE}:plain_attention"
     assert names["attention.prefill"] == names["attention.mixed"] == "xla"
@@ -77,7 +79,10 @@ def test_the_check_can_be_switched_off() -> None:
         (f"{HERE}:plain_atention", r"has no 'plain_atention'.*Did you mean 'plain_attention'"),
         (f"{HERE}:NUMBER", "an object of type int. Allowed: an AttentionImpl, or a function"),
         ("enginebay_xla.attention:XlaAttention", "is the class XlaAttention"),
-        ("enginebay_xla.norm:rms_norm", "missing a required argument|too many positional arguments"),
+        (
+            "enginebay_xla.norm:rms_norm",
+            "missing a required argument|too many positional arguments",
+        ),
         (f"{HERE}:", 'a name, or "package.module:attribute"'),
         (":f", 'a name, or "package.module:attribute"'),
     ],
@@ -92,7 +97,9 @@ def test_a_plain_op_must_be_a_function() -> None:
         plan_with({"linear": f"{HERE}:NUMBER"})
 
 
-def test_a_module_that_fails_on_import_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_on_import_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "half_written.py").write_text("import nothing_of_the_kind\n")
@@ -116,7 +123,13 @@ def test_the_command_line_finds_it_in_the_current_folder(
     expected = llm.generate("The fox", SamplingParams(max_tokens=8))[0].outputs[0].token_ids
     assert json.loads(out)["token_ids"] == expected
     code, out, _ = run(
-        "explain", "--attention", "found_here:kernel", "--no-verify-kernels", "--json", "--config", config
+        "explain",
+        "--attention",
+        "found_here:kernel",
+        "--no-verify-kernels",
+        "--json",
+        "--config",
+        config,
     )
     assert code == 0
     choices = {choice["setting"]: choice for choice in json.loads(out)["choices"]}

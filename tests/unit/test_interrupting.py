@@ -36,11 +36,15 @@ def test_programs_are_kept_in_order_with_few_lowered_ahead() -> None:
         assert len(lowered) - len(kept) <= COMPILE_THREADS + 1
         kept.append((key, program))
 
-    compile_ahead(range(6), lambda key: lowered.append(key) or -key, lambda key, low: (key, low), keep)
+    compile_ahead(
+        range(6), lambda key: lowered.append(key) or -key, lambda key, low: (key, low), keep
+    )
     assert kept == [(key, (key, -key)) for key in range(6)]
 
 
-def test_an_error_ends_compiling_after_what_is_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_compiling_after_what_is_being_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun, may_end = threading.Semaphore(0), threading.Event()
     compiled: list[int] = []
 
@@ -96,7 +100,8 @@ def test_a_call_that_was_given_up_before_its_turn_never_runs(llm: LLM) -> None:
     ran: list[str] = []
     begun, may_end = threading.Event(), threading.Event()
     other = threading.Thread(
-        target=lambda: llm.run_on_engine(lambda: (begun.set(), may_end.wait(DEADLOCK_S))), daemon=True
+        target=lambda: llm.run_on_engine(lambda: (begun.set(), may_end.wait(DEADLOCK_S))),
+        daemon=True,
     )
     other.start()
     assert begun.wait(DEADLOCK_S)
@@ -131,8 +136,12 @@ sys.exit(program(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("how", "count", "code"), [("quickly", 1, 130), ("slowly", 2, -signal.SIGINT)])
-def test_ctrl_c_ends_a_command_and_a_second_one_the_process(how: str, count: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "count", "code"), [("quickly", 1, 130), ("slowly", 2, -signal.SIGINT)]
+)
+def test_ctrl_c_ends_a_command_and_a_second_one_the_process(
+    how: str, count: int, code: int
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_TO_END, how],
         stdout=subprocess.PIPE,

@@ -87,11 +87,19 @@ def definitions() -> tuple[Definition, ...]:
 
 def hold(measured: dict[str, int], limit: int, exceptions: dict[str, str], what: str) -> None:
     """Compare sizes with their limit, and the list of exceptions with what still needs one."""
-    over = {name: size for name, size in measured.items() if size > limit and name not in exceptions}
-    rows = "\n".join(f"  {size:5d}  {name}" for name, size in sorted(over.items(), key=lambda row: -row[1]))
-    assert not over, f"{what}: more than {limit}; split it, or list it in test_layout.py and say why:\n{rows}"
+    over = {
+        name: size for name, size in measured.items() if size > limit and name not in exceptions
+    }
+    rows = "\n".join(
+        f"  {size:5d}  {name}" for name, size in sorted(over.items(), key=lambda row: -row[1])
+    )
+    assert not over, (
+        f"{what}: more than {limit}; split it, or list it in test_layout.py and say why:\n{rows}"
+    )
     stale = [name for name in exceptions if measured.get(name, 0) <= limit]
-    assert not stale, f"{what}: no longer exceptions, take them off the list in test_layout.py: {stale}"
+    assert not stale, (
+        f"{what}: no longer exceptions, take them off the list in test_layout.py: {stale}"
+    )
 
 
 def test_files_are_within_the_house_size() -> None:
@@ -119,7 +127,9 @@ def is_operation(node: ast.AST) -> bool:
 
     Dunder methods, pydantic validators and properties with one statement are data with another spelling.
     """
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or re.fullmatch(r"__\w+__", node.name):
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or re.fullmatch(
+        r"__\w+__", node.name
+    ):
         return False
     decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
     if "validator" in decorators or "overload" in decorators:
@@ -142,13 +152,17 @@ def test_constructors_have_few_parameters() -> None:
     for name, node in definitions():
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             arguments = node.args
-            parameters[name] = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+            parameters[name] = (
+                len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+            )
     hold(parameters, MAX_INIT_PARAMETERS, WIDE_CONSTRUCTORS, "parameters of a constructor")
 
 
 def test_every_python_file_says_what_it_is_for() -> None:
     silent = [
-        name for name, (_, tree) in python_sources().items() if tree.body and not ast.get_docstring(tree)
+        name
+        for name, (_, tree) in python_sources().items()
+        if tree.body and not ast.get_docstring(tree)
     ]
     assert not silent, f"these open without a sentence that says what they are for: {silent}"
 
@@ -160,7 +174,9 @@ def test_every_package_is_typed() -> None:
         if path.name == "__init__.py" and path.parent.name.startswith("enginebay")
     }
     untyped = [
-        package.relative_to(ROOT).as_posix() for package in packages if not (package / "py.typed").is_file()
+        package.relative_to(ROOT).as_posix()
+        for package in packages
+        if not (package / "py.typed").is_file()
     ]
     assert packages, "no package found"
     assert not untyped, f"py.typed is missing in {untyped}"

@@ -82,7 +82,10 @@ def test_requests_run_until_one_ends_behind_the_least_tokens(llm: LLM) -> None: 
         with_(ON, stop=[stop, "never there"], min_tokens=least, stop_words_ids=held)
         for stop in stops
         for least in (1, 3, 5, 6, 8, 20)
-        for held in ((), ((whole.token_ids[2], 7), (whole.token_ids[5], 7, 7)))  # tokens that are held back
+        for held in (
+            (),
+            ((whole.token_ids[2], 7), (whole.token_ids[5], 7, 7)),
+        )  # tokens that are held back
     ]
     ended = 0
     for params, output in zip(asked, llm.generate([PROMPT] * len(asked), asked), strict=True):

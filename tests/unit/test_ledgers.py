@@ -39,7 +39,9 @@ def test_slot_ledger_keeps_the_contract(check: Callable[[], None]) -> None:
     check()
 
 
-def make_pages(num_pages: int, *, page_size: int = 8, caching: bool = True, grows: bool = True) -> PageLedger:
+def make_pages(
+    num_pages: int, *, page_size: int = 8, caching: bool = True, grows: bool = True
+) -> PageLedger:
     store = PageStore(PagePool(num_pages), page_size, PrefixIndex() if caching else None)
     return PageLedger(store, NUM_ROWS, MAX_TOKENS, grows=grows)
 

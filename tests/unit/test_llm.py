@@ -36,7 +36,12 @@ def joined(chunks: Sequence[StreamChunk], index: int = 0) -> str:
     return "".join(chunk.delta_text for chunk in chunks if chunk.index == index)
 
 
-PROMPTS = ["Once upon a time", "The little fox", "A", "In the morning, the baker opened the shop and"]
+PROMPTS = [
+    "Once upon a time",
+    "The little fox",
+    "A",
+    "In the morning, the baker opened the shop and",
+]
 
 
 def test_one_text_and_a_list_of_texts_and_ids_mean_the_same(fake_llm: LLM) -> None:
@@ -65,7 +70,9 @@ def test_an_output_says_all_about_its_completion(fake_llm: LLM) -> None:
 
 
 def test_without_max_tokens_a_completion_fills_the_context(fake_llm: LLM) -> None:
-    output = fake_llm.generate("Once upon a time", with_(GREEDY, max_tokens=None, ignore_eos=True))[0]
+    output = fake_llm.generate("Once upon a time", with_(GREEDY, max_tokens=None, ignore_eos=True))[
+        0
+    ]
     assert len(output.prompt_token_ids) + output.num_generated_tokens == SIZES["max_model_len"]
 
 
@@ -175,7 +182,9 @@ def test_a_stream_of_several_completions_has_all_of_each(fake_llm: LLM) -> None:
     params = with_(HOT, n=3, seed=2)
     whole = fake_llm.generate("Once", params)[0]
     chunks = list(fake_llm.stream("Once", params))
-    assert [joined(chunks, i) for i in range(3)] == [completion.text for completion in whole.outputs]
+    assert [joined(chunks, i) for i in range(3)] == [
+        completion.text for completion in whole.outputs
+    ]
     assert sum(chunk.finish_reason is not None for chunk in chunks) == 3
 
 
@@ -208,10 +217,14 @@ def test_chat_answers_by_the_template(demo: LLM) -> None:
     answer = demo.chat(MESSAGES, with_(GREEDY, max_tokens=40))
     assert "blue" in answer.get_text()
     assert answer.prompt_token_ids == demo.tokenizer.apply_chat_template(MESSAGES)
-    assert joined(list(demo.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
+    assert (
+        joined(list(demo.chat_stream(MESSAGES, with_(GREEDY, max_tokens=40)))) == answer.get_text()
+    )
 
 
-def test_every_chat_hands_its_options_to_the_template(fake_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_chat_hands_its_options_to_the_template(
+    fake_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     template = "{{ tools[0].name }} {{ mood }} {% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} now{% endif %}"
     options: dict[str, Any] = {
         "tools": [{"name": "weather"}],
@@ -300,7 +313,12 @@ def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM
     assert token_ids(everything) == token_ids(llm.generate("Once", with_(HOT, seed=1, top_k=-1)))
     for temperature in (1e300, 1e-300):
         assert (
-            len(token_ids(llm.generate("Once", with_(HOT, seed=2**63 - 1, temperature=temperature)))[0]) == 16
+            len(
+                token_ids(
+                    llm.generate("Once", with_(HOT, seed=2**63 - 1, temperature=temperature))
+                )[0]
+            )
+            == 16
         )
     for penalty in (1e300, 1e-300):
         params = with_(GREEDY, repetition_penalty=penalty, ignore_eos=True)

@@ -36,7 +36,9 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS)
-def test_a_bad_prompt_is_refused_and_nothing_is_queued(fake_llm: LLM, prompts: Any, message: str) -> None:
+def test_a_bad_prompt_is_refused_and_nothing_is_queued(
+    fake_llm: LLM, prompts: Any, message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         fake_llm.generate(prompts, GREEDY)
     holds_prompts = isinstance(prompts, list) and not isinstance(prompts[0], int)
@@ -57,10 +59,15 @@ def test_a_bad_prompt_is_refused_and_nothing_is_queued(fake_llm: LLM, prompts: A
         ([GREEDY, 3], "sampling parameters of type int"),
         (SamplingParams(stop_token_ids=[2048]), "stop token id 2048"),
         (SamplingParams(stop_token_ids=[-1]), "stop token id -1"),
-        (SamplingParams(stop_token_ids=list(range(10, 30))), "stop tokens, end-of-sequence tokens included"),
+        (
+            SamplingParams(stop_token_ids=list(range(10, 30))),
+            "stop tokens, end-of-sequence tokens included",
+        ),
     ],
 )
-def test_bad_parameters_are_refused_and_nothing_is_queued(fake_llm: LLM, params: Any, message: str) -> None:
+def test_bad_parameters_are_refused_and_nothing_is_queued(
+    fake_llm: LLM, params: Any, message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         fake_llm.generate(["A", "B"], params)
     assert_idle(fake_llm)
@@ -81,7 +88,9 @@ def test_a_greedy_sampler_refuses_temperatures_and_penalties() -> None:
             llm.generate("Once", HOT)
         for penalty, neutral in (("presence", 0), ("frequency", 0), ("repetition", 1)):
             name = f"{penalty}_penalty"
-            with pytest.raises(RequestError, match=rf"{name} = 0\.5 .*greedy only.*{name} = {neutral}\."):
+            with pytest.raises(
+                RequestError, match=rf"{name} = 0\.5 .*greedy only.*{name} = {neutral}\."
+            ):
                 llm.generate("Once", with_(GREEDY, **{name: 0.5}))
         assert_idle(llm)
 
@@ -111,7 +120,9 @@ def test_a_greedy_sampler_takes_penalties_that_a_processor_applies() -> None:
         ({"max_model_len": 5000}, "at most 1024, the model's own"),
     ],
 )
-def test_a_wrong_choice_is_refused_before_anything_is_loaded(choices: dict[str, Any], message: str) -> None:
+def test_a_wrong_choice_is_refused_before_anything_is_loaded(
+    choices: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message) as refusal:
         LLM("demo", **choices)
     assert isinstance(refusal.value, ConfigError) or "unknown" in str(refusal.value)

@@ -54,7 +54,9 @@ def test_likelihoods_are_the_models(adapter: Any, llm: LLM) -> None:
     context, continuation = "Once upon a", " time there"
     special, whole = llm.tokenizer.encode(""), llm.tokenizer.encode(context + continuation)
     num = len(special) + len(llm.tokenizer.encode(context, add_special_tokens=False))
-    expected = log_softmax(reference.logits(whole))[np.arange(num - 1, len(whole) - 1), whole[num:]].sum()
+    expected = log_softmax(reference.logits(whole))[
+        np.arange(num - 1, len(whole) - 1), whole[num:]
+    ].sum()
     greedy = llm.generate(context, SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0]
     pairs = [
         (context, continuation),
@@ -81,7 +83,9 @@ class EvenScorer:
 
     def score(self, token_ids: list[int]) -> Scored:
         self.asked.append(token_ids)
-        return Scored(tuple(token_ids), (0,), np.zeros((len(token_ids), self.vocab_size), np.float32))
+        return Scored(
+            tuple(token_ids), (0,), np.zeros((len(token_ids), self.vocab_size), np.float32)
+        )
 
 
 def test_a_long_text_is_scored_in_windows_each_token_once(
@@ -96,7 +100,9 @@ def test_a_long_text_is_scored_in_windows_each_token_once(
     assert [len(asked) for asked in scorer.asked] == [159] * len(scorer.asked)
     assert len(scorer.asked) > 1
     *whole, last = scorer.asked
-    taken = [token for asked in whole for token in asked[1:]]  # but the token that each begins after
+    taken = [
+        token for asked in whole for token in asked[1:]
+    ]  # but the token that each begins after
     assert [*taken, *last[len(taken) - len(token_ids) :]] == token_ids
 
 

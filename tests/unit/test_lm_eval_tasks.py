@@ -73,7 +73,10 @@ def scored(reference: ReferenceModel, token_ids: list[int], count: int) -> float
 
 def sum_of(reference: ReferenceModel, llm: LLM, context: str, continuation: str) -> float:
     """The same of a text after another."""
-    special, before = llm.tokenizer.encode(""), llm.tokenizer.encode(context, add_special_tokens=False)
+    special, before = (
+        llm.tokenizer.encode(""),
+        llm.tokenizer.encode(context, add_special_tokens=False),
+    )
     whole = [*special, *llm.tokenizer.encode(context + continuation, add_special_tokens=False)]
     return scored(reference, whole, len(whole) - len(special) - len(before))
 
@@ -81,10 +84,13 @@ def sum_of(reference: ReferenceModel, llm: LLM, context: str, continuation: str)
 def test_a_multiple_choice_task_is_the_models_choice(llm: LLM, tmp_path: Path) -> None:
     reference = ReferenceModel(llm.plan)
     best = [
-        int(np.argmax([sum_of(reference, llm, text, choice) for choice in CHOICES])) for text in BEGINNINGS
+        int(np.argmax([sum_of(reference, llm, text, choice) for choice in CHOICES]))
+        for text in BEGINNINGS
     ]
     gold = [best[0], best[1], (best[2] + 1) % len(CHOICES)]  # the last one is wrong
-    documents = [{"text": t, "choices": CHOICES, "gold": g} for t, g in zip(BEGINNINGS, gold, strict=True)]
+    documents = [
+        {"text": t, "choices": CHOICES, "gold": g} for t, g in zip(BEGINNINGS, gold, strict=True)
+    ]
     lines = [
         "output_type: multiple_choice",
         'doc_to_text: "{{text}}"',
@@ -129,7 +135,9 @@ def test_a_perplexity_task_scores_every_token_once(llm: LLM, tmp_path: Path) -> 
 
     short = [first, *llm.tokenizer.encode(TEXTS[0], add_special_tokens=False)]
     expected = bits(TEXTS[0], scored(reference, short, len(short) - 1))
-    assert results_of(llm, tmp_path, "scored")["bits_per_byte,none"] == pytest.approx(expected, rel=1e-4)
+    assert results_of(llm, tmp_path, "scored")["bits_per_byte,none"] == pytest.approx(
+        expected, rel=1e-4
+    )
     write_task(tmp_path, "long", [{"text": TEXTS[1]}], lines)
     long = [first, *llm.tokenizer.encode(TEXTS[1], add_special_tokens=False)]
     rest = len(long) - 1 - most

@@ -84,7 +84,9 @@ def test_rows_that_ask_are_told_whoever_does_not_and_however_many_are_computed_a
     asks = np.array([False, True, False, True, True])
     whole = TOLD(logits, sampled, np.ones(5, bool))
     for rows_at_once in (None, 2):
-        told = jax.jit(functools.partial(logprobs_of, rows_at_once=rows_at_once))(logits, sampled, asks)
+        told = jax.jit(functools.partial(logprobs_of, rows_at_once=rows_at_once))(
+            logits, sampled, asks
+        )
         np.testing.assert_array_equal(told.token_ids[asks], whole.token_ids[asks])
         np.testing.assert_allclose(told.values[asks], whole.values[asks], atol=1e-6)
         assert not np.asarray(told.values[~asks]).any()
@@ -102,7 +104,9 @@ def test_a_vocabulary_smaller_than_the_most_is_told_whole() -> None:
 
 
 @pytest.mark.parametrize("num_best", [0, 1, 5, MAX_LOGPROBS])
-def test_a_request_is_told_what_it_asked_for(llm: LLM, reference: ReferenceModel, num_best: int) -> None:
+def test_a_request_is_told_what_it_asked_for(
+    llm: LLM, reference: ReferenceModel, num_best: int
+) -> None:
     for params in (GREEDY, with_(HOT, seed=3)):
         output = llm.generate(PROMPT, asking(params, num_best))[0]
         check_logprobs(reference, output.prompt_token_ids, output.outputs[0], num_best)
@@ -119,7 +123,9 @@ def test_each_of_a_batch_is_told_its_own(llm: LLM, reference: ReferenceModel) ->
         check_logprobs(reference, ids, output.outputs[0], num_best)
 
 
-def test_penalties_and_temperature_change_nothing_of_it(llm: LLM, reference: ReferenceModel) -> None:
+def test_penalties_and_temperature_change_nothing_of_it(
+    llm: LLM, reference: ReferenceModel
+) -> None:
     params = with_(HOT, seed=1, top_k=3, repetition_penalty=1.7, frequency_penalty=1.0, logprobs=4)
     output = llm.generate(PROMPT, params)[0]
     check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 4)
@@ -154,7 +160,9 @@ def test_a_stop_token_is_told_too(llm: LLM, reference: ReferenceModel) -> None:
 
 def chosen_sum(completion: CompletionOutput) -> float:
     assert completion.logprobs is not None
-    return sum(one[token] for one, token in zip(completion.logprobs, completion.token_ids, strict=True))
+    return sum(
+        one[token] for one, token in zip(completion.logprobs, completion.token_ids, strict=True)
+    )
 
 
 def test_chunks_of_a_stream_add_up(llm: LLM) -> None:
@@ -180,7 +188,10 @@ def test_conversations_and_asyncio_tell_the_same(llm: LLM) -> None:
 
     generated, chunks, chatted = asyncio.run(gather())
     whole = llm.generate(PROMPT, params)[0].outputs[0]
-    assert (generated.logprobs, generated.cumulative_logprob) == (whole.logprobs, whole.cumulative_logprob)
+    assert (generated.logprobs, generated.cumulative_logprob) == (
+        whole.logprobs,
+        whole.cumulative_logprob,
+    )
     assert [one for chunk in chunks for one in chunk.logprobs] == whole.logprobs
     answer = llm.chat(messages, params).outputs[0]
     assert answer.logprobs
@@ -194,7 +205,9 @@ def test_preempted_requests_keep_what_they_were_told(
     made: Changing, reference: ReferenceModel, after: int
 ) -> None:
     params = with_(GREEDY, max_tokens=12, ignore_eos=True, logprobs=3)
-    with made.interrupted(lambda row: row.num_left == 0 and row.max_new_left <= 12 - after) as scheduler:
+    with made.interrupted(
+        lambda row: row.num_left == 0 and row.max_new_left <= 12 - after
+    ) as scheduler:
         outputs = made.llm.generate(PROMPTS, params)
     assert len(scheduler.interrupted) == len(PROMPTS)
     for output in outputs:
@@ -202,7 +215,9 @@ def test_preempted_requests_keep_what_they_were_told(
         check_logprobs(reference, output.prompt_token_ids, output.outputs[0], 3)
 
 
-def test_nothing_is_sent_to_the_host_unless_a_row_asks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_to_the_host_unless_a_row_asks(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, sent = [], []
     begin = LaunchedStep.__init__
 
@@ -212,7 +227,9 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(llm: LLM, monkeypatch: py
 
     fetch = LaunchedStep.read_logprobs
     monkeypatch.setattr(LaunchedStep, "__init__", counted)
-    monkeypatch.setattr(LaunchedStep, "read_logprobs", lambda step: read.append(step) or fetch(step))
+    monkeypatch.setattr(
+        LaunchedStep, "read_logprobs", lambda step: read.append(step) or fetch(step)
+    )
     llm.generate(PROMPTS, GREEDY)
     assert sent
     assert not any(sent)
@@ -278,7 +295,9 @@ def test_steps_that_tell_none_say_so_when_asked() -> None:
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_the_command_prints_them_as_json(run: Run, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_them_as_json(
+    run: Run, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(llm, "close", lambda: None)  # the command would
     monkeypatch.setattr(generate, "LLM", lambda **_: llm)
     code, out, _ = run("generate", PROMPT, "--max-tokens", "5", "--logprobs", "2", "--json")

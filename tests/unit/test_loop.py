@@ -75,7 +75,12 @@ def test_metrics_tell_the_request_in_order(loop: EngineLoop) -> None:
     last = events(loop.submit([request("measured", length=40, max_tokens=6)])[0])[-1]
     metrics = last.metrics
     assert metrics is not None
-    times = [metrics.arrival_s, metrics.first_scheduled_s, metrics.first_token_s, metrics.finished_s]
+    times = [
+        metrics.arrival_s,
+        metrics.first_scheduled_s,
+        metrics.first_token_s,
+        metrics.finished_s,
+    ]
     assert times == sorted(times)
     assert (metrics.num_prompt_tokens, metrics.num_generated_tokens) == (40, 6)
     assert last.finish_reason == "length"
@@ -106,7 +111,9 @@ def test_a_waiting_request_is_aborted_before_it_begins(loop: EngineLoop) -> None
     assert len(tokens(other)) == 3
 
 
-def test_a_running_request_is_aborted_and_its_row_serves_another(start: Loops, loop: EngineLoop) -> None:
+def test_a_running_request_is_aborted_and_its_row_serves_another(
+    start: Loops, loop: EngineLoop
+) -> None:
     long = [request(f"long {i}", max_tokens=150) for i in range(MAX_NUM_SEQS)]
     pauses = Pauses(loop, after=3)
     with seeing(loop.engine, launch=pauses):
@@ -131,7 +138,9 @@ def test_closing_fails_what_is_under_way_and_ends_the_thread(start: Loops) -> No
     loop = start()
     assert len(loop_threads() - before) == 1
     with seeing(loop.engine, launch=Pauses(loop, after=3)):
-        running = loop.submit([request(f"running {i}", max_tokens=150) for i in range(MAX_NUM_SEQS)])
+        running = loop.submit(
+            [request(f"running {i}", max_tokens=150) for i in range(MAX_NUM_SEQS)]
+        )
         assert running[-1].get(DEADLOCK_S).token_ids
         waiting = loop.submit([request("waiting")])
         loop.close()
@@ -205,7 +214,9 @@ def test_a_failed_step_fails_its_requests_and_the_service_goes_on(
 ) -> None:
     with seeing(loop.engine, **{when: FailsOnce()}):
         with held(loop):
-            tickets = loop.submit([request(f"unlucky {i}", max_tokens=30) for i in range(MAX_NUM_SEQS)])
+            tickets = loop.submit(
+                [request(f"unlucky {i}", max_tokens=30) for i in range(MAX_NUM_SEQS)]
+            )
             waiting = loop.submit([request("after")])[0]
         for ticket in tickets:
             error = events(ticket)[-1].error
@@ -237,7 +248,9 @@ def test_a_call_behind_a_failed_step_is_answered(loop: EngineLoop) -> None:
     with seeing(loop.engine, lambda plan: (fails.launch(plan), pauses(plan)), fails.read):
         (ticket,) = loop.submit([request("unlucky", max_tokens=100)])
         pauses.wait()  # with the step launched and not read
-        with pytest.raises(StoppedError, match="a step failed before the call could run: call again"):
+        with pytest.raises(
+            StoppedError, match="a step failed before the call could run: call again"
+        ):
             loop.call(lambda: "answered")
         assert isinstance(events(ticket)[-1].error, InternalError)
         assert loop.call(lambda: "answered") == "answered"
@@ -254,7 +267,9 @@ def test_a_step_that_fails_while_the_loop_is_closed_fails_nobody_else(
         pauses.wait()
         loop.close()
     assert isinstance(events(ticket)[-1].error, StoppedError)
-    assert [record.message for record in caplog.records] == ["a step failed while the loop was being closed"]
+    assert [record.message for record in caplog.records] == [
+        "a step failed while the loop was being closed"
+    ]
 
 
 def test_who_still_waits_in_the_inbox_of_a_broken_engine_is_told() -> None:
@@ -305,8 +320,14 @@ NOTHING_OF_EACH = "the scheduler prefills 0 tokens of a request with 5 left: at 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: dataclasses.replace(d, prefill=tuple((r, 0) for r, _ in d.prefill)), NOTHING_OF_EACH),
-        (lambda d: dataclasses.replace(d, decode_steps=0), "the scheduler decodes 0 steps: at least 1"),
+        (
+            lambda d: dataclasses.replace(d, prefill=tuple((r, 0) for r, _ in d.prefill)),
+            NOTHING_OF_EACH,
+        ),
+        (
+            lambda d: dataclasses.replace(d, decode_steps=0),
+            "the scheduler decodes 0 steps: at least 1",
+        ),
     ],
     ids=["prefill", "decode"],
 )
@@ -322,7 +343,9 @@ def test_a_decision_that_cannot_be_carried_out_fails_its_requests(
     assert tokens(loop.submit([request("lucky")])[0]) == expected_tokens(request("lucky"))
 
 
-def test_a_scheduler_that_waits_is_asked_again_and_news_are_heard(start: Loops, parts: Composed) -> None:
+def test_a_scheduler_that_waits_is_asked_again_and_news_are_heard(
+    start: Loops, parts: Composed
+) -> None:
     asked = threading.Semaphore(0)
 
     def wait(_: Decision) -> Decision:
@@ -340,7 +363,9 @@ def test_a_scheduler_that_waits_is_asked_again_and_news_are_heard(start: Loops, 
     assert tokens(waits) == expected_tokens(request("waits"))
 
 
-def test_a_failing_scheduler_fails_who_waits_instead_of_spinning(start: Loops, parts: Composed) -> None:
+def test_a_failing_scheduler_fails_who_waits_instead_of_spinning(
+    start: Loops, parts: Composed
+) -> None:
     scheduler = Fails(parts.scheduler)
     loop = start(scheduler)
     error = events(loop.submit([request("unlucky")])[0])[-1].error

@@ -61,7 +61,9 @@ def test_after_a_failed_step_others_have_the_tokens_of_fresh_arrays(
     loop = start()
     with seeing(loop.engine, **{when: FailsOnce()}):
         with held(loop):
-            tickets = loop.submit([request(f"unlucky {i}", max_tokens=30) for i in range(MAX_NUM_SEQS)])
+            tickets = loop.submit(
+                [request(f"unlucky {i}", max_tokens=30) for i in range(MAX_NUM_SEQS)]
+            )
             waiting = loop.submit([request("after")])
         for ticket in tickets:
             assert isinstance(events(ticket)[-1].error, InternalError)

@@ -72,7 +72,9 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
     loop.watch.add(notes)
     num_free_tokens = loop.call(lambda: loop.engine.ledger.num_free_tokens)
     with held(loop):
-        tickets = loop.submit([request(f"seen {i}", length=20, max_tokens=5) for i in range(MAX_NUM_SEQS)])
+        tickets = loop.submit(
+            [request(f"seen {i}", length=20, max_tokens=5) for i in range(MAX_NUM_SEQS)]
+        )
     all_tokens(tickets)
     loop.call(lambda: None)
     assert notes.threads == {"enginebay-loop"}
@@ -81,14 +83,18 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
     assert (prefill.num_rows, prefill.num_tokens) == (2, 32), "a step takes 32 tokens of the prompt"
     assert prefill.num_waiting + prefill.num_running == MAX_NUM_SEQS
     assert prefill.num_free_tokens < num_free_tokens
-    assert sum(update.num_rows for update in notes.updates) == sum(e.num_rows for e in notes.executions)
+    assert sum(update.num_rows for update in notes.updates) == sum(
+        e.num_rows for e in notes.executions
+    )
     assert sum(u.num_tokens for u in notes.updates) >= 20 * MAX_NUM_SEQS + 4 * MAX_NUM_SEQS
     for update in notes.updates:
         assert min(update.schedule_s, update.launch_s) > 0
     times = [execution.at_s for execution in notes.executions]
     assert times == sorted(times)
     busy_s = sum(execution.execute_s for execution in notes.executions)
-    assert 0 < busy_s <= times[-1] - (notes.updates[0].at_s - notes.updates[0].launch_s), "none overlap"
+    assert 0 < busy_s <= times[-1] - (notes.updates[0].at_s - notes.updates[0].launch_s), (
+        "none overlap"
+    )
     assert {e.request.request_id for e in notes.endings} == {t.request.request_id for t in tickets}
     assert {(e.reason, e.metrics.num_generated_tokens) for e in notes.endings} == {("length", 5)}
 

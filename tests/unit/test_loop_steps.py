@@ -81,7 +81,9 @@ def order_of_steps(start: Loops, **changes: Any) -> list[str]:
         seen.append(f"{what} {'decode' if plan.is_decode else 'prefill'}")
 
     with seeing(
-        loop.engine, lambda plan: (note("launch", plan), pauses(plan)), lambda plan: note("read", plan)
+        loop.engine,
+        lambda plan: (note("launch", plan), pauses(plan)),
+        lambda plan: note("read", plan),
     ):
         (first,) = loop.submit([request("first", max_tokens=100)])
         pauses.wait()

@@ -174,7 +174,9 @@ EXACTLY = pytest.param(NUM_DRAWS, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("num_draws", [20_000, EXACTLY])
-def test_processors_and_parameters_together_have_exact_frequencies(num_draws: int) -> None:  # holds SG4
+def test_processors_and_parameters_together_have_exact_frequencies(
+    num_draws: int,
+) -> None:  # holds SG4
     mixes = cutting() | repeating()
     plain = probabilities(LOGITS, Params())
     for name, mix in mixes.items():
@@ -190,7 +192,9 @@ def test_shares_that_are_a_little_off_are_noticed() -> None:  # holds SG4
     options = options_of(xtc={"threshold": 0.05, "probability": 0.42})
     with pytest.raises(AssertionError, match="a bit too often: chi-square"):
         check_mixed_draws(
-            SAMPLE, processors_of(["xtc"]), {"a bit too often": dataclasses.replace(mix, options=options)}
+            SAMPLE,
+            processors_of(["xtc"]),
+            {"a bit too often": dataclasses.replace(mix, options=options)},
         )
     forbidden = dataclasses.replace(mix, shares=np.eye(VOCAB)[int(LOGITS.argmax())])
     with pytest.raises(AssertionError, match=r"one token: tokens .* must never come"):

@@ -60,7 +60,11 @@ def engine(request: pytest.FixtureRequest, faked: None) -> Iterator[LLM | eSurge
         paged = {"name": "oengine", "page_size": 8, "num_pages": NUM_PAGES}
         made: Any = LLM(BRIEF, processors=(), engine=paged, scheduler="priority", **SIZES)
     else:
-        few = OPTIONS | {"page_size": 8, "max_model_len": 240, "engine_options": {"num_pages": NUM_PAGES}}
+        few = OPTIONS | {
+            "page_size": 8,
+            "max_model_len": 240,
+            "engine_options": {"num_pages": NUM_PAGES},
+        }
         made = eSurge(BRIEF, scheduler="priority", **few)
     with made:
         yield made
@@ -95,7 +99,9 @@ def run_one(engine: LLM | eSurge, case: Case, expected: Found, chance: random.Ra
     check_begins([("abort", ids, "") for ids in tokens], expected)
 
 
-async def run_async(engine: LLM | eSurge, case: Case, expected: Found, chance: random.Random) -> None:
+async def run_async(
+    engine: LLM | eSurge, case: Case, expected: Found, chance: random.Random
+) -> None:
     """The same for asyncio, whose requests are cancelled; eSurge, which has no coroutines, is called in threads."""
     if isinstance(engine, eSurge):
         await asyncio.to_thread(run_one, engine, case, expected, chance)
@@ -110,7 +116,9 @@ async def run_async(engine: LLM | eSurge, case: Case, expected: Found, chance: r
     assert found(output.outputs) == expected
 
 
-def run_round(engine: LLM | eSurge, cases: list[Case], whole: list[Found], count: int, seed: int) -> None:
+def run_round(
+    engine: LLM | eSurge, cases: list[Case], whole: list[Found], count: int, seed: int
+) -> None:
     """So many requests, a quarter of them from asyncio."""
     chances = [random.Random(1000 * seed + number) for number in range(count)]
     picks = [chance.randrange(len(cases)) for chance in chances]
@@ -153,7 +161,9 @@ def check_mix(engine: LLM | eSurge, count: int) -> list[float]:
     for seed in range(ROUNDS):
         run_round(engine, cases, whole, count, seed)
         engine.run_on_engine(inner.ledger.check)
-        assert engine.run_on_engine(lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)) == (0, 0)
+        assert engine.run_on_engine(
+            lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)
+        ) == (0, 0)
         sizes.append(resident_mib())
     assert counts.num_preempted > 0, "the pool was large enough"
     return sizes

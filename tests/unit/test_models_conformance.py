@@ -55,7 +55,12 @@ class Wrong(ModelFamily):
         self.change = change
 
     def build(
-        self, config: Mapping[str, Any], *, dtype: str, num_shards: int = 1, max_model_len: int | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
     ) -> Model:
         model = llama.build(config, dtype=dtype, num_shards=num_shards)
         assert isinstance(model, NnxModel)
@@ -63,7 +68,9 @@ class Wrong(ModelFamily):
 
 
 class WrongModel(Model):
-    def __init__(self, inner: NnxModel, change: Callable[[jax.Array, AttnBatch], jax.Array]) -> None:
+    def __init__(
+        self, inner: NnxModel, change: Callable[[jax.Array, AttnBatch], jax.Array]
+    ) -> None:
         self.info, self.inner, self.change = inner.info, inner, change
         self.weight_specs, self.tensor_sources, self.logits = (
             inner.weight_specs,

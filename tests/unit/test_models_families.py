@@ -53,10 +53,16 @@ def test_tied_model_has_no_head_of_its_own() -> None:
     assert count_weights(untied) - count_weights(tied) == 64 * 32
 
 
-@pytest.mark.parametrize("change", [{"rope_theta": 5e5}, {"rms_norm_eps": 1e-5}, {"hidden_act": "relu"}])
-def test_numbers_that_steps_are_compiled_with_are_among_a_models_facts(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"rope_theta": 5e5}, {"rms_norm_eps": 1e-5}, {"hidden_act": "relu"}]
+)
+def test_numbers_that_steps_are_compiled_with_are_among_a_models_facts(
+    change: dict[str, Any],
+) -> None:
     """Compiled functions are stored with a fingerprint of the facts."""
-    facts = [repr(llama.build(CONFIG | fields, dtype="float32").info) for fields in ({}, {}, change)]
+    facts = [
+        repr(llama.build(CONFIG | fields, dtype="float32").info) for fields in ({}, {}, change)
+    ]
     assert facts[0] == facts[1] != facts[2]
 
 
@@ -80,7 +86,8 @@ def test_cache_groups_follow_the_layers_windows() -> None:
     fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}
     mixed = qwen2.build(CONFIG | fields, dtype="float32").info
     groups = [
-        [(g.name, g.num_layers, g.window) for g in info.groups] for info in (full, window, silent, mixed)
+        [(g.name, g.num_layers, g.window) for g in info.groups]
+        for info in (full, window, silent, mixed)
     ]
     assert groups[0] == [("full", 4, None)]
     assert groups[1] == [("window", 4, 16)]
@@ -90,7 +97,12 @@ def test_cache_groups_follow_the_layers_windows() -> None:
 
 def test_layer_types_decide_over_max_window_layers() -> None:
     kinds = ["sliding_attention", "full_attention"]
-    fields = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2, "layer_types": kinds}
+    fields = {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 2,
+        "layer_types": kinds,
+    }
     assert layer_windows(fields, 2) == (8, None)
     with pytest.raises(
         CheckpointError, match=r"layer_types = .*full_attention alone where use_sliding_window"
@@ -114,7 +126,9 @@ def test_qwen_takes_what_transformers_takes_where_config_json_is_silent() -> Non
             ("full", 32, None),
             ("window", 32, 4096),
         ]
-        with pytest.raises(CheckpointError, match=r"num_key_value_heads by default = 32.*divisor of .* = 8"):
+        with pytest.raises(
+            CheckpointError, match=r"num_key_value_heads by default = 32.*divisor of .* = 8"
+        ):
             family.build(silent, dtype="float32")
     assert llama.build(silent, dtype="float32").info.groups[0].num_kv_heads == 8
 
@@ -132,8 +146,15 @@ def test_families_have_the_biases_and_norms_of_theirs() -> None:
         return {n.removeprefix("layers.0.") for n in names if n.startswith("layers.0.")}
 
     plain = layer_weights(llama)
-    assert layer_weights(llama, attention_bias=True) - plain == {"attention.qkv_bias", "attention.out_bias"}
-    assert layer_weights(llama, mlp_bias=True) - plain == {"mlp.gate_bias", "mlp.up_bias", "mlp.down_bias"}
+    assert layer_weights(llama, attention_bias=True) - plain == {
+        "attention.qkv_bias",
+        "attention.out_bias",
+    }
+    assert layer_weights(llama, mlp_bias=True) - plain == {
+        "mlp.gate_bias",
+        "mlp.up_bias",
+        "mlp.down_bias",
+    }
     assert layer_weights(qwen2) - plain == {"attention.qkv_bias"}
     assert layer_weights(qwen3) - plain == {"attention.q_norm.scale", "attention.k_norm.scale"}
     assert qwen3.build(CONFIG, dtype="float32").info.groups[0].head_dim == 128
@@ -185,7 +206,9 @@ def test_both_spellings_of_one_rule_are_read_and_two_rules_are_refused() -> None
         (YARN | {"rope_theta": 1e6}, "different rope_theta .10000.0, 1000000.0."),
         (YARN | {"beta_fast": 16.0}, "different beta_fast .None, 16.0."),
     ):
-        with pytest.raises(CheckpointError, match=f"rope_parameters and rope_scaling with {message}"):
+        with pytest.raises(
+            CheckpointError, match=f"rope_parameters and rope_scaling with {message}"
+        ):
             read_rope(CONFIG | {"rope_parameters": YARN, "rope_scaling": change})
 
 
@@ -197,7 +220,9 @@ def test_rules_that_depend_on_the_length_are_settled_by_max_model_len() -> None:
     lists = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0]}
     longrope = read_rope(CONFIG | {"rope_scaling": {"type": "longrope", **lists}, ORIGINAL: 32})
     assert (longrope.max_model_len, longrope.auto_max_model_len) == (128, 32)
-    assert longrope.spec(4).frequency_divisors == longrope.spec(4, 32).frequency_divisors == (1.0, 1.5)
+    assert (
+        longrope.spec(4).frequency_divisors == longrope.spec(4, 32).frequency_divisors == (1.0, 1.5)
+    )
     assert longrope.spec(4, 33).frequency_divisors == (2.0, 9.0)
 
 
@@ -227,7 +252,9 @@ def test_the_length_of_an_engine_reaches_its_rotary_positions(
 def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
     half = CONFIG | {"partial_rotary_factor": 0.5}
     assert read_rope(half).spec(8) == RopeSpec(10000.0, 8)
-    assert read_rope(half | {"rope_scaling": {"type": "linear", "factor": 2}}).spec(8).rotary_dim == 4
+    assert (
+        read_rope(half | {"rope_scaling": {"type": "linear", "factor": 2}}).spec(8).rotary_dim == 4
+    )
     proportional = read_rope(half | {"rope_scaling": {"type": "proportional"}}).spec(8)
     assert proportional == RopeSpec(10000.0, 8, "proportional", proportion=0.5)
     np.testing.assert_allclose(rope_frequencies(proportional)[0], [1.0, 0.1, 0.0, 0.0], rtol=1e-6)
@@ -245,26 +272,44 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
         ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'.*relu, silu"),
         ({"hidden_act": ["silu"]}, r"hidden_act = \['silu'\]"),
-        ({"hidden_size": 36, "head_dim": 4}, "hidden_size = 36.*multiple of num_attention_heads = 8"),
+        (
+            {"hidden_size": 36, "head_dim": 4},
+            "hidden_size = 36.*multiple of num_attention_heads = 8",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
         (
             {"partial_rotary_factor": 0.25, "rope_scaling": {"type": "dynamic", "factor": 2}},
             "partial_rotary_factor = 0.25.*head_dim = 4",
         ),
-        ({"rope_scaling": {"type": "su", "factor": 2}}, "rope_scaling.rope_type = 'su'.*linear, llama3"),
+        (
+            {"rope_scaling": {"type": "su", "factor": 2}},
+            "rope_scaling.rope_type = 'su'.*linear, llama3",
+        ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "no rope_parameters.short_factor"),
         (
-            {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1, 1]}},
+            {
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1, 1, 1],
+                    "long_factor": [1, 1],
+                }
+            },
             "short_factor = 'a list of 3'.*2 numbers",
         ),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1, 0], "long_factor": [1, 1]}},
             r"rope_scaling.short_factor = \[1, 0\]",
         ),
-        ({"rope_scaling": {"full_attention": {}}}, "rope_scaling.full_attention = {}.*one rule for all"),
+        (
+            {"rope_scaling": {"full_attention": {}}},
+            "rope_scaling.full_attention = {}.*one rule for all",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "no finite frequencies"),
-        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": None}, "no original_max_position_emb"),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": None},
+            "no original_max_position_emb",
+        ),
         ({"rope_theta": None}, "no rope_theta"),
         ({"rope_theta": 10**400}, "rope_theta = 1000"),
         ({"attention_bias": None}, "no attention_bias"),
@@ -274,9 +319,15 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
         ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "rope_scaling.factor = -2.0"),
         ({"rope_scaling": {"type": "linear", "factor": True}}, "rope_scaling.factor = True"),
         ({"rope_scaling": {"type": "yarn", "factor": float("nan")}}, "rope_scaling.factor = nan"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}, "rope_scaling.truncate = 1"),
         (
-            {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 64, "high_freq_factor": 1.0}},
+            {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}},
+            "rope_scaling.truncate = 1",
+        ),
+        (
+            {
+                "rope_scaling": LLAMA3
+                | {"original_max_position_embeddings": 64, "high_freq_factor": 1.0}
+            },
             "rope_scaling.high_freq_factor = 1.0.*more than low_freq_factor",
         ),
         ({"rope_theta": float("inf")}, "rope_theta = inf"),
@@ -312,10 +363,14 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    assert declared == {family.name: family.architectures for family in (llama, mistral, qwen2, qwen3)}
+    assert declared == {
+        family.name: family.architectures for family in (llama, mistral, qwen2, qwen3)
+    }
 
 
-def test_the_mlp_opens_its_gate_by_the_activation_of_config_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mlp_opens_its_gate_by_the_activation_of_config_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Mlp] = []
 
     def record(*args: Any, **options: Any) -> Mlp:

@@ -40,12 +40,16 @@ def theirs(demo: Path) -> Any:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("special", [True, False])
-def test_plain_tokenizer_equals_transformers(demo: Path, theirs: Any, text: str, special: bool) -> None:
+def test_plain_tokenizer_equals_transformers(
+    demo: Path, theirs: Any, text: str, special: bool
+) -> None:
     ours = load_tokenizer(demo)
     assert isinstance(ours.inner, PlainTokenizer)
     token_ids = ours.encode(text, add_special_tokens=special)
     assert token_ids == theirs.encode(text, add_special_tokens=special)
-    decoded = theirs.decode(token_ids, skip_special_tokens=special, clean_up_tokenization_spaces=False)
+    decoded = theirs.decode(
+        token_ids, skip_special_tokens=special, clean_up_tokenization_spaces=False
+    )
     assert ours.decode(token_ids, skip_special_tokens=special) == decoded
 
 
@@ -96,7 +100,9 @@ def test_whatever_changes_tokenizer_json_is_left_to_transformers(
     assert ours.encode("<new><other><more> a") == whole.encode("<new><other><more> a")
 
 
-def test_template_file_comes_before_the_one_in_the_configuration(demo: Path, tmp_path: Path) -> None:
+def test_template_file_comes_before_the_one_in_the_configuration(
+    demo: Path, tmp_path: Path
+) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     ours = changed(demo, tmp_path)
     assert ours.apply_chat_template([{"role": "user", "content": "Once"}]) == ours.encode("Once")

@@ -127,10 +127,21 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(checkout: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     """Exit code, what was printed, and the modules of the report."""
-    command = [sys.executable, "tools/mutants.py", "--root", checkout, "--out", checkout / "report.json"]
+    command = [
+        sys.executable,
+        "tools/mutants.py",
+        "--root",
+        checkout,
+        "--out",
+        checkout / "report.json",
+    ]
     command += ["--table", checkout / "table.toml", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, json.loads((checkout / "report.json").read_text())["modules"]
+    return (
+        done.returncode,
+        done.stdout,
+        json.loads((checkout / "report.json").read_text())["modules"],
+    )
 
 
 def test_a_run_tells_what_was_noticed_what_survived_and_what_never_ended(checkout: Path) -> None:
@@ -138,12 +149,16 @@ def test_a_run_tells_what_was_noticed_what_survived_and_what_never_ended(checkou
     code, printed, report = run(checkout)
     assert code == 0, printed
     assert [module["without"]["outcome"] for module in report.values()] == ["survived"] * 2
-    assert sorted((told["line"], told["outcome"], told["by"]) for told in report["less"]["mutants"]) == [
+    assert sorted(
+        (told["line"], told["outcome"], told["by"]) for told in report["less"]["mutants"]
+    ) == [
         (3, "survived", ""),  # with <= it is the same function
         (4, "killed", "test_smaller.py::test_it"),
         (5, "killed", "test_smaller.py::test_it"),
     ]
-    assert [(told["after"], told["outcome"]) for told in report["loop"]["mutants"]] == [("pass", "timeout")]
+    assert [(told["after"], told["outcome"]) for told in report["loop"]["mutants"]] == [
+        ("pass", "timeout")
+    ]
     assert "survived: less    3 compare    if x < y:  ->  if x <= y:" in printed
     assert sorted(checkout.rglob("*")) == sorted([*before, checkout / "report.json"])
 

@@ -78,13 +78,20 @@ def test_a_rows_product_is_the_same_bits_alone_and_among_others(
 
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
-def test_a_long_products_bits_do_not_depend_on_how_it_is_shared_out(module: Any, dtype: str) -> None:
+def test_a_long_products_bits_do_not_depend_on_how_it_is_shared_out(
+    module: Any, dtype: str
+) -> None:
     """More outputs than a block and than a thread's share: whole ones and a rest."""
     x, weight = arrays(5, 300, 1501, dtype)
     product = jax.jit(module.linear)
     whole = np.asarray(product(x, weight))
-    assert np.asarray(product(x, weight[:7])).tobytes() == np.ascontiguousarray(whole[:, :7]).tobytes()
-    assert np.asarray(product(x, weight[1490:])).tobytes() == np.ascontiguousarray(whole[:, 1490:]).tobytes()
+    assert (
+        np.asarray(product(x, weight[:7])).tobytes() == np.ascontiguousarray(whole[:, :7]).tobytes()
+    )
+    assert (
+        np.asarray(product(x, weight[1490:])).tobytes()
+        == np.ascontiguousarray(whole[:, 1490:]).tobytes()
+    )
     kernels.check_linear(module.linear, dtype, rows=5, in_dims=(300,), out_dims=(1501,))
 
 
@@ -161,7 +168,9 @@ FEATURES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
 @pytest.mark.parametrize(("group", "head_dim"), SHAPES)
 def test_groups_and_head_sizes(attention: Any, group: int, head_dim: int, dtype: str) -> None:
-    kernels.check_attention(attention, case(f"{group}_{head_dim}", spec(group, head_dim, dtype)), HndLayout)
+    kernels.check_attention(
+        attention, case(f"{group}_{head_dim}", spec(group, head_dim, dtype)), HndLayout
+    )
 
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
@@ -182,7 +191,9 @@ def written(problem: AttentionProblem) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in cache.items()}
 
 
-def attend(attention: Any, problem: AttentionProblem, batch: AttnBatch, cache: Any) -> tuple[bytes, bytes]:
+def attend(
+    attention: Any, problem: AttentionProblem, batch: AttnBatch, cache: Any
+) -> tuple[bytes, bytes]:
     """Bits of the output and of the log-sum-exp, of rows that take part."""
     step = jax.jit(functools.partial(attention, spec=problem.case.spec, layout=problem.layout))
     out, _, lse = step(problem.q, None, None, cache, batch, sinks=problem.sinks)
@@ -200,7 +211,9 @@ def test_bits_depend_neither_on_where_pages_lie_nor_on_how_wide_their_table_is(
     order = np.random.default_rng(0).permutation(problem.layout.num_pages)
     moved = {name: array[np.argsort(order)] for name, array in cache.items()}
     table = order.astype(np.int32)[batch.page_table]
-    assert attend(attention, problem, dataclasses.replace(batch, page_table=table), moved) == expected
+    assert (
+        attend(attention, problem, dataclasses.replace(batch, page_table=table), moved) == expected
+    )
     # Whatever stands past a row's length in a wider table is never looked at.
     wide = np.pad(table, ((0, 0), (0, 3)), constant_values=2**30)
     bucket = dataclasses.replace(batch.bucket, pages_per_seq=wide.shape[1])
@@ -210,7 +223,9 @@ def test_bits_depend_neither_on_where_pages_lie_nor_on_how_wide_their_table_is(
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
 def test_a_rows_bits_are_the_same_alone_and_among_others(attention: Any, dtype: str) -> None:
-    problem = make_problem(case("alone", spec(3, 40, dtype), (5, 50, 16, 33), padding_rows=0), HndLayout)
+    problem = make_problem(
+        case("alone", spec(3, 40, dtype), (5, 50, 16, 33), padding_rows=0), HndLayout
+    )
     batch, cache, q = in_numpy(problem.batch), written(problem), np.asarray(problem.q)
     step = jax.jit(functools.partial(attention, spec=problem.case.spec, layout=problem.layout))
     among = np.asarray(step(q, None, None, cache, batch)[0])
@@ -233,6 +248,8 @@ def test_what_it_does_not_serve_has_a_reason(attention: Any) -> None:
     why = functools.partial(attention.caps.why_not, layout=layout)
     assert why(Env("cpu"), spec(2, 16), bucket) is None
     assert "platform cpu" in why(Env("cuda"), spec(2, 16), bucket)
-    assert "mode prefill" in why(Env("cpu"), spec(2, 16), dataclasses.replace(bucket, mode="prefill"))
+    assert "mode prefill" in why(
+        Env("cpu"), spec(2, 16), dataclasses.replace(bucket, mode="prefill")
+    )
     assert "dtype float16" in why(Env("cpu"), spec(2, 16, "float16"), bucket)
     assert "cache scale tensor" in why(Env("cpu"), spec(2, 16, kv_scale="tensor"), bucket)

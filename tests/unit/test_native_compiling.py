@@ -138,7 +138,11 @@ def test_libraries_follow_from_their_own_sources(
     ],
 )
 def test_a_wheels_library_serves_the_processors_of_its_level(
-    user: Path, pretender: Path, features: set[str], level: str | None, monkeypatch: pytest.MonkeyPatch
+    user: Path,
+    pretender: Path,
+    features: set[str],
+    level: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shipped = user / "lib"
     shipped.mkdir()
@@ -220,7 +224,10 @@ def test_the_compiler_is_what_cxx_names_or_the_first_on_the_path(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("echo 'unknown option -march=native' >&2; echo more >&2; exit 1", "unknown option -march=native"),
+        (
+            "echo 'unknown option -march=native' >&2; echo more >&2; exit 1",
+            "unknown option -march=native",
+        ),
         ("exit 3", "exit status 3"),
         ("kill -9 $$", "exit status -9"),
     ],
@@ -269,12 +276,17 @@ def without_compiler(user: Path, *commands: list[str], **variables: str) -> tupl
 def reasons(record: Any) -> dict[str, tuple[str, dict[str, str]]]:
     """What was chosen for each setting, and why others were not."""
     return {
-        choice["setting"]: (choice["chosen"], {one["name"]: one["reason"] for one in choice["refused"]})
+        choice["setting"]: (
+            choice["chosen"],
+            {one["name"]: one["reason"] for one in choice["refused"]},
+        )
         for choice in record["choices"]
     }
 
 
-def test_without_a_compiler_auto_takes_xla_and_a_choice_by_name_is_an_error(user: Path, config: str) -> None:
+def test_without_a_compiler_auto_takes_xla_and_a_choice_by_name_is_an_error(
+    user: Path, config: str
+) -> None:
     named = user / "named.toml"
     section = '\n[kernels.attention]\ndecode = "native"\n'
     named.write_text(Path(config).read_text(encoding="utf-8") + section, encoding="utf-8")
@@ -290,7 +302,9 @@ def test_without_a_compiler_auto_takes_xla_and_a_choice_by_name_is_an_error(user
     for setting in ("kernels.linear", "kernels.attention.decode"):
         chosen, refused = found[setting]
         assert chosen == "xla"
-        assert refused["native"].startswith("no C++ compiler. Allowed: what CXX names, or one of c++, g++")
+        assert refused["native"].startswith(
+            "no C++ compiler. Allowed: what CXX names, or one of c++, g++"
+        )
     assert err.count("no C++ compiler") == len(err.splitlines()) == 2
     assert "kernels.linear = 'native' cannot be used here" in err
     assert "kernels.attention.decode = 'native' cannot be used here" in err

@@ -69,7 +69,9 @@ def test_a_kernel_for_pages_of_one_size_serves_an_engine_with_pages_of_this_size
 
 
 @pytest.mark.parametrize(("impl", "size"), [("PAGES_OF_32", 64), ("PAGES_OF_64", 32)])
-def test_a_kernel_for_pages_of_another_size_is_refused_with_the_engines_size(impl: str, size: int) -> None:
+def test_a_kernel_for_pages_of_another_size_is_refused_with_the_engines_size(
+    impl: str, size: int
+) -> None:
     reason = planned(impl, paged(size))
     assert reason.chosen != "stranger"
     assert ("stranger", f"does not support page size {size}") in reason.refused
@@ -114,7 +116,9 @@ def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout()
     info, (group,) = plan.model.info, plan.model.info.groups
     wide = dataclasses.replace(group, name="wide", head_dim=128, v_head_dim=128)
     spec = dataclasses.replace(info.attention[group.name], head_dim=128)
-    two = dataclasses.replace(info, groups=(group, wide), attention={**info.attention, "wide": spec})
+    two = dataclasses.replace(
+        info, groups=(group, wide), attention={**info.attention, "wide": spec}
+    )
     seen = []
 
     def steps(layout: str, kind: type[KVLayout], decode: Caps) -> list[AttentionProblem]:
@@ -159,10 +163,15 @@ def test_an_engine_that_does_not_declare_its_steps_is_asked_when_it_is_made(
 ) -> None:
     install(monkeypatch)
     engine = Declaration(
-        "engine", "undeclared", f"{__name__}:small_pages", options="enginebay_oengine.options:PagedOptions"
+        "engine",
+        "undeclared",
+        f"{__name__}:small_pages",
+        options="enginebay_oengine.options:PagedOptions",
     )
     attention = Declaration("kernel", "stranger", f"{__name__}:PAGES_OF_64", op="attention")
-    plan = make_plan(make_config(SMALL, NAMED, {"engine": "undeclared"}), with_parts(engine, attention))
+    plan = make_plan(
+        make_config(SMALL, NAMED, {"engine": "undeclared"}), with_parts(engine, attention)
+    )
     with pytest.raises(
         UnsupportedError,
         match=r"decode = 'stranger' with engine 'undeclared': it does not support page size 32",
@@ -180,7 +189,8 @@ def test_of_parts_with_equal_priority_auto_takes_the_built_in_one(kind: str) -> 
     assert ("aaa", f"the same priority ({priority}), and the other is built in") in reason.refused
     # Between two strangers the name decides.
     higher = [
-        dataclasses.replace(part, name=name, capabilities={"priority": priority + 1}) for name in ("b", "a")
+        dataclasses.replace(part, name=name, capabilities={"priority": priority + 1})
+        for name in ("b", "a")
     ]
     if kind == "scheduler":
         reason = choice(make_plan(make_config(SMALL), with_parts(*higher)).reasons, kind)
@@ -193,7 +203,9 @@ def test_a_kernel_of_default_priority_does_not_win_by_its_name() -> None:
     assert reason.chosen == "xla"
     assert ("aaa", "the same priority (0), and the other is built in") in reason.refused
     built_in = Candidate("zzz", 0, impl="ours", built_in=True)
-    found, _ = choose("kernels.x", "auto", [Candidate("aaa", 0, impl="theirs"), built_in], lambda _: None)
+    found, _ = choose(
+        "kernels.x", "auto", [Candidate("aaa", 0, impl="theirs"), built_in], lambda _: None
+    )
     assert found is built_in
 
 

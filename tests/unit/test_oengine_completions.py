@@ -46,9 +46,15 @@ FAKES = (("fake", "caching"), ("fake", "forgetful"))
 
 def for_each(name: str, values: Iterable[int], *real: int) -> pytest.MarkDecorator:
     """Each value on both fake engines, and some on the real one."""
-    cases = [pytest.param(fake, value, id=f"{' '.join(fake)} {value}") for fake in FAKES for value in values]
+    cases = [
+        pytest.param(fake, value, id=f"{' '.join(fake)} {value}")
+        for fake in FAKES
+        for value in values
+    ]
     tiny = pytest.mark.xdist_group("tiny")
-    cases += [pytest.param(("real", "caching"), value, id=f"real {value}", marks=tiny) for value in real]
+    cases += [
+        pytest.param(("real", "caching"), value, id=f"real {value}", marks=tiny) for value in real
+    ]
     return pytest.mark.parametrize(("parts", name), cases, indirect=["parts"])
 
 
@@ -76,7 +82,9 @@ def by_themselves(parts: Composed, requests: list[Request]) -> list[list[int]]:
 
 
 @for_each("length", (1, 2, 20, 40, 77), 20, 77)
-def test_a_prompt_is_computed_once_for_all_completions(start: Loops, parts: Composed, length: int) -> None:
+def test_a_prompt_is_computed_once_for_all_completions(
+    start: Loops, parts: Composed, length: int
+) -> None:
     """Of one token, in one chunk, to the end of a page, and in three chunks."""
     requests, prefilled = family("prompt", length, 9), Prefilled()
     expected = by_themselves(parts, requests)
@@ -84,7 +92,10 @@ def test_a_prompt_is_computed_once_for_all_completions(start: Loops, parts: Comp
     with seeing(loop.engine, launch=prefilled):
         ends = [events(ticket) for ticket in loop.submit(requests)]
     assert sum(prefilled.counts) == length + 3
-    assert [one[-1].metrics.num_cached_tokens for one in ends if one[-1].metrics] == [0, *[length - 1] * 3]
+    assert [one[-1].metrics.num_cached_tokens for one in ends if one[-1].metrics] == [
+        0,
+        *[length - 1] * 3,
+    ]
     got = [[token for event in one for token in event.token_ids] for one in ends]
     assert got == expected
     assert len(set(map(tuple, got))) == 4, "completions with keys of their own are alike"
@@ -109,7 +120,9 @@ def test_what_is_shared_is_counted_once_in_the_cache(start: Loops) -> None:
 
 
 @for_each("n", (3, 7), 3, 7)
-def test_too_few_pages_and_rows_preempt_and_change_no_token(start: Loops, parts: Composed, n: int) -> None:
+def test_too_few_pages_and_rows_preempt_and_change_no_token(
+    start: Loops, parts: Composed, n: int
+) -> None:
     requests = [*family("long", 61, 100, n), *family("other", 30, 40, n)]
     expected, counts = by_themselves(parts, requests), Counts()
     loop = start()
@@ -143,7 +156,9 @@ def test_aborting_all_frees_everything(start: Loops) -> None:
 
 
 @pytest.mark.parametrize("when", ["launch", "read"])
-def test_a_step_that_fails_fails_those_that_run_and_the_others_begin_anew(start: Loops, when: str) -> None:
+def test_a_step_that_fails_fails_those_that_run_and_the_others_begin_anew(
+    start: Loops, when: str
+) -> None:
     requests = family("unlucky", 90, 10)
     loop = start()
     with seeing(loop.engine, **{when: FailsOnce(lambda plan: not plan.is_decode)}):
@@ -196,11 +211,15 @@ class NewcomersOnly(Scheduler):
 
 def test_a_scheduler_that_passes_over_the_first_cannot_stall_the_others(start: Loops) -> None:
     requests = family("ignored", 40, 5)
-    assert all_tokens(start(NewcomersOnly()).submit(requests)) == [expected_tokens(one) for one in requests]
+    assert all_tokens(start(NewcomersOnly()).submit(requests)) == [
+        expected_tokens(one) for one in requests
+    ]
 
 
 @pytest.mark.parametrize("scheduler", [Fair, Fcfs, PrefixAware, Priority, Sjf, StaticBatch])
-def test_every_scheduler_has_prompts_computed_once(start: Loops, scheduler: type[Scheduler]) -> None:
+def test_every_scheduler_has_prompts_computed_once(
+    start: Loops, scheduler: type[Scheduler]
+) -> None:
     loop, prefilled = start(scheduler()), Prefilled()
     requests = [*family("four", 25, 6), *family("two", 14, 6, 2)]
     with seeing(loop.engine, launch=prefilled):

@@ -27,7 +27,11 @@ pytestmark = pytest.mark.xdist_group("tiny")
 SMALL = loops.PAGED
 """Options of most tests: too few pages for four long requests."""
 
-KINDS: dict[str, SamplingParams] = {"greedy": greedy(20), "seeded": seeded(20), "penalised": penalised(20)}
+KINDS: dict[str, SamplingParams] = {
+    "greedy": greedy(20),
+    "seeded": seeded(20),
+    "penalised": penalised(20),
+}
 
 
 def prompts_with_common_beginnings(vocab_size: int, count: int, seed: int) -> list[list[int]]:
@@ -168,10 +172,14 @@ def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
                 kind,
             )
         pairs = [
-            pair for old, new in zip(expected, outputs, strict=True) for pair in zip(old, new, strict=True)
+            pair
+            for old, new in zip(expected, outputs, strict=True)
+            for pair in zip(old, new, strict=True)
         ]
         assert sum(a != b for a, b in pairs) <= MOST_NEAR_TIES * len(pairs)
-    assert counts.num_preempted or page_size == 256, "two rows of one page each never need another one"
+    assert counts.num_preempted or page_size == 256, (
+        "two rows of one page each never need another one"
+    )
 
 
 def test_a_known_prompt_costs_its_last_token(make: Callable[..., LLM], oracle: Oracle) -> None:
@@ -285,7 +293,9 @@ def test_state_of_a_row_can_be_put_where_its_prefix_is_shared(make: Callable[...
 
 
 @pytest.mark.slow
-def test_pages_are_shared_and_copied_on_two_devices(make: Callable[..., LLM], oracle: Oracle) -> None:
+def test_pages_are_shared_and_copied_on_two_devices(
+    make: Callable[..., LLM], oracle: Oracle
+) -> None:
     if len(jax.devices()) < 2:
         pytest.skip(f"needs 2 devices, there are {len(jax.devices())}")
     llm = make({"page_size": 16}, mesh={"tensor": 2})
@@ -293,7 +303,9 @@ def test_pages_are_shared_and_copied_on_two_devices(make: Callable[..., LLM], or
         oracle.check(llm, "greedy")
 
 
-def test_nothing_compiles_after_warmup_whatever_is_found_or_copied(make: Callable[..., LLM]) -> None:
+def test_nothing_compiles_after_warmup_whatever_is_found_or_copied(
+    make: Callable[..., LLM],
+) -> None:
     llm = make(SMALL)  # whose engine has compiled nothing but by warmup()
     assert llm.run_on_engine(lambda: llm.engine.compilations.forbidden)
     num_programs = llm.engine.compilations.count
@@ -305,7 +317,9 @@ def test_nothing_compiles_after_warmup_whatever_is_found_or_copied(make: Callabl
 
 def test_a_request_that_can_never_fit_is_refused_and_others_go_on(make: Callable[..., LLM]) -> None:
     llm = make(SMALL)
-    with pytest.raises(RequestError, match=r"180 tokens and up to 13 new ones.*192 together.*more cache"):
+    with pytest.raises(
+        RequestError, match=r"180 tokens and up to 13 new ones.*192 together.*more cache"
+    ):
         llm.generate([[1] * 180], greedy(13))
     assert len(generate(llm, [[1] * 180], greedy(12))[0]) == 12
 
@@ -313,7 +327,11 @@ def test_a_request_that_can_never_fit_is_refused_and_others_go_on(make: Callable
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"num_pages": 9, "cache_bytes": 9}, ConfigError, "num_pages and cache_bytes both size the cache"),
+        (
+            {"num_pages": 9, "cache_bytes": 9},
+            ConfigError,
+            "num_pages and cache_bytes both size the cache",
+        ),
         ({"page_size": 12}, ConfigError, "page_size = 12"),
         ({"page_size": 512}, ConfigError, "page_size = 512"),
         ({"cache_bytes": 4096}, ConfigError, "cache_bytes = 4096.*at least 8192"),

@@ -20,7 +20,10 @@ from tests.unit.loops import NUM_PAGES, PAGED
 pytestmark = pytest.mark.xdist_group("tiny")
 
 FIRST_PAGES = 9
-SHORT, LONG = SamplingParams(max_tokens=6, ignore_eos=True), SamplingParams(max_tokens=40, ignore_eos=True)
+SHORT, LONG = (
+    SamplingParams(max_tokens=6, ignore_eos=True),
+    SamplingParams(max_tokens=40, ignore_eos=True),
+)
 PROMPT = list(range(30, 51))
 LONGER = [*PROMPT, *range(60, 80)]
 BATCH = [PROMPT[i:] for i in range(4)]
@@ -28,7 +31,9 @@ BATCH = [PROMPT[i:] for i in range(4)]
 
 def make_llm() -> LLM:
     """A fresh engine that compiles what it needs; with small_start its cache starts small."""
-    return LLM(config=make_config(loops.tiny("oengine", **PAGED).model_dump(), {"forbid_compiling": False}))
+    return LLM(
+        config=make_config(loops.tiny("oengine", **PAGED).model_dump(), {"forbid_compiling": False})
+    )
 
 
 def pages_of(llm: LLM) -> set[int]:
@@ -56,7 +61,9 @@ class Expected:
 def expected(engine_pool: EnginePool) -> Expected:
     with engine_pool.leases(), loops.make_llm("oengine", **PAGED) as llm:
         assert pages_of(llm) == {NUM_PAGES}
-        found = [tokens(llm, *asked) for asked in (([PROMPT], SHORT), ([LONGER], LONG), (BATCH, LONG))]
+        found = [
+            tokens(llm, *asked) for asked in (([PROMPT], SHORT), ([LONGER], LONG), (BATCH, LONG))
+        ]
         assert isinstance(llm.engine, PagedEngine)
         return Expected(*found, sizing.page_bytes(llm.engine.parts, llm.engine.geometry))
 

@@ -38,7 +38,9 @@ def make_ledger(
     clock: Callable[[], float] | None = None,
 ) -> PageLedger:
     index = PrefixIndex(ttl_s) if caching else None
-    return PageLedger(PageStore(PagePool(num_pages), PAGE, index, clock=clock or Clock()), ROWS, MOST)
+    return PageLedger(
+        PageStore(PagePool(num_pages), PAGE, index, clock=clock or Clock()), ROWS, MOST
+    )
 
 
 def prompt(length: int, kind: int = 0) -> np.ndarray:
@@ -63,7 +65,9 @@ def run(ledger: PageLedger, row: int, token_ids: np.ndarray) -> None:
 def test_rows_that_are_committed_together_are_found_as_if_alone() -> None:
     together, alone = make_ledger(), make_ledger()
     table = np.stack([prompt(MOST, kind) for kind in range(ROWS)])
-    pairs = [[admit(ledger, row, table[row, :20]) for row in (2, 0)] for ledger in (together, alone)]
+    pairs = [
+        [admit(ledger, row, table[row, :20]) for row in (2, 0)] for ledger in (together, alone)
+    ]
     for num_tokens in ([7, 21], [16, 22], [17, 24]):
         together.commit_rows(pairs[0], table, np.asarray(num_tokens))
         for lease, num in zip(pairs[1], num_tokens, strict=True):
@@ -144,7 +148,9 @@ def test_what_was_used_last_is_kept_longest() -> None:
     assert ledger.num_cached_tokens(prompt(17, kind=2)) == 0
     assert ledger.num_cached_tokens(prompt(17, kind=1)) == 16
     assert ledger.reserve(big, 40)
-    assert ledger.num_cached_tokens(prompt(17, kind=1)) == 8, "the end of a prompt goes before its beginning"
+    assert ledger.num_cached_tokens(prompt(17, kind=1)) == 8, (
+        "the end of a prompt goes before its beginning"
+    )
 
 
 def test_pages_that_are_held_are_never_evicted() -> None:
@@ -207,7 +213,9 @@ def test_a_fork_shares_full_pages_and_copies_the_one_it_goes_on_in(caching: bool
     for child in children:
         assert child is not None
         assert (child.num_cached, child.pages[0]) == (11, parent.pages[0])
-    assert list(ledger.take_copies()) == [(parent.pages[1], child.pages[1]) for child in children if child]
+    assert list(ledger.take_copies()) == [
+        (parent.pages[1], child.pages[1]) for child in children if child
+    ]
     assert free - ledger.num_free_tokens == 2 * PAGE
     before = parent.pages
     assert ledger.reserve(parent, 13)
@@ -230,7 +238,9 @@ def test_a_fork_outlives_its_parent_and_waits_for_room() -> None:
     ledger = make_ledger(num_pages=5)
     parent = admit(ledger, 0, prompt(16))
     ledger.commit(parent, prompt(16))
-    assert ledger.fork(parent, 1, 15, 25) is None, "three pages are wanted beside the shared one, one is free"
+    assert ledger.fork(parent, 1, 15, 25) is None, (
+        "three pages are wanted beside the shared one, one is free"
+    )
     child = ledger.fork(parent, 1, 15, 16)
     assert child is not None
     ledger.release(parent)
@@ -266,13 +276,21 @@ def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
 @pytest.mark.parametrize(
     ("break_it", "found"),
     [
-        (lambda ledger, lease: ledger.store.pool.share(lease.pages[0]), "held 2 times by count, and by 1"),
+        (
+            lambda ledger, lease: ledger.store.pool.share(lease.pages[0]),
+            "held 2 times by count, and by 1",
+        ),
         (lambda _, lease: setattr(lease, "capacity", 99), "books are wrong at row 0"),
         (lambda _, lease: setattr(lease, "pages", lease.pages[::-1]), "books are wrong at row 0"),
-        (lambda ledger, lease: ledger.store.index.rest(lease.pages[0], 0.0), "0 pages are cached, and 1"),
+        (
+            lambda ledger, lease: ledger.store.index.rest(lease.pages[0], 0.0),
+            "0 pages are cached, and 1",
+        ),
     ],
 )
-def test_broken_books_are_found(break_it: Callable[[PageLedger, Lease], object], found: str) -> None:
+def test_broken_books_are_found(
+    break_it: Callable[[PageLedger, Lease], object], found: str
+) -> None:
     ledger = make_ledger()
     lease = admit(ledger, 0, prompt(17))
     ledger.commit(lease, prompt(17))

@@ -67,7 +67,9 @@ def test_wrong_calls_are_refused() -> None:
         ([0, 1, -1, 0, 0], [4, 3], set(), "less than never"),
     ],
 )
-def test_broken_books_are_found(holders: list[int], free: list[int], cached: set[int], found: str) -> None:
+def test_broken_books_are_found(
+    holders: list[int], free: list[int], cached: set[int], found: str
+) -> None:
     check_books([0, 1, 0, 0, 0], [4, 3], {2})
     with pytest.raises(InternalError, match=found):
         check_books(holders, free, cached)

@@ -134,7 +134,9 @@ def test_what_a_failed_step_computed_is_not_found_again(start: Loops) -> None:
     loop = start()
     (first,) = all_tokens(loop.submit([alike("first", 40, 12)]))
     with seeing(loop.engine, launch=FailsOnce()):
-        assert isinstance(events(loop.submit([alike("unlucky", 40, 12)])[0])[-1].error, InternalError)
+        assert isinstance(
+            events(loop.submit([alike("unlucky", 40, 12)])[0])[-1].error, InternalError
+        )
     after = events(loop.submit([alike("after", 40, 12)])[0])
     assert [token for event in after for token in event.token_ids] == first
     assert after[-1].metrics is not None
@@ -191,7 +193,9 @@ def test_a_step_that_fails_fails_its_own_requests_alone(start: Loops, overlap: b
     rows = loop.engine.rows
 
     def is_the_unlucky_ones(plan: StepPlan) -> bool:
-        return not plan.is_decode and any(rows.request(r.row).request_id == "unlucky" for r in plan.rows)
+        return not plan.is_decode and any(
+            rows.request(r.row).request_id == "unlucky" for r in plan.rows
+        )
 
     pauses = Pauses(loop, after=4)
     with seeing(loop.engine, launch=pauses, read=FailsOnce(is_the_unlucky_ones)):
@@ -211,7 +215,9 @@ def test_steps_are_read_as_fast_as_they_are_launched(start: Loops) -> None:
     requests = [alike(f"r{i}", 60 + i, 3 + i % 5) for i in range(24)]
     with seeing(loop.engine, unread.launch, unread.read):
         assert all_tokens(loop.submit(requests)) == expected(requests)
-    assert unread.most <= MAX_IN_FLIGHT, f"{unread.most} steps were not read when another one was launched"
+    assert unread.most <= MAX_IN_FLIGHT, (
+        f"{unread.most} steps were not read when another one was launched"
+    )
 
 
 def test_without_overlap_each_step_is_read_before_the_next_is_launched(start: Loops) -> None:
@@ -227,7 +233,9 @@ def test_without_overlap_each_step_is_read_before_the_next_is_launched(start: Lo
 def run_with_random_aborts(loop: EngineLoop, count: int, seed: int) -> int:
     """Of requests of random lengths a third is aborted at random moments. How many ended early."""
     chance = random.Random(seed)
-    requests = [alike(f"{seed}/{i}", chance.randint(1, 90), chance.randint(1, 60)) for i in range(count)]
+    requests = [
+        alike(f"{seed}/{i}", chance.randint(1, 90), chance.randint(1, 60)) for i in range(count)
+    ]
     doomed = {one.request_id for one in requests if chance.random() < 0.33}
     tickets = loop.submit(requests)
     num_early = 0

@@ -97,7 +97,9 @@ def test_a_phase_alone_is_overridden(llm: LLM) -> None:
     with llm.override(attention={"decode": garbage_attention}, check=False):
         wrong = tokens(llm)
         assert llm.plan.kernels.names["attention.prefill"] == "xla"
-        assert any(r.chosen == "garbage_attention" and "not checked" in r.why for r in llm.plan.reasons)
+        assert any(
+            r.chosen == "garbage_attention" and "not checked" in r.why for r in llm.plan.reasons
+        )
     assert wrong[0] == expected[0], "the first token comes from the prefill"
     assert wrong != expected
     assert tokens(llm) == expected
@@ -174,7 +176,9 @@ def test_what_cannot_serve_is_refused_and_nothing_changes(
 
 
 def test_one_without_the_layout_of_the_cache_is_refused(llm: LLM) -> None:
-    with pytest.raises(UnsupportedError, match=r"layout hnd \(has nhd\).*make the LLM with a layout"):
+    with pytest.raises(
+        UnsupportedError, match=r"layout hnd \(has nhd\).*make the LLM with a layout"
+    ):
         with llm.override(attention=paged_only):
             pytest.fail("the block was entered")
 
@@ -183,7 +187,10 @@ def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(ll
     expected = tokens(llm)
     stream = llm.stream(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True))
     next(stream)
-    with pytest.raises(RequestError, match="1 requests are under way"), llm.override(attention="xla"):
+    with (
+        pytest.raises(RequestError, match="1 requests are under way"),
+        llm.override(attention="xla"),
+    ):
         pytest.fail("the block was entered")
     stream.close()
     with llm.override(attention="xla"):

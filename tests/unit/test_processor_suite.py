@@ -82,7 +82,9 @@ class MeanOfTheBatch(Right):
 
 class CostOfTheFirstRow(Right):
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        return jnp.where(first(logits, own), logits - own["cost"][0] * (state.positions % 3)[0], logits)
+        return jnp.where(
+            first(logits, own), logits - own["cost"][0] * (state.positions % 3)[0], logits
+        )
 
 
 class Infinite(Right):

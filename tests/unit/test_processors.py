@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from enginebay.errors import ConfigError, RequestError
-from tests.unit.processor_rows import EOS, REGISTRY, VOCAB, WIDTH, Row, banned, check, fields_of, only
+from tests.unit.processor_rows import (
+    EOS,
+    REGISTRY,
+    VOCAB,
+    WIDTH,
+    Row,
+    banned,
+    check,
+    fields_of,
+    only,
+)
 
 TEXT = [5, 6, 7, 1, 5, 6, 7, 2, 8, 5, 6, 7]
 """Ends with what it has had twice, which 1 and 2 followed."""
@@ -72,7 +82,12 @@ def test_allowed_token_ids() -> None:
 
     sets: list[Any] = [None, [0], [31, 32, 33, 63, 64, 69], [69], list(range(1, VOCAB))]
     rows = [Row({"token_ids": ids}, seed=i) for i, ids in enumerate(sets)]
-    check("allowed_token_ids", oracle, [*rows, Row({"token_ids": [1, 2]}, logits=only(8, 9))], changed=4)
+    check(
+        "allowed_token_ids",
+        oracle,
+        [*rows, Row({"token_ids": [1, 2]}, logits=only(8, 9))],
+        changed=4,
+    )
 
 
 def test_min_tokens() -> None:
@@ -109,7 +124,9 @@ def test_bad_words() -> None:
         Row({"sequences": []}),
         Row({"sequences": [[0], [69]]}),
         Row({"sequences": [[1, 5], [3, 1, 6], [1, 3, 7], [2, 3, 1, 8]]}, prompt=[3, 1]),
-        Row({"sequences": [[3, 1, 7, 8], [1, 7, 9], [7, 10], [3, 7, 11]]}, prompt=[3, 1], output=[7]),
+        Row(
+            {"sequences": [[3, 1, 7, 8], [1, 7, 9], [7, 10], [3, 7, 11]]}, prompt=[3, 1], output=[7]
+        ),
         Row({"sequences": [long, [34, 36], [33, 36]]}, prompt=long[:10], output=long[10:15]),
         Row({"sequences": [long]}, prompt=long[1:15]),
         Row({"sequences": [[8]]}, logits=only(8)),
@@ -136,7 +153,13 @@ def test_no_repeat_ngram() -> None:
 
 def dry_oracle(row: Row) -> np.ndarray:
     """As its source has it, token by token."""
-    defaults = {"multiplier": 0.8, "base": 1.75, "allowed_length": 2, "sequence_breakers": (), "range": 0}
+    defaults = {
+        "multiplier": 0.8,
+        "base": 1.75,
+        "allowed_length": 2,
+        "sequence_breakers": (),
+        "range": 0,
+    }
     options = {**defaults, **(row.options or {})}
     breakers, score = set(options["sequence_breakers"]), row.logits.astype(np.float64)
     text = row.text[-options["range"] :]
@@ -155,7 +178,9 @@ def dry_oracle(row: Row) -> np.ndarray:
         lengths[text[i + 1]] = max(length, lengths.get(text[i + 1], 0))
     for token, length in lengths.items():
         if length >= options["allowed_length"]:
-            score[token] -= options["multiplier"] * options["base"] ** (length - options["allowed_length"])
+            score[token] -= options["multiplier"] * options["base"] ** (
+                length - options["allowed_length"]
+            )
     return score
 
 
@@ -174,8 +199,16 @@ def test_dry() -> None:
         {"range": 8, "base": 2.0},
     ]
     rows = [Row(o, **texts) for o in options]
-    rows += [Row({"base": 4.0}, prompt=[6, 8] * (WIDTH // 2)), Row({"allowed_length": 1}, prompt=[6])]
-    check("dry", dry_oracle, [*rows, Row({"allowed_length": 1}, **texts, logits=only(2, 60))], changed=9)
+    rows += [
+        Row({"base": 4.0}, prompt=[6, 8] * (WIDTH // 2)),
+        Row({"allowed_length": 1}, prompt=[6]),
+    ]
+    check(
+        "dry",
+        dry_oracle,
+        [*rows, Row({"allowed_length": 1}, **texts, logits=only(2, 60))],
+        changed=9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,6 +255,8 @@ def test_what_cannot_be_served_is_refused(name: str, options: Mapping[str, Any],
         ("mirostat", {"rate": 0.1}, "rate"),
     ],
 )
-def test_wrong_options_are_refused_by_name(name: str, options: Mapping[str, Any], field: str) -> None:
+def test_wrong_options_are_refused_by_name(
+    name: str, options: Mapping[str, Any], field: str
+) -> None:
     with pytest.raises(ConfigError, match=field):
         REGISTRY.options(REGISTRY.find("logits_processor", name), options)

@@ -41,10 +41,16 @@ def test_typical() -> None:
     peaked = np.zeros(VOCAB)
     peaked[11] = 3.0
     shares = (0.05, 0.4, 0.9, 1.0)
-    rows = [Row({"typical_p": s}, temperature=t, seed=i) for i, t in enumerate(TEMPERATURES) for s in shares]
+    rows = [
+        Row({"typical_p": s}, temperature=t, seed=i)
+        for i, t in enumerate(TEMPERATURES)
+        for s in shares
+    ]
     rows += [Row({"typical_p": 0.5}, logits=peaked), Row({"typical_p": 0.2}, temperature=0.0)]
     rows += [Row({"typical_p": 0.5}, logits=only(3, 4, 8)), Row({"typical_p": 1e-30}, seed=5)]
-    assert not np.isfinite(typical_oracle(rows[12])[11]), "the most likely token is not typical there"
+    assert not np.isfinite(typical_oracle(rows[12])[11]), (
+        "the most likely token is not typical there"
+    )
     check("typical", typical_oracle, rows, changed=10)
 
 
@@ -65,12 +71,19 @@ def test_xtc() -> None:
         for i, t in enumerate(TEMPERATURES)
         for h in (0.0, 0.02, 0.1, 0.6)
     ]
-    rows += [Row({"threshold": 0.02, "probability": c}, seed=i) for i in range(8) for c in (0.0, 0.5)]
+    rows += [
+        Row({"threshold": 0.02, "probability": c}, seed=i) for i in range(8) for c in (0.0, 0.5)
+    ]
     equal = np.zeros(VOCAB)
     equal[5:9] = 4.0
-    rows += [Row({"threshold": 0.02, "probability": 1.0}, logits=x) for x in (equal, only(3, 4, 8), only(3))]
+    rows += [
+        Row({"threshold": 0.02, "probability": 1.0}, logits=x)
+        for x in (equal, only(3, 4, 8), only(3))
+    ]
     rows += [Row({"threshold": 0.02, "probability": 1.0}, temperature=0.0)]
-    keys = np.asarray(jax.jit(lambda s: jax.random.key_data(position_keys(s, stream)))(state_of(rows)))
+    keys = np.asarray(
+        jax.jit(lambda s: jax.random.key_data(position_keys(s, stream)))(state_of(rows))
+    )
     words = {row.seed: int(key[0]) for row, key in zip(rows, keys, strict=True)}
     check("xtc", oracle, rows, changed=10)
 
@@ -107,13 +120,20 @@ def test_mirostat() -> None:
         for i, t in enumerate(TEMPERATURES)
         for tau in (0.0, 1.0, 2.5, 5.0)
     ]
-    rows += [Row({"tau": 1.0, "eta": 0.4}, logits=only(3, 4, 8)), Row({"tau": 1.0}, temperature=0.0)]
+    rows += [
+        Row({"tau": 1.0, "eta": 0.4}, logits=only(3, 4, 8)),
+        Row({"tau": 1.0}, temperature=0.0),
+    ]
     check("mirostat", oracle, rows, changed=9)
 
     own, state = own_of("mirostat", rows), state_of(rows)
-    tokens = [int(np.flatnonzero(mirostat_kept(r, 2.0 * (r.options or {})["tau"]))[-1]) for r in rows]
+    tokens = [
+        int(np.flatnonzero(mirostat_kept(r, 2.0 * (r.options or {})["tau"]))[-1]) for r in rows
+    ]
     logits = np.stack([r.logits for r in rows])
-    got = jax.jit(processor_of("mirostat").after)(logits, np.asarray(tokens, np.int32), own, state)["mu"]
+    got = jax.jit(processor_of("mirostat").after)(logits, np.asarray(tokens, np.int32), own, state)[
+        "mu"
+    ]
     for row, token, mu in zip(rows, tokens, np.asarray(got), strict=True):
         options = {"eta": 0.1, **(row.options or {})}
         begin = 2.0 * options["tau"]
@@ -127,7 +147,11 @@ def test_mirostat_reaches_its_target() -> None:
     """Drawn from one distribution again and again, the mean surprise comes near tau."""
     name, tau, num = "mirostat", 2.0, 400
     rows = [
-        Row({"tau": tau, "eta": 0.2}, seed=i, logits=np.random.default_rng(1).normal(size=VOCAB) * 1.5)
+        Row(
+            {"tau": tau, "eta": 0.2},
+            seed=i,
+            logits=np.random.default_rng(1).normal(size=VOCAB) * 1.5,
+        )
         for i in range(8)
     ]
     logits, state, processor = (

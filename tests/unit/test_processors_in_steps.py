@@ -22,7 +22,15 @@ from tests.unit.serving import SIZES, assert_idle
 
 pytestmark = pytest.mark.xdist_group("processors")
 PROMPT = "Once upon a time"
-CHOSEN = ("penalties", "min_tokens", "allowed_token_ids", "bad_words", "logit_bias", "only", "counting")
+CHOSEN = (
+    "penalties",
+    "min_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "logit_bias",
+    "only",
+    "counting",
+)
 PLAIN = SamplingParams(max_tokens=9, ignore_eos=True)
 
 
@@ -128,7 +136,9 @@ def test_a_row_goes_on_elsewhere_with_its_fields(both: Changing) -> None:
     facts = RowFacts(np.asarray([5, 6, 7]), (), Sizes(both.llm.plan.model.info.vocab_size, 160))
     rows = both.llm.plan.processors.rows({"counting": {"first": 20}}, facts)
     request = request_of([5, 6, 7], PLAIN)
-    request = dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, processors=rows))
+    request = dataclasses.replace(
+        request, sampling=dataclasses.replace(request.sampling, processors=rows)
+    )
 
     def move() -> list[int]:
         driver = Driver(engine, request)
@@ -148,8 +158,12 @@ def test_a_row_goes_on_elsewhere_with_its_fields(both: Changing) -> None:
 
 @pytest.mark.parametrize("after", [2, 6])
 def test_preempted_requests_go_on_with_their_fields(pages: Changing, after: int) -> None:
-    counting = SamplingParams(max_tokens=12, ignore_eos=True, processors={"counting": {"first": 30}})
-    with pages.interrupted(lambda row: row.num_left == 0 and row.max_new_left <= 12 - after) as scheduler:
+    counting = SamplingParams(
+        max_tokens=12, ignore_eos=True, processors={"counting": {"first": 30}}
+    )
+    with pages.interrupted(
+        lambda row: row.num_left == 0 and row.max_new_left <= 12 - after
+    ) as scheduler:
         assert tokens(pages.llm, counting, counting) == [list(range(30, 42))] * 2
     assert len(scheduler.interrupted) == 2
     assert_idle(pages.llm)
@@ -162,9 +176,14 @@ def test_flat_fields_reach_their_processors(llm: LLM) -> None:
     allowed = SamplingParams(max_tokens=9, ignore_eos=True, allowed_token_ids=(5, 6, vocab - 1))
     repeated = SamplingParams(max_tokens=9, ignore_eos=True, repetition_penalty=1e6)
     suppressed = SamplingParams(
-        max_tokens=9, ignore_eos=True, repetition_penalty=1e6, suppress_repetition_in_generation=True
+        max_tokens=9,
+        ignore_eos=True,
+        repetition_penalty=1e6,
+        suppress_repetition_in_generation=True,
     )
-    ending = SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=(free[0], free[1]), min_tokens=4)
+    ending = SamplingParams(
+        max_tokens=9, ignore_eos=True, stop_token_ids=(free[0], free[1]), min_tokens=4
+    )
     got = tokens(llm, biased, allowed, repeated, suppressed)
     assert got[0][0] != free[0]
     assert set(got[1]) <= {5, 6, vocab - 1}
@@ -179,7 +198,9 @@ def test_flat_fields_reach_their_processors(llm: LLM) -> None:
 def test_texts_that_must_not_come_do_not_come(llm: LLM) -> None:
     (free,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True))
     word = free.outputs[0].text.split()[0]
-    (without,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, bad_words=(word,)))
+    (without,) = llm.generate(
+        PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, bad_words=(word,))
+    )
     assert without.outputs[0].token_ids != free.outputs[0].token_ids
     banned = [tuple(llm.tokenizer.encode(t, add_special_tokens=False)) for t in (word, f" {word}")]
     out = tuple(without.outputs[0].token_ids)
@@ -190,7 +211,11 @@ def test_texts_that_must_not_come_do_not_come(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "message"),
     [
-        ({"processors": {"onyl": {}}}, RequestError, "unknown logits processor 'onyl'.*Did you mean 'only'"),
+        (
+            {"processors": {"onyl": {}}},
+            RequestError,
+            "unknown logits processor 'onyl'.*Did you mean 'only'",
+        ),
         ({"processors": {"dry": {}}}, RequestError, "'dry', which the engine was made without"),
         ({"processors": {"only": {"token": 1}}}, RequestError, "logits_processor 'only'"),
         ({"processors": {"only": {"token_id": 10**6}}}, RequestError, "only: token id 1000000"),
@@ -219,14 +244,17 @@ def test_after_warmup_processors_compile_nothing() -> None:
         count = llm.warmup()
         llm.engine.compilations.forbidden = True
         assert scopes(llm) == {"full"}
-        (biased,) = tokens(llm, SamplingParams(max_tokens=3, ignore_eos=True, logit_bias={4: 100.0}))
+        (biased,) = tokens(
+            llm, SamplingParams(max_tokens=3, ignore_eos=True, logit_bias={4: 100.0})
+        )
         assert biased == [4, 4, 4]
         assert np.isfinite(len(tokens(llm, PLAIN)[0]))
         assert llm.engine.compilations.count == count
 
 
 @pytest.mark.parametrize(
-    ("chosen", "error"), [(("nothing",), UnknownNameError), ("only", ConfigError), ((1,), ConfigError)]
+    ("chosen", "error"),
+    [(("nothing",), UnknownNameError), ("only", ConfigError), ((1,), ConfigError)],
 )
 def test_a_wrong_choice_of_processors_is_an_error(chosen: Any, error: type[InputError]) -> None:
     with pytest.raises(error):

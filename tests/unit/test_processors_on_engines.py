@@ -13,7 +13,9 @@ PROMPT = [5, 6, 7, 8, 5, 6, 7]
 
 
 def asked(processors: dict[str, dict[str, Any]]) -> SamplingParams:
-    return SamplingParams(max_tokens=6, temperature=1.5, seed=3, ignore_eos=True, processors=processors)
+    return SamplingParams(
+        max_tokens=6, temperature=1.5, seed=3, ignore_eos=True, processors=processors
+    )
 
 
 def options_against(plain: list[int]) -> dict[str, dict[str, Any]]:
@@ -44,7 +46,11 @@ def test_every_row_gets_what_it_gets_alone_on_both_engines() -> None:
         with LLM(BRIEF, engine=engine, dtype="float32", **sizes) as llm:
             (plain,) = tokens(llm, [asked({})])
             options = options_against(plain)
-            rows = [asked({}), *(asked({name: values}) for name, values in options.items()), asked(options)]
+            rows = [
+                asked({}),
+                *(asked({name: values}) for name, values in options.items()),
+                asked(options),
+            ]
             together = tokens(llm, rows)
             assert [tokens(llm, [row])[0] for row in rows] == together
             found.append(together)

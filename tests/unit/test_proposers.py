@@ -32,7 +32,9 @@ def looked_up(tokens: list[int], most: int, least_n: int, most_n: int) -> list[i
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_ngram_proposes_what_followed_the_longest_and_latest_occurrence(least: int, most: int) -> None:
+def test_ngram_proposes_what_followed_the_longest_and_latest_occurrence(
+    least: int, most: int
+) -> None:
     rng = np.random.default_rng(least * 10 + most)
     proposer = NgramProposer(NgramOptions(min_n=least, max_n=most))
     found = 0
@@ -48,7 +50,9 @@ def test_ngram_proposes_what_followed_the_longest_and_latest_occurrence(least: i
 
 
 def test_ngram_repeats_a_period() -> None:
-    drafts = NgramProposer(NgramOptions()).propose(np.asarray([9, 1, 2, 3, 1, 2, 3, 1, 2], np.int32), 5)
+    drafts = NgramProposer(NgramOptions()).propose(
+        np.asarray([9, 1, 2, 3, 1, 2, 3, 1, 2], np.int32), 5
+    )
     assert drafts.tolist() == [3, 1, 2, 3, 1]
 
 
@@ -57,7 +61,9 @@ def test_ngram_options_are_checked() -> None:
         NgramOptions(min_n=5)
 
 
-def test_a_row_that_gets_nothing_of_its_drafts_gives_them_up_at_once_and_one_that_gets_all_does_not() -> None:
+def test_a_row_that_gets_nothing_of_its_drafts_gives_them_up_at_once_and_one_that_gets_all_does_not() -> (
+    None
+):
     assert Standing().is_good
     assert not Standing().after(0, MOST, MOST).is_good
     assert Standing().after(MOST, MOST, MOST).is_good
@@ -103,7 +109,9 @@ def test_a_share_stays_between_none_and_all() -> None:
         ((2, 3), (2, 3)),
     ],
 )
-def test_sizes_of_steps_that_verify(decode_rows: tuple[int, ...], verify_rows: tuple[int, ...]) -> None:
+def test_sizes_of_steps_that_verify(
+    decode_rows: tuple[int, ...], verify_rows: tuple[int, ...]
+) -> None:
     assert BucketSizes(decode_rows, (1,), (16,), (256,)).verify_rows == verify_rows
 
 
@@ -115,10 +123,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["vinference", "oengine", "esurge"])
-def test_programs_that_verify_are_compiled_only_when_a_proposer_is_chosen(engine: str, model: Path) -> None:
+def test_programs_that_verify_are_compiled_only_when_a_proposer_is_chosen(
+    engine: str, model: Path
+) -> None:
     kinds = {}
     for proposer in ("none", "ngram"):
-        config = make_config({"model": str(model), "engine": engine, "proposer": proposer, "max_num_seqs": 4})
+        config = make_config(
+            {"model": str(model), "engine": engine, "proposer": proposer, "max_num_seqs": 4}
+        )
         plan = make_plan(config)
         keys = make_engine(plan).geometry.all_steps()  # type: ignore[attr-defined]
         kinds[proposer] = [key for key in keys if key.kind == "verify"]

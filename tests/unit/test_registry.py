@@ -90,7 +90,9 @@ def test_a_plugins_part_is_listed_found_and_loaded_when_it_is_picked(install: In
 def test_the_built_in_parts_are_all_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     built_in = [e for e in load_registry().entries if e.distribution == "enginebay"]
-    assert {"engine", "kernel", "model", "sampler", "scheduler", "platform"} <= {e.kind for e in built_in}
+    assert {"engine", "kernel", "model", "sampler", "scheduler", "platform"} <= {
+        e.kind for e in built_in
+    }
     assert not [e for e in built_in if e.state == "broken"]
 
 
@@ -113,7 +115,10 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("x = 1", "it implements no hook of enginebay"),
         (register("pass").replace("(register)", "(registrar)"), "PluginValidationError.*registrar"),
-        (register("pass", kind="sheduler"), "PluginValidationError.*unknown hook 'register_shedulers'"),
+        (
+            register("pass", kind="sheduler"),
+            "PluginValidationError.*unknown hook 'register_shedulers'",
+        ),
         (register("1 / 0"), "register_schedulers failed: ZeroDivisionError"),
         (register("register('x')"), "register_schedulers failed: TypeError"),
         (register("register('x', 'a:b', colour='red')"), "register_schedulers failed: TypeError"),
@@ -130,7 +135,9 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
             "tuples for platforms, requires and custom_calls",
         ),
         (
-            register("register('x', 'a:b', op='rope', capabilities={'custom_calls': 'f'})", kind="kernel"),
+            register(
+                "register('x', 'a:b', op='rope', capabilities={'custom_calls': 'f'})", kind="kernel"
+            ),
             "tuples for platforms, requires",
         ),
         (
@@ -183,7 +190,9 @@ def test_a_part_for_another_interface_version_is_broken(install: Install) -> Non
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "no_such_package.deep.module"])
-def test_a_part_that_needs_what_is_not_installed_is_unavailable(install: Install, module: str) -> None:
+def test_a_part_that_needs_what_is_not_installed_is_unavailable(
+    install: Install, module: str
+) -> None:
     install("stranger", register(f"register('lifo', 'a:b', requires=('{module}',), extra='fast')"))
     registry = load_registry()
     assert part_entry(registry, "stranger").state == "unavailable"
@@ -213,7 +222,10 @@ def test_the_same_name_may_stand_for_kernels_of_two_ops(install: Install) -> Non
     two = "register('mine', 'a:b', op='linear'); register('mine', 'a:c', op='rope')"
     install("stranger", register(two, kind="kernel"))
     registry = load_registry()
-    assert {registry.find("kernel", "mine", op).op for op in ("linear", "rope")} == {"linear", "rope"}
+    assert {registry.find("kernel", "mine", op).op for op in ("linear", "rope")} == {
+        "linear",
+        "rope",
+    }
     with pytest.raises(UnknownNameError, match="unknown kernel of op attention 'mine'"):
         registry.find("kernel", "mine", "attention")
 
@@ -235,11 +247,15 @@ def test_a_qualified_name_of_the_wrong_package_is_unknown(install: Install) -> N
         registry.find("scheduler", "schedulers/lifo")
 
 
-@pytest.mark.parametrize("value", ["schedulers", " schedulers , samplers,", "samplers,schedulers,samplers"])
+@pytest.mark.parametrize(
+    "value", ["schedulers", " schedulers , samplers,", "samplers,schedulers,samplers"]
+)
 def test_the_variable_restricts_what_is_loaded(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, value)
     registry = load_registry()
-    assert {e.package for e in registry.entries} == {n.strip() for n in value.split(",") if n.strip()}
+    assert {e.package for e in registry.entries} == {
+        n.strip() for n in value.split(",") if n.strip()
+    }
     assert not [e for e in registry.entries if e.state == "broken"]
 
 
@@ -300,7 +316,9 @@ def test_a_part_that_cannot_be_imported_raises_its_reason_when_picked(
     install("stranger", register(f"register('lifo', '{target}')"), parts=PARTS)
     registry = load_registry()
     entry = registry.find("scheduler", "lifo")
-    with pytest.raises(PluginError, match=rf"scheduler 'lifo' of plugin 'stranger': importing .*{reason}"):
+    with pytest.raises(
+        PluginError, match=rf"scheduler 'lifo' of plugin 'stranger': importing .*{reason}"
+    ):
         registry.load(entry)
 
 

@@ -97,7 +97,9 @@ def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None
     head = rng.normal(0, 2, (8, 50)).astype(np.float32)
     targets = rng.integers(0, 50, len(hidden)).astype(np.int32)
     targets[: wide.BLOCK] = -1
-    told = jax.jit(lambda h, t: prompt_logprobs(lambda block: block @ head, h, t, 50))(hidden, targets)
+    told = jax.jit(lambda h, t: prompt_logprobs(lambda block: block @ head, h, t, 50))(
+        hidden, targets
+    )
     expected = log_softmax(hidden @ head)
     assert not np.asarray(told.values[: wide.BLOCK]).any()
     for at in range(wide.BLOCK, len(hidden)):
@@ -116,7 +118,9 @@ def test_nobody_who_does_not_ask_pays(llm: LLM) -> None:  # holds G101, G102
     wide = wide_programs(llm)
     assert wide
     llm.generate([LONG, SHORT], [with_(GREEDY, logprobs=20), HOT])
-    assert wide_programs(llm) == wide, "who does not ask is served by usual programs, whoever asked before"
+    assert wide_programs(llm) == wide, (
+        "who does not ask is served by usual programs, whoever asked before"
+    )
 
 
 @pytest.mark.parametrize("num_best", [0, 3, 20])
@@ -140,7 +144,9 @@ def test_prompts_are_told_across_chunks_whatever_the_cache_has(
     assert again.metrics.num_cached_tokens > 0
 
 
-def test_each_of_a_batch_is_told_of_its_own_prompt(llm: LLM, reference: ReferenceModel) -> None:  # holds G101
+def test_each_of_a_batch_is_told_of_its_own_prompt(
+    llm: LLM, reference: ReferenceModel
+) -> None:  # holds G101
     prompts = [LONG, SHORT, LONG[:40], [9], SHORT]
     asked = (2, None, 0, 5, 20)
     params = [with_(HOT, seed=i, prompt_logprobs=num) for i, num in enumerate(asked)]
@@ -188,7 +194,9 @@ def test_the_whole_vocabulary_is_told_beside_others(
     params = [with_(HOT, seed=1, max_tokens=5, logprobs=-1), with_(HOT, seed=2, logprobs=2), ON]
     outputs = llm.generate([SHORT, LONG, SHORT], params)
     vocab_size = llm.plan.model.info.vocab_size
-    for prompt, output, num_best in zip((SHORT, LONG, SHORT), outputs, (vocab_size, 2, None), strict=True):
+    for prompt, output, num_best in zip(
+        (SHORT, LONG, SHORT), outputs, (vocab_size, 2, None), strict=True
+    ):
         check_logprobs(reference, prompt, output.outputs[0], num_best)
     told = outputs[0].outputs[0].logprobs
     assert told is not None
@@ -239,18 +247,24 @@ def completions(llm: LLM, params: SamplingParams) -> list[Any]:
     return [whole.text, whole.token_ids, whole.finish_reason]
 
 
-def test_a_stop_sequence_ends_the_completion_and_its_text_before_it(fake: LLM) -> None:  # holds G104
+def test_a_stop_sequence_ends_the_completion_and_its_text_before_it(
+    fake: LLM,
+) -> None:  # holds G104
     llm = fake
     hot = with_(HOT, seed=6)
     whole = llm.generate([SHORT], hot)[0].outputs[0].token_ids
     for start, end in ((0, 1), (0, 3), (2, 4), (5, 9), (13, 16)):
         sequence = whole[start:end]
-        first = next(i for i in range(17) if i >= len(sequence) and whole[i - len(sequence) : i] == sequence)
+        first = next(
+            i for i in range(17) if i >= len(sequence) and whole[i - len(sequence) : i] == sequence
+        )
         text, token_ids, reason = completions(llm, with_(hot, stop_words_ids=[[1, 1, 1], sequence]))
         assert (token_ids, reason) == (whole[:first], "stop")
         assert text == llm.tokenizer.decode(whole[: first - len(sequence)])
     absent = completions(llm, with_(hot, stop_words_ids=[[*whole[2:5], 3], [whole[-1], 3]]))
-    assert absent == [llm.tokenizer.decode(whole), whole, "length"], "what began like a sequence is shown"
+    assert absent == [llm.tokenizer.decode(whole), whole, "length"], (
+        "what began like a sequence is shown"
+    )
 
 
 def test_a_stop_sequence_never_begins_in_the_prompt(fake: LLM) -> None:  # holds G104
@@ -286,7 +300,9 @@ def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
         Abilities.of(fake.plan), tells_logprobs="best_of" not in changes, tells_wide=False
     )
     token_info, info = fake.plan.checkpoint.token_info, fake.plan.model.info
-    preparer = Preparer(fake.tokenizer, token_info, info.vocab_size, 96, abilities=abilities, seed=0)
+    preparer = Preparer(
+        fake.tokenizer, token_info, info.vocab_size, 96, abilities=abilities, seed=0
+    )
     with pytest.raises(RequestError, match=text):
         preparer.prepare([SHORT, LONG], [ON, with_(ON, **changes)])
 
@@ -304,7 +320,9 @@ def test_warmup_compiles_for_them_when_it_is_told_to() -> None:  # holds G105
     sizes: dict[str, Any] = SMALL | {"max_model_len": 16, "max_num_seqs": 1}
     with LLM(BRIEF, forbid_compiling=True, wide_logprobs=True, **sizes) as llm:
         llm.warmup()
-        output = llm.generate([SHORT], with_(GREEDY, max_tokens=3, prompt_logprobs=1, logprobs=-1))[0]
+        output = llm.generate([SHORT], with_(GREEDY, max_tokens=3, prompt_logprobs=1, logprobs=-1))[
+            0
+        ]
         check_prompt_logprobs(ReferenceModel(llm.plan), SHORT, output.prompt_logprobs, 1)
         assert len((output.outputs[0].logprobs or [{}])[0]) == llm.plan.model.info.vocab_size
 
@@ -327,7 +345,9 @@ def test_the_command_takes_all_of_them(
     ends = expected.outputs[0].token_ids[:2]
     code, out, err = run(*asked, *hot, "--stop-words-ids", ",".join(map(str, ends)))
     assert (code, err) == (0, "")
-    chosen = llm.generate([SHORT], with_(HOT, max_tokens=4, seed=4, n=2, best_of=3, stop_words_ids=[ends]))
+    chosen = llm.generate(
+        [SHORT], with_(HOT, max_tokens=4, seed=4, n=2, best_of=3, stop_words_ids=[ends])
+    )
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["token_ids"] for line in lines] == [one.token_ids for one in chosen[0].outputs]
     assert "logprobs" not in lines[0]

@@ -109,14 +109,22 @@ def test_wrong_additions_are_refused_and_change_nothing() -> None:  # holds B03
         ({"page_ids": [1, 2]}, "page ids for 1 cache groups.*all 2 groups"),
         ({"page_ids": [[1], [1], [1]]}, "page ids for 3 cache groups"),
         ({"page_ids": [[1, 2, 3, 4], []]}, "4 pages of 4 tokens.*Allowed: 3"),
-        ({"sampling_params": SamplingParams(stop_token_ids=range(17))}, f"17 stop tokens.*{MAX_STOP_TOKENS}"),
+        (
+            {"sampling_params": SamplingParams(stop_token_ids=range(17))},
+            f"17 stop tokens.*{MAX_STOP_TOKENS}",
+        ),
         ({"sampling_params": {"logit_bias": {VOCAB: 1.0}}}, r"\[100\] in logit_bias.*0 to 99"),
         ({"sampling_params": {"allowed_token_ids": [0, -1]}}, r"\[-1\] in allowed_token_ids"),
         ({"sampling_params": {"allowed_token_ids": []}}, "an empty allowed_token_ids"),
-        ({"sampling_params": {"bad_words_token_ids": [[1], [2, 200]]}}, r"\[200\] in bad_words_token_ids"),
+        (
+            {"sampling_params": {"bad_words_token_ids": [[1], [2, 200]]}},
+            r"\[200\] in bad_words_token_ids",
+        ),
     ],
 )
-def test_requests_that_do_not_fit_are_refused_and_change_nothing(fields: dict, message: str) -> None:
+def test_requests_that_do_not_fit_are_refused_and_change_nothing(
+    fields: dict, message: str
+) -> None:
     sampling = fields.get("sampling_params")
     if isinstance(sampling, dict):
         fields = {"sampling_params": dataclasses.replace(make_sampling(), **sampling)}
@@ -135,7 +143,11 @@ def test_documented_record_brings_output_pages_and_parameters() -> None:  # hold
     params = SamplingParams(temperature=0.5, top_k=-1, max_tokens=3, stop_token_ids=(7,))
     table.add_request(EngineRequest("a", [1, 2, 3], params, [[5, 6], [7]], output_token_ids=(8, 9)))
     assert table.token_ids[0, :6].tolist() == [1, 2, 3, 8, 9, 0]
-    assert (table.num_tokens[0], table.num_prompt_tokens[0], table.num_computed_tokens[0]) == (5, 3, 0)
+    assert (table.num_tokens[0], table.num_prompt_tokens[0], table.num_computed_tokens[0]) == (
+        5,
+        3,
+        0,
+    )
     assert pages_of(table, 0) == [[5, 6], [7]]
     assert (table.temperature[0], table.top_k[0], table.stop_token_ids[0, 0]) == (0.5, 0, 7)
     assert table.request(0).request_id == "a"
@@ -170,13 +182,17 @@ def test_a_steps_tokens_are_appended_as_row_by_row() -> None:
     assert_same(state(together), state(alone))
     before = state(together)
     with pytest.raises(ValueError, match=f"{LENGTH} tokens after the 6 of row 2"):
-        append_step(together, np.asarray([0, 2]), np.ones((2, LENGTH), np.int32), np.asarray([1, LENGTH]))
+        append_step(
+            together, np.asarray([0, 2]), np.ones((2, LENGTH), np.int32), np.asarray([1, LENGTH])
+        )
     assert_same(state(together), before)
 
 
 def test_adding_writes_one_row_and_allocates_no_table() -> None:  # holds B03
     table = make_table()
-    table.token_ids[1:] = 77  # what a copy of the whole matrix, or a write beyond the prompt, would touch
+    table.token_ids[1:] = (
+        77  # what a copy of the whole matrix, or a write beyond the prompt, would touch
+    )
     table.token_ids[0, 4:] = 77
     owners = {name: id(value) for name, value in vars(table).items()}
     table.add_request(make_request("a", [1, 2, 3, 4]))
@@ -212,9 +228,14 @@ def test_new_request_in_a_used_row_sees_nothing_of_the_one_before() -> None:  # 
 
 
 @pytest.mark.parametrize("holes", [[0, 1, 3], [3, 1, 0], [1, 3, 0], []])
-def test_condense_moves_everything_into_holes_given_in_any_order(holes: list[int]) -> None:  # holds B05
+def test_condense_moves_everything_into_holes_given_in_any_order(
+    holes: list[int],
+) -> None:  # holds B05
     table = numbered_table("abcde")
-    kept = {name: (table.request("abcde".index(name)), pages_of(table, "abcde".index(name))) for name in "ec"}
+    kept = {
+        name: (table.request("abcde".index(name)), pages_of(table, "abcde".index(name)))
+        for name in "ec"
+    }
     for name in "abd":
         table.remove_request(name)
     table.condense(holes)
@@ -276,7 +297,9 @@ def test_clearing_leaves_an_empty_table_of_the_same_size() -> None:  # holds B07
 def test_active_sampling_params_name_what_changes_something() -> None:  # holds B08
     table = make_table()
     table.begin_sequence("plain", [1])
-    table.begin_sequence("penalty", [1], SamplingParams(temperature=0.5, presence_penalty=-1.5, top_k=7))
+    table.begin_sequence(
+        "penalty", [1], SamplingParams(temperature=0.5, presence_penalty=-1.5, top_k=7)
+    )
     table.add_request(make_request("all", [1], number=2))
     usual = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
     assert table.get_active_sampling_params(0) == usual
@@ -349,7 +372,9 @@ NEUTRAL = {
         ({"logprobs": -1}, {"max_num_logprobs": VOCAB}),
     ],
 )
-def test_properties_tell_what_some_request_asks_for(params: dict, changed: dict) -> None:  # holds B10
+def test_properties_tell_what_some_request_asks_for(
+    params: dict, changed: dict
+) -> None:  # holds B10
     def told() -> dict:
         return {name: getattr(table, name) for name in NEUTRAL}
 

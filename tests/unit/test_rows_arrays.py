@@ -116,8 +116,13 @@ def test_mask_runs_under_jit_and_ids_outside_the_vocabulary_allow_nothing() -> N
 
 @KINDS
 @pytest.mark.parametrize(("num_reqs", "padded"), [(2, 2), (2, 3), (3, 8), (0, 4), (0, 1)])
-def test_slices_are_filled_up_to_the_size_asked_for(make, num_reqs: int, padded: int) -> None:  # holds B14
-    for given in (np.array([1.5, 2.5, 3.5], np.float32), np.array([[1, 2], [3, 4], [5, 6]], np.int32)):
+def test_slices_are_filled_up_to_the_size_asked_for(
+    make, num_reqs: int, padded: int
+) -> None:  # holds B14
+    for given in (
+        np.array([1.5, 2.5, 3.5], np.float32),
+        np.array([[1, 2], [3, 4], [5, 6]], np.int32),
+    ):
         filled = fill_slice(make(given), 9, num_reqs, padded)
         assert filled.shape == (padded, *given.shape[1:])
         assert filled.dtype == given.dtype
@@ -145,7 +150,9 @@ def test_more_rows_than_there_are_is_an_error(num_reqs: int, padded: int) -> Non
 
 @KINDS
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 2, 2)])
-def test_rows_are_moved_and_exchanged_in_new_arrays(make, shape: tuple[int, ...]) -> None:  # holds B15
+def test_rows_are_moved_and_exchanged_in_new_arrays(
+    make, shape: tuple[int, ...]
+) -> None:  # holds B15
     original = np.arange(np.prod(shape)).reshape(shape)
     array = make(original.copy())
     moved, swapped, same = move_row(array, 3, 1), swap_rows(array, 0, 2), swap_rows(array, 1, 1)

@@ -49,7 +49,9 @@ def test_batch_has_decoding_rows_first_and_then_prompts() -> None:  # holds B02
     table.num_computed_tokens[1] = 3
     table.begin_sequence("computed", [31])
     table.num_computed_tokens[2] = 1
-    table.begin_sequence("cached", [41, 42])  # all but the last token of its prompt was found in the cache
+    table.begin_sequence(
+        "cached", [41, 42]
+    )  # all but the last token of its prompt was found in the cache
     table.num_computed_tokens[3] = 1
     for pages in table.page_tables:
         pages.append(1, [5, 6])
@@ -62,9 +64,18 @@ def test_batch_has_decoding_rows_first_and_then_prompts() -> None:  # holds B02
     assert batch.positions.tolist() == [3, 0, 1, 2, 1]
     assert [pages[0, :3].tolist() for pages in batch.page_ids] == [[5, 6, 0]] * 2
     assert (batch.num_rows, batch.num_tokens) == (3, 5)
-    info = enginebay_oengine.DecodeRowInfo(1, "decoding", token_id=24, position=3, num_output_tokens=2)
+    info = enginebay_oengine.DecodeRowInfo(
+        1, "decoding", token_id=24, position=3, num_output_tokens=2
+    )
     assert batch.decode_rows == (info,)
-    arrays = (batch.rows, batch.query_lens, batch.kv_lens, batch.token_ids, batch.positions, *batch.page_ids)
+    arrays = (
+        batch.rows,
+        batch.query_lens,
+        batch.kv_lens,
+        batch.token_ids,
+        batch.positions,
+        *batch.page_ids,
+    )
     assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
 
 
@@ -93,7 +104,9 @@ def test_batch_keeps_to_its_size_and_the_rest_comes_next() -> None:
 
 
 def test_documented_names_are_at_the_top_and_import_jax_when_asked_for() -> None:
-    assert {name for name in enginebay_oengine.__all__ if getattr(enginebay_oengine, name) is None} == set()
+    assert {
+        name for name in enginebay_oengine.__all__ if getattr(enginebay_oengine, name) is None
+    } == set()
     assert enginebay_oengine.SequenceBuffer is SequenceBuffer
     with pytest.raises(AttributeError, match="no attribute 'begin_sequence'"):
         enginebay_oengine.begin_sequence  # noqa: B018

@@ -50,7 +50,12 @@ class RowMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.model)))
 
     @precondition(lambda self: len(self.model) < ROWS)
-    @rule(data=st.data(), number=st.integers(0, 9), length=st.integers(1, LENGTH + 2), chosen=st.booleans())
+    @rule(
+        data=st.data(),
+        number=st.integers(0, 9),
+        length=st.integers(1, LENGTH + 2),
+        chosen=st.booleans(),
+    )
     def add(self, data: st.DataObject, number: int, length: int, chosen: bool) -> None:
         free = sorted(set(range(ROWS)) - set(self.model))
         row = data.draw(st.sampled_from(free)) if chosen else free[0]
@@ -80,7 +85,11 @@ class RowMachine(RuleBasedStateMachine):
         assert self.table.remove_request(self.model.pop(row).request.request_id) == row
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), tokens=st.lists(st.integers(1, 99), max_size=4), computed=st.integers(0, LENGTH))
+    @rule(
+        data=st.data(),
+        tokens=st.lists(st.integers(1, 99), max_size=4),
+        computed=st.integers(0, LENGTH),
+    )
     def append(self, data: st.DataObject, tokens: list[int], computed: int) -> None:
         row = self.some_row(data)
         self.model[row].num_computed = self.table.num_computed_tokens[row] = computed
@@ -139,9 +148,13 @@ class RowMachine(RuleBasedStateMachine):
             assert table.row_of(wanted.request.request_id) == row
             assert table.num_computed_tokens[row] == wanted.num_computed
             assert pages_of(table, row) == list(wanted.pages)
-        penalised = [row for row in sorted(self.model) if self.model[row].request.sampling.penalises]
+        penalised = [
+            row for row in sorted(self.model) if self.model[row].request.sampling.penalises
+        ]
         assert table.get_request_indices_with_penalty().tolist() == penalised
-        assert table.all_greedy == all(not r.request.sampling.temperature for r in self.model.values())
+        assert table.all_greedy == all(
+            not r.request.sampling.temperature for r in self.model.values()
+        )
 
 
 def test_table_agrees_with_a_dict_after_any_operations() -> None:  # holds B17

@@ -115,10 +115,14 @@ def test_greedy_tables_give_zeros_unless_parameters_are_wanted() -> None:  # hol
         jnp.int32,
         jnp.float32,
     ]
-    assert len({getattr(made, name).unsafe_buffer_pointer() for name in ARRAYS}) == 4, "donation needs four"
+    assert len({getattr(made, name).unsafe_buffer_pointer() for name in ARRAYS}) == 4, (
+        "donation needs four"
+    )
     assert (made.all_greedy, made.no_penalties, made.logprobs) == (True, True, False)
     assert made.frequency_penalties is made.prompt_token_ids is made.allowed_token_ids_mask is None
-    wanted = ModelRunnerSamplingMetadata.from_sequence_buffer(table, 4, generate_params_if_all_greedy=True)
+    wanted = ModelRunnerSamplingMetadata.from_sequence_buffer(
+        table, 4, generate_params_if_all_greedy=True
+    )
     assert wanted.all_greedy
     assert wanted.temperature.tolist() == [0, 0, -1, -1]
     assert wanted.top_k.tolist() == [3, 0, 0, 0]
@@ -138,7 +142,13 @@ def test_metadata_carries_everything_that_rows_ask_for(padded: int) -> None:  # 
     assert made.repetition_penalties.tolist() == [1, 1, 2, 1] + [1] * rest
     assert (made.all_greedy, made.no_penalties, made.logprobs) == (False, False, True)
     none = [VOCAB] * 8
-    prompts = [[1, 2, 3, *none[3:]], none, [4, 5, 6, 7, 8, *none[5:]], [9, *none[1:]], *[none] * rest]
+    prompts = [
+        [1, 2, 3, *none[3:]],
+        none,
+        [4, 5, 6, 7, 8, *none[5:]],
+        [9, *none[1:]],
+        *[none] * rest,
+    ]
     assert made.prompt_token_ids.tolist() == prompts
     assert made.output_token_ids == [[], [], [9, 3], []] + [[]] * rest
     assert made.logit_bias == [{}, {}, {3: 1.5, 4: -math.inf}, {}] + [{}] * rest
@@ -152,7 +162,15 @@ def test_metadata_carries_everything_that_rows_ask_for(padded: int) -> None:  # 
 
 def test_greedy_rows_keep_what_else_they_ask_for() -> None:  # holds B16
     table = make_table()
-    add(table, "a", [1], repetition_penalty=2.0, logit_bias={1: -1.0}, min_tokens=3, allowed_token_ids=[1, 2])
+    add(
+        table,
+        "a",
+        [1],
+        repetition_penalty=2.0,
+        logit_bias={1: -1.0},
+        min_tokens=3,
+        allowed_token_ids=[1, 2],
+    )
     made = ModelRunnerSamplingMetadata.from_sequence_buffer(table, 2)
     assert made.all_greedy
     assert made.repetition_penalties.tolist() == [2, 1]
@@ -187,7 +205,9 @@ def test_public_parameters_ask_for_log_probabilities_and_have_their_seed() -> No
         {"choice": ("a", "b")},
     ],
 )
-def test_what_metadata_cannot_carry_is_refused_when_the_request_is_made(params: dict) -> None:  # holds B16
+def test_what_metadata_cannot_carry_is_refused_when_the_request_is_made(
+    params: dict,
+) -> None:  # holds B16
     table = make_table()
     [name] = params
     with pytest.raises(ValueError, match=rf"{name} = .* for a row table"):

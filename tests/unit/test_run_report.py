@@ -37,7 +37,17 @@ def run(folder: Path, root: Path, budget: int, *arguments: str) -> subprocess.Co
     (folder / "test_two.py").write_text(SUITE.format(sizes="3, 5, 7"))
     ini = f"[pytest]\ntestpaths = .\npythonpath = {root}\nmarkers = slow\n matrix\n"
     (folder / "pytest.ini").write_text(ini)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+    ]
     return subprocess.run(
         [*command, "-m", run_report.WHOLE_SUITE, *arguments],
         cwd=folder,
@@ -57,7 +67,9 @@ def test_programs_of_two_processes_are_counted_once_and_too_many_fail(
     assert (done.returncode, "5 passed" in done.stdout.splitlines()[-1]) == (1, True)
 
 
-@pytest.mark.parametrize(("budget", "count", "fails"), [(10, 10, False), (10, 11, False), (10, 12, True)])
+@pytest.mark.parametrize(
+    ("budget", "count", "fails"), [(10, 10, False), (10, 11, False), (10, 12, True)]
+)
 def test_a_run_may_have_a_few_more(
     monkeypatch: pytest.MonkeyPatch, budget: int, count: int, fails: bool
 ) -> None:
@@ -65,6 +77,6 @@ def test_a_run_may_have_a_few_more(
     monkeypatch.setattr(run_report, "MARGIN", 1)
     lines = list(run_report.report({str(i): "file" for i in range(count)}, is_whole=True))
     assert lines[-1].startswith("FAILED") == fails
-    assert not list(run_report.report({str(i): "" for i in range(count)}, is_whole=False))[-1].startswith(
-        "FAILED"
-    )
+    assert not list(run_report.report({str(i): "" for i in range(count)}, is_whole=False))[
+        -1
+    ].startswith("FAILED")

@@ -52,7 +52,9 @@ def every_equal_at_the_border(
     kth = jnp.take_along_axis(order, top_k[:, None] - 1, axis=-1)
     mass = jnp.where(order >= kth, jnp.exp(order), 0.0)
     before = jnp.cumsum(mass, axis=-1) - mass
-    last = jnp.where((mass > 0) & (before < top_p[:, None] * mass.sum(-1, keepdims=True)), order, jnp.inf)
+    last = jnp.where(
+        (mass > 0) & (before < top_p[:, None] * mass.sum(-1, keepdims=True)), order, jnp.inf
+    )
     kept = (z >= last.min(axis=-1, keepdims=True)) & (z >= jnp.log(min_p)[:, None])
     noise = gumbel_noise(seeds, jnp.arange(z.shape[1])[None])
     drawn = jnp.argmax(jnp.where(kept, z + noise, -jnp.inf), axis=-1)
@@ -116,14 +118,19 @@ def test_the_sampler_draws_with_what_was_chosen_and_only_for_rows_that_draw() ->
     """Rows of temperature 0 are asked for with top_k 1, which costs an implementation least."""
     state = greedy_state(3)
     state = dataclasses.replace(
-        state, temperature=np.asarray([0.0, 0.5, 2.0], np.float32), top_k=np.asarray([7, 0, 9], np.int32)
+        state,
+        temperature=np.asarray([0.0, 0.5, 2.0], np.float32),
+        top_k=np.asarray([7, 0, 9], np.int32),
     )
     logits = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
     seen: dict[str, Any] = {}
 
     def draw(z: jax.Array, seeds: jax.Array, **borders: jax.Array) -> jax.Array:
         jax.debug.callback(
-            lambda **arrays: seen.update(jax.tree.map(np.asarray, arrays)), z=z, seeds=seeds, **borders
+            lambda **arrays: seen.update(jax.tree.map(np.asarray, arrays)),
+            z=z,
+            seeds=seeds,
+            **borders,
         )
         return jnp.asarray([11, 12, 13], jnp.int32)
 
@@ -142,4 +149,6 @@ def test_the_chosen_implementation_is_a_name_with_its_reason() -> None:
     assert found.impl is sample
     assert (why.setting, why.chosen, why.why) == ("kernels.sample", "xla", "chosen by name")
     with pytest.raises(UnknownNameError, match="sample"):
-        choose_plain(load_registry(), EngineConfig(kernels={"sample": "nobody"}), Env("cpu"), "sample")
+        choose_plain(
+            load_registry(), EngineConfig(kernels={"sample": "nobody"}), Env("cpu"), "sample"
+        )

@@ -46,7 +46,9 @@ def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 
 def prompt_is_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(logits, dataclasses.replace(state, prompt_lengths=jnp.zeros_like(state.prompt_lengths)))
+    return sample(
+        logits, dataclasses.replace(state, prompt_lengths=jnp.zeros_like(state.prompt_lengths))
+    )
 
 
 def prompt_is_never_repeated(logits: jax.Array, state: SamplingState) -> jax.Array:
@@ -66,7 +68,9 @@ def penalties_come_after_temperature(logits: jax.Array, state: SamplingState) ->
 
 
 def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(jnp.where(logits > 0.0, logits, logits / state.repetition_penalty[:, None] ** 2), state)
+    return sample(
+        jnp.where(logits > 0.0, logits, logits / state.repetition_penalty[:, None] ** 2), state
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,9 @@ def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.
     ],
 )
 def test_suite_finds_a_wrong_sampler(
-    wrong: Callable[[jax.Array, SamplingState], jax.Array], name: str, monkeypatch: pytest.MonkeyPatch
+    wrong: Callable[[jax.Array, SamplingState], jax.Array],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampler_runs, "COMPILED_WELL", {})  # each program runs a few times
     check = dict(sampler_checks(wrong))[name]

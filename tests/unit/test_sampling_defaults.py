@@ -112,7 +112,9 @@ def test_values_that_no_request_may_have_are_refused_unless_none_are_wanted(
     source = CheckpointSource(str(write(tmp_path / "model", wrong)))
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         choose_sampling_defaults(make_config({}), source, (), greedy_only=False)
-    none = choose_sampling_defaults(make_config({"generation_config": "none"}), source, (), greedy_only=False)
+    none = choose_sampling_defaults(
+        make_config({"generation_config": "none"}), source, (), greedy_only=False
+    )
     assert none.values == {}
 
 
@@ -121,8 +123,14 @@ def test_what_the_parts_cannot_apply_is_left_out_with_the_reason(tmp_path: Path)
     found = choose_sampling_defaults(make_config({}), source, (), greedy_only=True)
     assert found.values == {name: READ[name] for name in ("top_k", "top_p", "max_tokens")}
     assert found.reason.chosen == "top_k 20, top_p 0.95, max_tokens 9"
-    assert {name for name, _ in found.reason.refused} == {"temperature", "repetition_penalty", "typical_p"}
-    able = choose_sampling_defaults(make_config({}), source, ("penalties", "typical"), greedy_only=False)
+    assert {name for name, _ in found.reason.refused} == {
+        "temperature",
+        "repetition_penalty",
+        "typical_p",
+    }
+    able = choose_sampling_defaults(
+        make_config({}), source, ("penalties", "typical"), greedy_only=False
+    )
     assert able.values == READ | {"typical_p": 0.5}
     named = SamplingParams(processors={"typical": {"typical_p": 0.9}})
     assert "typical_p" not in able.missing_in(named), "the request asks for this processor itself"
@@ -156,7 +164,9 @@ def test_a_field_that_the_caller_left_out_has_the_checkpoints_value(
         llm.generate([IDS], SamplingParams(temperature=0.0))
         assert queued.pop().is_greedy
         [output] = llm.generate([[5] * 155], {"ignore_eos": True})
-        assert queued.pop().max_tokens == output.num_generated_tokens == 5, "what the context has room for"
+        assert queued.pop().max_tokens == output.num_generated_tokens == 5, (
+            "what the context has room for"
+        )
     with LLM(folder, generation_config="none", **SIZES) as llm:
         llm.generate([IDS])
         assert frozen(queued.pop()) == NEUTRAL | {"max_tokens": 64}
@@ -219,7 +229,9 @@ def test_vinference_has_its_documented_length_and_the_checkpoints_sampling(
             state = inference.init_state(np.asarray([IDS]), sampling_params=params)
         columns = {name: np.asarray(values)[0].item() for name, values in state.model_kwargs["sampling"].items()
                    if name in wanted or name == "max_length"}  # fmt: skip
-        assert columns == pytest.approx(wanted | changed | {"max_length": len(IDS) + CONFIG.max_new_tokens})
+        assert columns == pytest.approx(
+            wanted | changed | {"max_length": len(IDS) + CONFIG.max_new_tokens}
+        )
 
 
 @pytest.mark.usefixtures("faked")

@@ -90,7 +90,9 @@ def test_tenant_below_its_share_hardly_notices_a_flood(setting: Setting) -> None
             while name not in served.world.ended:
                 served.act()
             waits.append(served.world.now_s - begin_s)
-        assert num_requests == 1 or not flood or served.num_waiting("flood"), "the flood is over too soon"
+        assert num_requests == 1 or not flood or served.num_waiting("flood"), (
+            "the flood is over too soon"
+        )
         return max(waits)
 
     # At worst it waits until one of the rows is free: a request of the flood takes some ten decisions.
@@ -133,7 +135,10 @@ def test_tenant_that_was_alone_does_not_pay_for_it_when_another_comes() -> None:
 def test_tenant_that_others_overtook_too_long_goes_first_once() -> None:
     scheduler = Fair(FairOptions(max_wait_s=5.0))
     state = Counters(
-        (Account("rich", 1000.0, admitted_s=1.0, queued=True), Account("poor", 10.0, 5.0, queued=True))
+        (
+            Account("rich", 1000.0, admitted_s=1.0, queued=True),
+            Account("poor", 10.0, 5.0, queued=True),
+        )
     )
     line = (
         WaitingView("r0", 10, 20, 0.0, tenant="rich"),
@@ -159,7 +164,9 @@ def test_fair_preempts_the_tenant_that_was_served_most_but_never_the_oldest_row(
         running("poor", 2.0, "poor"),
         running("rich", 1.0, "rich"),
     )
-    state = Counters((Account("rich", 100.0), Account("poor", 1.0)), tuple((r.request_id, 10) for r in run))
+    state = Counters(
+        (Account("rich", 100.0), Account("poor", 1.0)), tuple((r.request_id, 10) for r in run)
+    )
     for free_tokens, preempted in ((2, ("rich",)), (3, ())):
         view = SchedulerView(5.0, (), run, Limits(8, 64, 16, 1, free_tokens))
         assert Fair().decide(view, state)[0].preempt == preempted
@@ -190,7 +197,9 @@ def test_counters_follow_what_the_views_show() -> None:
     passed_over = step(decoded, (), (RunningView("a", 71, 0, 19, 0.0, tenant="t"),))
     assert counter(passed_over) == counter(decoded)
     preempted = step(passed_over, (WaitingView("a", 72, 18, 0.0, tenant="t"),))
-    assert counter(preempted) == 68 + 3 + 3  # one of the four tokens came, and the prompt is paid for
+    assert (
+        counter(preempted) == 68 + 3 + 3
+    )  # one of the four tokens came, and the prompt is paid for
     assert step(preempted).paid == ()
 
 
@@ -200,5 +209,7 @@ def test_all_of_one_tenant_go_in_order_of_arrival() -> None:
 
 
 def test_free_rows_are_shared_in_turn() -> None:
-    line = tuple(WaitingView(f"{t}{i}", 10, 20, 0.0, tenant=t) for t, i in itertools.product("abc", range(4)))
+    line = tuple(
+        WaitingView(f"{t}{i}", 10, 20, 0.0, tenant=t) for t, i in itertools.product("abc", range(4))
+    )
     assert admitted(line, 5) == ["a0", "b0", "c0", "a1", "b1"]

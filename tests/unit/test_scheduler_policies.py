@@ -43,7 +43,9 @@ def waiting(
     return WaitingView(name, prompt, 20, arrival_s, priority, cached)
 
 
-def running(name: str, arrival_s: float = 0.0, *, priority: int = 0, promised: int = 9) -> RunningView:
+def running(
+    name: str, arrival_s: float = 0.0, *, priority: int = 0, promised: int = 9
+) -> RunningView:
     """A decoding row that needs a token of cache for its next step."""
     return RunningView(name, 10, 0, 20, arrival_s, priority, promised)
 
@@ -88,7 +90,10 @@ def test_urgent_request_takes_the_row_of_the_least_urgent_when_all_are_taken() -
     assert (decision.preempt, decision.prefill) == (("p0",), (("urgent", 10),))
     assert set(decision.decode) == {"p1", "p2"}
     kept = decide(
-        Priority(PriorityOptions(displace=False)), (waiting("urgent", priority=2),), run, free_rows=0
+        Priority(PriorityOptions(displace=False)),
+        (waiting("urgent", priority=2),),
+        run,
+        free_rows=0,
     )
     assert not kept.preempt
     assert not kept.prefill
@@ -100,7 +105,9 @@ def test_nobody_is_displaced_by_an_equal_or_in_vain() -> None:
     huge = waiting("huge", 4.0, prompt=100, priority=1)
     assert not decide(Priority(), (huge,), run, free_rows=0, free_tokens=50).preempt
     ending = RunningView("ending", 30, 0, 0, 0.0, 0, 29)
-    assert not decide(Priority(), (waiting("urgent", 4.0, priority=1),), (*run, ending), free_rows=0).preempt
+    assert not decide(
+        Priority(), (waiting("urgent", 4.0, priority=1),), (*run, ending), free_rows=0
+    ).preempt
 
 
 def test_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
@@ -110,7 +117,9 @@ def test_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
 
 
 @pytest.mark.parametrize("setting", [ROWS, POOL], ids=["rows", "pool"])
-def test_low_priority_is_served_within_its_ageing_under_a_flood_of_urgent_ones(setting: Setting) -> None:
+def test_low_priority_is_served_within_its_ageing_under_a_flood_of_urgent_ones(
+    setting: Setting,
+) -> None:
     world = World(Priority(PriorityOptions(ageing_s=5.0)), setting, seconds_per_decision=0.1)
     low = world.add(20, 10, priority=-2)
     while low not in world.ended:
@@ -126,7 +135,11 @@ def test_low_priority_is_served_within_its_ageing_under_a_flood_of_urgent_ones(s
 
 
 def test_sjf_takes_the_shortest_prompt_that_is_not_cached() -> None:
-    line = (waiting("long", prompt=50), waiting("middle", prompt=20), waiting("cached", prompt=50, cached=40))
+    line = (
+        waiting("long", prompt=50),
+        waiting("middle", prompt=20),
+        waiting("cached", prompt=50, cached=40),
+    )
     assert admitted(Sjf(), *line) == "cached"
     assert admitted(Sjf(), *line[:2]) == "middle"
 
@@ -173,7 +186,9 @@ def test_short_prompts_wait_less_by_sjf_than_by_arrival() -> None:
 
 def book_of_one() -> tuple[Book, Tracked]:
     sampling = FrozenSampling(4, 0.0, 0, 1.0, 0.0, (), (), False, True)
-    one = Request("a", np.asarray([5, 6], np.int32), sampling, (0, 1), 2.0, priority=3, tenant="ours")
+    one = Request(
+        "a", np.asarray([5, 6], np.int32), sampling, (0, 1), 2.0, priority=3, tenant="ours"
+    )
     book = Book()
     book.add(Ticket(one))
     return book, book.waiting["a"]
@@ -185,7 +200,12 @@ LIMITS = Limits(8, 64, 4, 8, 1000)
 def test_views_carry_the_tenant_and_priority_of_a_request() -> None:
     book, _ = book_of_one()
     (waits,) = book.view(2.5, LIMITS).waiting
-    assert (waits.tenant, waits.priority, waits.num_cached_tokens, waits.num_left) == ("ours", 3, 0, 2)
+    assert (waits.tenant, waits.priority, waits.num_cached_tokens, waits.num_left) == (
+        "ours",
+        3,
+        0,
+        2,
+    )
     book.running = book.waiting
     (runs,) = book.view(2.5, LIMITS).running
     assert (runs.tenant, runs.priority, runs.num_tokens) == ("ours", 3, 2)

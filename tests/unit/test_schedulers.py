@@ -43,7 +43,9 @@ def checks() -> Iterator[Any]:
             if (name, what) == ("priority-keep", "nobody_starves_in_a_flood[urgent]"):
                 continue  # it takes its time
             is_quick = "invariants_hold" not in what or SETTINGS[number % 3] in what
-            yield pytest.param(check, id=f"{name}-{what}", marks=() if is_quick else pytest.mark.slow)
+            yield pytest.param(
+                check, id=f"{name}-{what}", marks=() if is_quick else pytest.mark.slow
+            )
 
 
 @pytest.mark.parametrize("check", list(checks()))
@@ -78,7 +80,9 @@ def decide(
 
 
 def test_fcfs_cuts_a_long_prompt_to_the_rest_of_the_budget() -> None:
-    decision = decide(Fcfs(), (waiting("c", 100), waiting("d", 1)), (decoding("a"), prefilling("b", 9)))
+    decision = decide(
+        Fcfs(), (waiting("c", 100), waiting("d", 1)), (decoding("a"), prefilling("b", 9))
+    )
     assert decision == Decision(prefill=(("b", 9), ("c", 22)), decode=("a",), decode_steps=4)
 
 
@@ -123,7 +127,10 @@ def test_fcfs_takes_many_decode_steps_only_when_nobody_could_start(
 
 
 def test_fcfs_preempts_the_latest_arrival_when_cache_is_short() -> None:
-    run = (decoding("late", arrival_s=2.0, num_promised=9), decoding("early", arrival_s=1.0, num_promised=9))
+    run = (
+        decoding("late", arrival_s=2.0, num_promised=9),
+        decoding("early", arrival_s=1.0, num_promised=9),
+    )
     decision = decide(Fcfs(), (waiting("new", 1),), run, free_tokens=1)
     assert (decision.preempt, decision.decode, decision.prefill) == (("late",), ("early",), ())
     assert decide(Fcfs(), (), run, free_tokens=2).preempt == ()
@@ -164,7 +171,9 @@ def test_static_batch_admits_nobody_until_the_batch_has_ended() -> None:
     later = world.add(4, 4)
     while later in world.waiting:
         decision = world.act()
-        assert not (decision.prefill and decision.decode), "the batch is prefilled before it is decoded"
+        assert not (decision.prefill and decision.decode), (
+            "the batch is prefilled before it is decoded"
+        )
     assert set(first) == world.ended.keys()
     world.finish(10)
 
@@ -229,17 +238,23 @@ def _latest_first(view: SchedulerView) -> Decision:
 
 def _over_the_cache(decision: Decision, view: SchedulerView) -> Decision:
     """As many decode steps as the engine allows, whatever they need."""
-    steps = min(view.limits.max_decode_steps, max((row.max_new_left for row in view.running), default=1))
+    steps = min(
+        view.limits.max_decode_steps, max((row.max_new_left for row in view.running), default=1)
+    )
     return dataclasses.replace(decision, decode_steps=max(1, steps))
 
 
 WRONG: dict[str, Callable[[Decision, SchedulerView], Decision]] = {
     "idle": lambda _, __: Decision(),
-    "drops the last decode": lambda decision, _: dataclasses.replace(decision, decode=decision.decode[:-1]),
+    "drops the last decode": lambda decision, _: dataclasses.replace(
+        decision, decode=decision.decode[:-1]
+    ),
     "never preempts": lambda decision, _: dataclasses.replace(decision, preempt=()),
     "over the cache": _over_the_cache,
     "too many steps": lambda decision, _: dataclasses.replace(decision, decode_steps=1000),
-    "one token too many": lambda decision, _: dataclasses.replace(decision, prefill=_more(decision.prefill)),
+    "one token too many": lambda decision, _: dataclasses.replace(
+        decision, prefill=_more(decision.prefill)
+    ),
     "latest first": lambda _, view: _latest_first(view),
 }
 
@@ -296,10 +311,15 @@ class Remembers(Scheduler):
     ("remember", "complaint"),
     [
         (lambda state, _: [*state], "the state is mutable"),
-        (lambda state, view: (*state, *(w.request_id for w in view.waiting)), "requests that are gone"),
+        (
+            lambda state, view: (*state, *(w.request_id for w in view.waiting)),
+            "requests that are gone",
+        ),
     ],
 )
-def test_suite_finds_a_wrong_state(remember: Callable[[Any, SchedulerView], Any], complaint: str) -> None:
+def test_suite_finds_a_wrong_state(
+    remember: Callable[[Any, SchedulerView], Any], complaint: str
+) -> None:
     with pytest.raises(AssertionError, match=complaint):
         dict(scheduler_checks(lambda: Remembers(remember)))["everything_ends[rows]"]()
 

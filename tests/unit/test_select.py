@@ -59,7 +59,9 @@ def test_a_name_is_taken_whatever_its_priority() -> None:
 @pytest.mark.parametrize(
     ("name", "why"), [("picky", "picky: head_dim 7"), ("absent", "absent: needs triton")]
 )
-def test_a_name_that_cannot_serve_is_an_error_and_nothing_else_is_taken(name: str, why: str) -> None:
+def test_a_name_that_cannot_serve_is_an_error_and_nothing_else_is_taken(
+    name: str, why: str
+) -> None:
     with pytest.raises(UnsupportedError, match=why) as refusal:
         choose("kernels.x", name, CANDIDATES, why_not)
     assert "Allowed: fast, also_slow, slow." in str(refusal.value)
@@ -71,14 +73,19 @@ def test_a_name_that_nobody_has_is_unknown() -> None:
 
 
 def test_auto_without_any_that_can_lists_every_refusal() -> None:
-    with pytest.raises(UnsupportedError, match=r"absent: needs triton; picky: head_dim 7.*nothing that is"):
+    with pytest.raises(
+        UnsupportedError, match=r"absent: needs triton; picky: head_dim 7.*nothing that is"
+    ):
         choose("kernels.x", "auto", CANDIDATES[2:4], why_not)
     with pytest.raises(UnsupportedError, match="none is installed"):
         choose("kernels.x", "auto", [], why_not)
 
 
 def test_a_broken_namesake_does_not_hide_the_one_that_works() -> None:
-    twins = [Candidate("x", 0, unavailable="the name is already taken"), Candidate("x", 0, impl="works")]
+    twins = [
+        Candidate("x", 0, unavailable="the name is already taken"),
+        Candidate("x", 0, impl="works"),
+    ]
     assert choose("kernels.x", "x", twins, why_not)[0].impl == "works"
 
 
@@ -144,7 +151,10 @@ def test_all_reasons_are_told_at_once() -> None:
 
 def test_features_that_are_there_are_no_obstacle() -> None:
     caps = dataclasses.replace(CAPS, features=frozenset({"window", "softcap"}))
-    assert caps.why_not(HERE, dataclasses.replace(SPEC, window=8, softcap=30.0), BUCKET, LAYOUT) is None
+    assert (
+        caps.why_not(HERE, dataclasses.replace(SPEC, window=8, softcap=30.0), BUCKET, LAYOUT)
+        is None
+    )
 
 
 TINY = AttnSpec(num_q_heads=2, num_kv_heads=1, head_dim=4)
@@ -169,7 +179,9 @@ def test_attention_cost_of_one_token_over_a_context() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 100])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 9), (4, 4), (4, 10), (7, 9)])
-def test_attention_counts_the_pairs_that_the_mask_leaves(window: int | None, q_len: int, kv_len: int) -> None:
+def test_attention_counts_the_pairs_that_the_mask_leaves(
+    window: int | None, q_len: int, kv_len: int
+) -> None:
     spec = dataclasses.replace(TINY, window=window)
     assert pairs(spec, [q_len], [kv_len]) == counted_one_by_one(window, q_len, kv_len)
 

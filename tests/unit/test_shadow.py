@@ -85,7 +85,9 @@ def test_a_shadow_changes_no_token_and_no_bit_whatever_it_returns(
     shadowed_tokens, shadowed_bits, report = run_beside(served, f"{HERE}:{name}", prompts=prompts)
     assert shadowed_tokens == tokens
     assert shadowed_bits == bits
-    assert served.engine.compilations.count == compiled, "the live steps have the programs that they had"
+    assert served.engine.compilations.count == compiled, (
+        "the live steps have the programs that they had"
+    )
     if name == "failing_attention":
         assert report.num_failed >= 2, "a program of each phase, once"
         assert report.layers == ()
@@ -96,7 +98,9 @@ def test_a_shadow_changes_no_token_and_no_bit_whatever_it_returns(
     assert decode.num_compared == decode.num_steps > 1
     assert decode.candidate_s > 0
     layers = [layer for layer in report.layers if layer.phase == "decode"]
-    assert [layer.layer for layer in layers] == list(range(served.plan.model.info.groups[0].num_layers))
+    assert [layer.layer for layer in layers] == list(
+        range(served.plan.model.info.groups[0].num_layers)
+    )
     assert all(layer.num_tokens and not layer.num_cache_differences for layer in layers)
     if name == "nan_attention":
         spec = next(iter(served.plan.model.info.attention.values()))
@@ -123,10 +127,14 @@ def test_steps_are_sampled_evenly_and_the_first_of_a_phase_always(llm: LLM) -> N
 def test_a_shadow_rests_within_an_override(llm: LLM) -> None:
     assert llm.shadow_report() is None
     plan = llm.plan
-    config = plan.config.model_copy(update={"shadow": make_config({"shadow": {"attention": "xla@1"}}).shadow})
+    config = plan.config.model_copy(
+        update={"shadow": make_config({"shadow": {"attention": "xla@1"}}).shadow}
+    )
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None
-    llm.engine.runner.shadow = shadow = Shadow(chosen.parts(plan.kernels, plan.model.info, plan.placement))
+    llm.engine.runner.shadow = shadow = Shadow(
+        chosen.parts(plan.kernels, plan.model.info, plan.placement)
+    )
     try:
         with llm.override(attention="xla"):
             assert llm.shadow_report() is None

@@ -59,7 +59,9 @@ def test_a_pool_takes_memory_for_the_pages_that_were_taken_alone() -> None:
 
 
 @pytest.mark.parametrize("options", [{"num_pages": MANY_PAGES}, {"cache_bytes": 10**13}])
-def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(options: dict[str, int]) -> None:
+def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(
+    options: dict[str, int],
+) -> None:
     plan = make_plan(make_config(engine(**options)))
 
     def refused() -> None:
@@ -77,7 +79,9 @@ def test_metadata_of_a_cache_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_page_manager_takes_memory_for_the_sequences_that_it_has_alone() -> None:
-    metadata = PagedAttentionCache.create_metadata(opened(), num_pages=100_000, page_size=8, max_length=16)
+    metadata = PagedAttentionCache.create_metadata(
+        opened(), num_pages=100_000, page_size=8, max_length=16
+    )
     assert peak_bytes(lambda: HBMPageManager(metadata)) < 20 * MIB
 
 
@@ -91,7 +95,9 @@ def test_layers_are_counted_before_they_are_made(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
 
     def refused() -> None:
-        with pytest.raises(CheckpointError, match=r"num_hidden_layers = 1000000\. Allowed: 1 to 1000"):
+        with pytest.raises(
+            CheckpointError, match=r"num_hidden_layers = 1000000\. Allowed: 1 to 1000"
+        ):
             make_plan(make_config(engine(), {"model": str(tmp_path)}))
 
     assert peak_bytes(refused) < 20 * MIB
@@ -102,7 +108,11 @@ def test_max_tokens_none_takes_what_the_cache_holds(faked: None) -> None:
     with LLM(config=make_config(sizes)) as llm:
         free = with_(GREEDY, max_tokens=None, ignore_eos=True)
         output = llm.generate("Once upon a time", free)[0]
-        assert len(output.prompt_token_ids) + output.num_generated_tokens == 5 * 16 < SIZES["max_model_len"]
+        assert (
+            len(output.prompt_token_ids) + output.num_generated_tokens
+            == 5 * 16
+            < SIZES["max_model_len"]
+        )
         with pytest.raises(RequestError, match="80 together, which is all the cache there is"):
             llm.generate("Once upon a time", with_(GREEDY, max_tokens=100))
         with pytest.raises(RequestError, match="a prompt of 90 tokens and up to 1 new ones"):

@@ -21,12 +21,17 @@ from tests.unit.drafting import DRAFTS, Constant, FarOracle, Oracle, plain_and_k
 from tests.unit.serving import assert_idle
 
 pytestmark = pytest.mark.xdist_group("speculation")
-ENGINES: dict[str, Any] = {"vinference": "vinference", "oengine": {"name": "oengine", "page_size": 8}}
+ENGINES: dict[str, Any] = {
+    "vinference": "vinference",
+    "oengine": {"name": "oengine", "page_size": 8},
+}
 NUM_NEW = 40
 KINDS = {"greedy": greedy(NUM_NEW), "seeded": seeded(NUM_NEW)}
 
 
-@pytest.fixture(scope="module", params=[("vinference", True), ("oengine", True), ("oengine", False)], ids=str)
+@pytest.fixture(
+    scope="module", params=[("vinference", True), ("oengine", True), ("oengine", False)], ids=str
+)
 def made(request: pytest.FixtureRequest) -> Iterator[Changing]:
     """By the ledger's engine, and whether a step is launched before the one before it is read."""
     name, overlaps = request.param
@@ -87,7 +92,9 @@ def test_drafts_that_hold_are_followed_by_more_in_the_same_step(
         assert metrics is not None
         if wrong_every:
             # A step looks at no pass of drafts after one that did not hold, and counts none.
-            assert metrics.num_draft_tokens <= metrics.num_accepted_tokens + far.num_asked * (DRAFTS + 1)
+            assert metrics.num_draft_tokens <= metrics.num_accepted_tokens + far.num_asked * (
+                DRAFTS + 1
+            )
         else:
             width = DRAFTS + 1
             assert far.num_asked <= 1 + -(-NUM_NEW // (made.llm.plan.config.draft_passes * width))

@@ -62,7 +62,12 @@ def by_asyncio(llm: LLM, **standing: Any) -> None:
 WAYS: list[tuple[int, Callable[..., Any]]] = [
     (2, lambda llm, **standing: llm.generate(["A", "B"], SHORT, **standing)),
     (1, lambda llm, **standing: list(llm.stream("A", SHORT, **standing))),
-    (2, lambda llm, **standing: list(llm.stream("A", SamplingParams(max_tokens=1, n=2), **standing))),
+    (
+        2,
+        lambda llm, **standing: list(
+            llm.stream("A", SamplingParams(max_tokens=1, n=2), **standing)
+        ),
+    ),
     (1, lambda llm, **standing: llm.chat(MESSAGES, SHORT, **standing)),
     (1, lambda llm, **standing: list(llm.chat_stream(MESSAGES, SHORT, **standing))),
     (3, by_asyncio),
@@ -110,13 +115,20 @@ def test_there_is_one_for_all_or_one_for_each() -> None:
     assert standings(2, 1, "a") == [Standing(1, "a")] * 2
     assert standings(2, np.array([1, 2]), ("a", None)) == [Standing(1, "a"), Standing(2)]  # type: ignore[arg-type]
     assert standings(0, 1, []) == []
-    for priority, tenant, message in (([1], None, "1 priorities for 2"), (0, ["a"] * 3, "3 tenants for 2")):
-        with pytest.raises(RequestError, match=f"{message} prompts. Allowed: one for all, or one per prompt"):
+    for priority, tenant, message in (
+        ([1], None, "1 priorities for 2"),
+        (0, ["a"] * 3, "3 tenants for 2"),
+    ):
+        with pytest.raises(
+            RequestError, match=f"{message} prompts. Allowed: one for all, or one per prompt"
+        ):
             standings(2, priority, tenant)
 
 
 @pytest.mark.usefixtures("faked")
-def test_the_flags_of_generate_pass_them_on(run: Callable[..., tuple[int, str, str]], config: str) -> None:
+def test_the_flags_of_generate_pass_them_on(
+    run: Callable[..., tuple[int, str, str]], config: str
+) -> None:
     flags = ("--max-tokens", "1", "--config", config)
     assert run("generate", "A", "--priority", "3", "--tenant", "a", *flags)[0] == 0
     code, _, err = run("generate", "A", "--tenant", "", *flags)

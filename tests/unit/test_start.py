@@ -91,7 +91,9 @@ def test_what_was_said_before_an_error_is_told(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == "a reason\n"
 
 
-@pytest.mark.skipif(not BOTH_EXTRAS, reason="needs libtpu and jax's CUDA plugin, of the extras tpu and gpu")
+@pytest.mark.skipif(
+    not BOTH_EXTRAS, reason="needs libtpu and jax's CUDA plugin, of the extras tpu and gpu"
+)
 @pytest.mark.skipif(not NO_DEVICE, reason="there may be a device")
 @pytest.mark.parametrize(
     "arguments",
@@ -106,7 +108,16 @@ def test_what_was_said_before_an_error_is_told(capfd: pytest.CaptureFixture[str]
             pytest.param(arguments, marks=pytest.mark.slow)
             for arguments in (
                 ("eval", "--text", "text.txt"),
-                ("bench", "kernels", "--shapes", SHAPE, "--op", "attention,rms_norm", "--rounds", "2"),
+                (
+                    "bench",
+                    "kernels",
+                    "--shapes",
+                    SHAPE,
+                    "--op",
+                    "attention,rms_norm",
+                    "--rounds",
+                    "2",
+                ),
                 ("tune", "--shapes", SHAPE, "--rounds", "2", "--tuned-folder", "tuned"),
                 ("new", "kernel", "quiet_kernel"),
                 ("generate", "One day", "--engine", "oengine", "--max-tokens", "2", "--json"),

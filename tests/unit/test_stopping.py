@@ -73,7 +73,9 @@ def test_of_several_that_end_together_the_longest_counts(
 
 
 @given(OUTPUTS, SEQUENCES, st.integers(0, 6))
-def test_what_ends_early_does_not_count(output: list[int], sequences: list[list[int]], least: int) -> None:
+def test_what_ends_early_does_not_count(
+    output: list[int], sequences: list[list[int]], least: int
+) -> None:
     """The loop and the reader agree on where a completion ends, which is behind the first `least` tokens."""
     end = end_of_match(output, sequences, least)
     ends = [e for e in range(least + 1, len(output) + 1) if length_of_match(output[:e], sequences)]

@@ -169,13 +169,17 @@ class Clients:
         cases = chance.choices(self.cases, k=chance.choice([1, 1, 3]))
         if chance.random() < 0.1:
             self.llm.generate([1] * TOO_LONG, SamplingParams(max_tokens=20))
-        self._saw_outputs(cases, self.llm.generate([c.prompt for c in cases], [c.params for c in cases]))
+        self._saw_outputs(
+            cases, self.llm.generate([c.prompt for c in cases], [c.params for c in cases])
+        )
 
     def agenerate(self, chance: random.Random) -> None:
         """The same for asyncio."""
         self._count("agenerate")
         cases = chance.choices(self.cases, k=2)
-        outputs = asyncio.run(self.llm.agenerate([c.prompt for c in cases], [c.params for c in cases]))
+        outputs = asyncio.run(
+            self.llm.agenerate([c.prompt for c in cases], [c.params for c in cases])
+        )
         self._saw_outputs(cases, outputs)
 
     def stream(self, chance: random.Random) -> None:
@@ -221,7 +225,9 @@ class Clients:
             self._saw(case, index, found[index], whole=reason != "abort")
 
 
-def check_tokens(seen: Sequence[tuple[Case, int, list[int], bool]], reference: ReferenceModel | None) -> None:
+def check_tokens(
+    seen: Sequence[tuple[Case, int, list[int], bool]], reference: ReferenceModel | None
+) -> None:
     """Whole ones are those of the contiguous engine, others begin like them; near-ties are few."""
     different: set[tuple[int, int, tuple[int, ...]]] = set()
     for case, index, found, whole in seen:
@@ -231,12 +237,16 @@ def check_tokens(seen: Sequence[tuple[Case, int, list[int], bool]], reference: R
         assert reference is not None, f"{found} instead of {expected}: {case.params}"
         pairs = enumerate(itertools.zip_longest(found, expected, fillvalue=-1))
         at = next(i for i, (a, b) in pairs if a != b)
-        assert at < min(len(found), len(expected)), f"{len(found)} of {len(expected)} tokens: {case.params}"
+        assert at < min(len(found), len(expected)), (
+            f"{len(found)} of {len(expected)} tokens: {case.params}"
+        )
         known = (id(case), index, tuple(found[: at + 1]))
         if known not in different:
             different.add(known)
             tie = possible_tokens(reference, case.prompt, case.params, found[:at], index)
-            assert {found[at], expected[at]} <= tie, f"token {at} of {case.params} is wrong, and no near-tie"
+            assert {found[at], expected[at]} <= tie, (
+                f"token {at} of {case.params} is wrong, and no near-tie"
+            )
     assert len(different) <= MOST_NEAR_TIES * len({(id(c), i) for c, i, _, _ in seen})
 
 
@@ -260,7 +270,9 @@ def run_stress(llm: LLM, cases: Sequence[Case], count: int, fail_at: Sequence[in
         llm.generate([1] * TOO_LONG, SamplingParams(max_tokens=20))
     check_all_is_given_back(llm)
     assert fails.num_steps > max(fail_at), f"{fails.num_steps} steps: too few to fail at {fail_at}"
-    assert 0 < clients.counts["failed"] < count // 10, "only requests of the steps that fail are failed"
+    assert 0 < clients.counts["failed"] < count // 10, (
+        "only requests of the steps that fail are failed"
+    )
     assert llm.engine.compilations.count == num_programs
     assert min(counts.num_preempted, forks.count) > count // 20, "too little happened"
     assert clients.counts["aborted"] > count // 50, "too few were aborted while they ran"
@@ -297,7 +309,9 @@ def test_everything_at_once(caching: bool) -> None:
     check_tokens(clients.seen, None)
 
 
-def run_on_real_engine(num_cases: int, count: int, fail_at: Sequence[int], *, caching: bool = True) -> None:
+def run_on_real_engine(
+    num_cases: int, count: int, fail_at: Sequence[int], *, caching: bool = True
+) -> None:
     """On the paged engine, whose tokens are compared with the contiguous engine's."""
     cases = make_cases(num_cases, seed=count)
     with make_llm("oengine", **(PAGED | {"prefix_caching": caching})) as llm:

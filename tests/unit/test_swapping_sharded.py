@@ -23,7 +23,9 @@ def expected(shared_llm: LLM) -> list[int]:
     return tokens(shared_llm)
 
 
-@pytest.fixture(scope="module", params=["vinference", pytest.param("oengine", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["vinference", pytest.param("oengine", marks=pytest.mark.slow)]
+)
 def sharded(request: pytest.FixtureRequest) -> Iterator[LLM]:
     shadow = {"attention": "tests.unit.unregistered:plain_attention@0.5"}
     with LLM(BRIEF, engine=request.param, mesh={"tensor": 2}, shadow=shadow, **SIZES) as llm:
@@ -56,7 +58,9 @@ def test_an_override_runs_in_every_shard_and_is_undone(sharded: LLM, expected: l
         assert sharded.shadow_report() is None
         with sharded.override(attention={"decode": garbage_attention}, check=False):
             wrong = tokens(sharded)
-    assert (wrong[0], wrong != expected) == (expected[0], True), "the first token comes from the prompt"
+    assert (wrong[0], wrong != expected) == (expected[0], True), (
+        "the first token comes from the prompt"
+    )
     compiled = sharded.engine.compilations.count
     assert tokens(sharded) == expected
     assert sharded.engine.compilations.count == compiled

@@ -13,7 +13,9 @@ import pytest
 
 @pytest.fixture
 def tool(repo_root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("test_all_tool", repo_root / "tools" / "test_all.py")
+    spec = importlib.util.spec_from_file_location(
+        "test_all_tool", repo_root / "tools" / "test_all.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +32,9 @@ def root(tmp_path: Path, tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> P
     page = tmp_path / "docs" / "testing.md"
     page.write_text(f"# Testing\n\n{tool.BEGIN}\n{tool.END}\n\nAfter it.\n")
     good = 'good:\n\t@echo "===== 7 passed, 2 skipped in 1.50s ====="\n'
-    (tmp_path / "Makefile").write_text(good + 'bad:\n\t@echo "=== 1 failed, 6 passed in 9.01s ==="; exit 3\n')
+    (tmp_path / "Makefile").write_text(
+        good + 'bad:\n\t@echo "=== 1 failed, 6 passed in 9.01s ==="; exit 3\n'
+    )
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
         subprocess.run([*git, *arguments], cwd=tmp_path, check=True)
@@ -70,7 +74,9 @@ def test_a_part_without_its_program_is_skipped_by_name_and_keeps_its_row(
 ) -> None:
     tool.write_row("absent", ("0123456789", "2026-01-01", "3", "7 passed"))
     assert tool.main(["absent"]) == 0
-    assert "absent     skipped: no-such-program-anywhere is not installed" in capsys.readouterr().out
+    assert (
+        "absent     skipped: no-such-program-anywhere is not installed" in capsys.readouterr().out
+    )
     assert rows(tool, root)["absent"] == ("0123456789", "2026-01-01", "3", "7 passed")
 
 
@@ -80,7 +86,9 @@ def test_changes_that_are_not_committed_are_marked(tool: ModuleType, root: Path)
     assert rows(tool, root)["fine"][0].endswith("+")
 
 
-def test_a_name_that_is_no_part_is_refused(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_no_part_is_refused(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tool.main(["slow", "typo"]) == 2
     assert "no part typo; the parts are slow," in capsys.readouterr().err
 

@@ -47,7 +47,9 @@ def byte_level() -> Tokenizer:
         vocab_size=300, initial_alphabet=alphabet, special_tokens=["<end>"], show_progress=False
     )
     fast.train_from_iterator(CORPUS, trainer)
-    fast.add_special_tokens([AddedToken("<|user|>", special=True), AddedToken("<|assistant|>", special=True)])
+    fast.add_special_tokens(
+        [AddedToken("<|user|>", special=True), AddedToken("<|assistant|>", special=True)]
+    )
     return Tokenizer(
         PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>", chat_template=TEMPLATE)
     )
@@ -56,11 +58,18 @@ def byte_level() -> Tokenizer:
 @functools.cache
 def byte_fallback() -> Tokenizer:
     """Like SentencePiece's: words begin with a mark for the space, unknown characters are byte tokens, the first space is dropped."""
-    pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["<end>", "▁", *"abcdefghijklmnopqrstuvwxyz,.", "é"]
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)] + [
+        "<end>",
+        "▁",
+        *"abcdefghijklmnopqrstuvwxyz,.",
+        "é",
+    ]
     fast = FastTokenizer(
         models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True)
     )
-    fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=False)
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement="▁", prepend_scheme="always", split=False
+    )
     fast.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -142,7 +151,10 @@ def test_work_per_token_is_bounded(kind: str) -> None:
     }[kind]
     tokenizer = CountingTokenizer()
     in_parts(tokenizer, token_ids, [])
-    assert tokenizer.num_decoded < len(token_ids) * {"words": 5, "broken bytes": 120, "special": 12}[kind]
+    assert (
+        tokenizer.num_decoded
+        < len(token_ids) * {"words": 5, "broken bytes": 120, "special": 12}[kind]
+    )
 
 
 def test_text_is_not_held_longer_than_needed() -> None:

@@ -42,7 +42,9 @@ class Endings(Observed):
 
 @pytest.fixture(params=["LLM", "eSurge"])
 def engine(request: pytest.FixtureRequest, faked: None) -> Iterator[Engine]:
-    made: Engine = LLM(BRIEF, processors=(), **SIZES) if request.param == "LLM" else eSurge(BRIEF, **OPTIONS)
+    made: Engine = (
+        LLM(BRIEF, processors=(), **SIZES) if request.param == "LLM" else eSurge(BRIEF, **OPTIONS)
+    )
     with made:
         yield made
         assert made.run_on_engine(lambda: made.engine.rows.num_reqs) == 0
@@ -57,11 +59,13 @@ def watched(engine: Engine) -> Iterator[Endings]:
     watch.remove(endings)
 
 
-def stop_in_middle(engine: Engine, prompt: str, params: SamplingParams, index: int = 0) -> tuple[str, int]:
+def stop_in_middle(
+    engine: Engine, prompt: str, params: SamplingParams, index: int = 0
+) -> tuple[str, int]:
     """A text that first comes in the middle of a completion, and the tokens after which it is there."""
-    whole = engine.generate(prompt, params.model_copy(update={"n": max(params.n, index + 1)}))[0].outputs[
-        index
-    ]
+    whole = engine.generate(prompt, params.model_copy(update={"n": max(params.n, index + 1)}))[
+        0
+    ].outputs[index]
     for end in range(20, len(whole.token_ids)):
         text = engine_text(engine, whole.token_ids[:end])
         stop = text[-4:]
@@ -103,7 +107,11 @@ def test_a_stop_text_ends_one_of_several_completions(engine: Engine) -> None:
     stop, num_tokens = stop_in_middle(engine, DOOMED, params, index=2)
     with watched(engine) as endings:
         [output] = engine.generate(DOOMED, params.model_copy(update={"stop": (stop,)}))
-    assert [finished(output, i) for i in range(3)] == [("length", 100), ("length", 100), ("stop", num_tokens)]
+    assert [finished(output, i) for i in range(3)] == [
+        ("length", 100),
+        ("length", 100),
+        ("stop", num_tokens),
+    ]
     assert_few_past(endings, num_tokens)
 
 
@@ -115,7 +123,9 @@ def test_a_stop_text_ends_a_stream_that_is_not_read(engine: Engine) -> None:
         assert endings.one_has_ended.wait(DEADLOCK_S)
     assert_few_past(endings, num_tokens)
     *_, last = stream
-    assert (last.finish_reason if isinstance(engine, LLM) else last.outputs[0].finish_reason) == "stop"
+    assert (
+        last.finish_reason if isinstance(engine, LLM) else last.outputs[0].finish_reason
+    ) == "stop"
 
 
 def test_a_stop_text_ends_an_async_stream_whose_reader_is_busy(faked: None) -> None:
@@ -127,12 +137,17 @@ def test_a_stop_text_ends_an_async_stream_whose_reader_is_busy(faked: None) -> N
         async def read() -> list[Any]:
             stream = llm.astream(DOOMED, ON.model_copy(update={"stop": (stop,)}))
             first = await anext(stream)
-            assert endings.one_has_ended.wait(DEADLOCK_S)  # the event loop does nothing else meanwhile
+            assert endings.one_has_ended.wait(
+                DEADLOCK_S
+            )  # the event loop does nothing else meanwhile
             return [first, *[chunk async for chunk in stream]]
 
         chunks = asyncio.run(read())
         assert_few_past(endings, num_tokens)
-        assert (chunks[-1].finish_reason, sum(len(c.delta_token_ids) for c in chunks)) == ("stop", num_tokens)
+        assert (chunks[-1].finish_reason, sum(len(c.delta_token_ids) for c in chunks)) == (
+            "stop",
+            num_tokens,
+        )
 
 
 class Gate:
@@ -172,7 +187,9 @@ def test_an_error_in_the_last_prompt_surfaces_at_once(
     gate = Gate(engine)
     monkeypatch.setattr(type(engine.engine.ledger), "most_tokens", 50)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    thread, found = in_thread(lambda: engine.generate(["A", "A", "A long prompt: " + "fox " * 40], params))
+    thread, found = in_thread(
+        lambda: engine.generate(["A", "A", "A long prompt: " + "fox " * 40], params)
+    )
     thread.join(DEADLOCK_S)  # no step has run
     assert isinstance(found[0], RequestError)
     gate.open()

@@ -45,7 +45,11 @@ def tie_of(params: SamplingParams) -> tuple[Fixed, int, int]:
         middle = (low + high) / 2
         raised = model.row.copy()
         raised[other] += middle
-        low, high = (low, middle) if other in possible_tokens(Fixed(raised), [0], params) else (middle, high)
+        low, high = (
+            (low, middle)
+            if other in possible_tokens(Fixed(raised), [0], params)
+            else (middle, high)
+        )
     raised = model.row.copy()
     raised[other] += high + 1e-4
     return Fixed(raised), chosen, other
@@ -67,7 +71,9 @@ def test_rounding_decides_a_near_tie(params: SamplingParams) -> None:
 def test_near_ties_in_many_rows_are_no_accident(params: SamplingParams) -> None:
     model, chosen, other = tie_of(params)
     with pytest.raises(AssertionError, match="2 of 10 rows differ"):
-        assert_same_tokens(model, [[0]] * 10, [[chosen]] * 10, [[chosen]] * 8 + [[other]] * 2, params)
+        assert_same_tokens(
+            model, [[0]] * 10, [[chosen]] * 10, [[chosen]] * 8 + [[other]] * 2, params
+        )
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])

@@ -36,7 +36,11 @@ def test_a_command_leaves_a_trace_and_a_description_of_every_program(
         assert "stablehlo" in (dump / f"{name}.stablehlo.txt").read_text()
         assert (dump / f"{name}.hlo.txt").read_text().startswith("HloModule")
         # cache and rows are updated in place
-        assert 0 < record["memory"]["alias_size_in_bytes"] <= record["memory"]["argument_size_in_bytes"]
+        assert (
+            0
+            < record["memory"]["alias_size_in_bytes"]
+            <= record["memory"]["argument_size_in_bytes"]
+        )
 
 
 @pytest.mark.parametrize("flag", ["--profile", "--dump-step"])

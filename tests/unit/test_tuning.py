@@ -20,7 +20,14 @@ from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.ops.tuning import TunedConfigs, TunedEntry, TunedTable, bucket_key, read_table, spec_key
+from enginebay.ops.tuning import (
+    TunedConfigs,
+    TunedEntry,
+    TunedTable,
+    bucket_key,
+    read_table,
+    spec_key,
+)
 from enginebay.registry import Entry, Registry
 
 ENV = Env("cpu", "", "a processor")
@@ -76,12 +83,16 @@ def table(*entries: TunedEntry, impl: str = "mine", **fields: Any) -> TunedTable
     return TunedTable(entries=entries, **known | fields)
 
 
-def look_up(tables: TunedConfigs, where: Bucket, spec: AttnSpec = SPEC, impl: Impl | None = None) -> Any:
+def look_up(
+    tables: TunedConfigs, where: Bucket, spec: AttnSpec = SPEC, impl: Impl | None = None
+) -> Any:
     return tables.config("attention", impl or Impl(), ENV, spec, where, LAYOUT)
 
 
 def test_the_exact_bucket_goes_before_the_next_larger_and_both_before_the_default() -> None:
-    tables = TunedConfigs((table(entry(bucket(64), 4), entry(bucket(16), 2), entry(bucket(32), 3)),), "auto")
+    tables = TunedConfigs(
+        (table(entry(bucket(64), 4), entry(bucket(16), 2), entry(bucket(32), 3)),), "auto"
+    )
     assert look_up(tables, bucket(16)) == (Size(2), "tuned")
     assert look_up(tables, bucket(17)) == (Size(3), "tuned for a larger bucket")
     assert look_up(tables, bucket(33)) == (Size(4), "tuned for a larger bucket")
@@ -119,9 +130,13 @@ def test_entries_of_other_problems_do_not_count() -> None:
     decode = dataclasses.replace(bucket(16), mode="decode")
     assert look_up(tables, decode)[1] == "default"
     assert look_up(tables, bucket(16), dataclasses.replace(SPEC, window=10))[1] == "default"
-    assert look_up(tables, bucket(16), dataclasses.replace(SPEC, deterministic=True))[1] == "default"
+    assert (
+        look_up(tables, bucket(16), dataclasses.replace(SPEC, deterministic=True))[1] == "default"
+    )
     assert look_up(tables, bucket(16), dataclasses.replace(SPEC, scale=0.3))[1] == "tuned"
-    assert look_up(tables, bucket(16), impl=Impl(sizes=(1, 3)))[1] == "default", "no longer a candidate"
+    assert look_up(tables, bucket(16), impl=Impl(sizes=(1, 3)))[1] == "default", (
+        "no longer a candidate"
+    )
     assert look_up(TunedConfigs(tables.tables, "off"), bucket(16))[1] == "default"
     default = TunedConfigs((table(entry(bucket(16), 1)),), "auto")
     assert look_up(default, bucket(16), impl=Impl(sizes=(3,))) == (Size(1), "tuned"), (
@@ -132,7 +147,9 @@ def test_entries_of_other_problems_do_not_count() -> None:
 def test_a_miss_is_an_error_on_request() -> None:
     tables = TunedConfigs((table(entry(bucket(16), 2)),), "require")
     assert look_up(tables, bucket(16)) == (Size(2), "tuned")
-    with pytest.raises(UnsupportedError, match=r"mine 1 is not tuned for .*tokens=32.*enginebay tune"):
+    with pytest.raises(
+        UnsupportedError, match=r"mine 1 is not tuned for .*tokens=32.*enginebay tune"
+    ):
         look_up(tables, bucket(32))
     assert look_up(tables, bucket(32), impl=Impl(sizes=())) == (Size(1), "default")
 
@@ -141,8 +158,14 @@ def test_auto_takes_what_was_measured_faster_in_the_same_buckets() -> None:
     first, second = Impl("first"), Impl("second")
     tables = TunedConfigs(
         (
-            table(entry(bucket(16), 1, median_s=4.0), entry(bucket(32), 1, median_s=1.0), impl="first"),
-            table(entry(bucket(16), 2, median_s=1.0), entry(bucket(64), 2, median_s=0.1), impl="second"),
+            table(
+                entry(bucket(16), 1, median_s=4.0), entry(bucket(32), 1, median_s=1.0), impl="first"
+            ),
+            table(
+                entry(bucket(16), 2, median_s=1.0),
+                entry(bucket(64), 2, median_s=0.1),
+                impl="second",
+            ),
         ),
         "auto",
     )
@@ -162,7 +185,9 @@ def test_auto_takes_what_was_measured_faster_in_the_same_buckets() -> None:
     assert chosen.name == reason.chosen == "second"
     assert "measured fastest" in reason.why
     assert reason.refused == (("first", "measured slower, or not measured in the same buckets"),)
-    assert choose("kernels.attention.mixed", "first", able, lambda _: None, faster)[0].name == "first"
+    assert (
+        choose("kernels.attention.mixed", "first", able, lambda _: None, faster)[0].name == "first"
+    )
 
 
 def test_tables_survive_json_and_broken_ones_are_named() -> None:
@@ -193,7 +218,9 @@ def test_packages_ship_tables_of_their_own_kernels(package: Path, tmp_path: Path
     (package / "broken.json").write_text("{")
     users = tmp_path / "users"
     users.mkdir()
-    (users / table_name("attention", "xla", "A (1) kind")).write_text(table(impl="xla").model_dump_json())
+    (users / table_name("attention", "xla", "A (1) kind")).write_text(
+        table(impl="xla").model_dump_json()
+    )
     assert [path.name for path in users.iterdir()] == ["attention.xla.A-1-kind.json"]
     found = load_tuned(registry(), "auto", str(users))
     assert [t.impl for t in found.tables] == ["xla", "mine"]
@@ -220,7 +247,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("engine", ["oengine", "vinference"])
-def test_engines_tell_their_buckets_and_use_what_is_tuned(engine: str, run: Run, tmp_path: Path) -> None:
+def test_engines_tell_their_buckets_and_use_what_is_tuned(
+    engine: str, run: Run, tmp_path: Path
+) -> None:
     config = tmp_path / "small.toml"
     config.write_text(SMALL)
     folder = tmp_path / "tables"
@@ -239,7 +268,11 @@ def test_engines_tell_their_buckets_and_use_what_is_tuned(engine: str, run: Run,
     for one in kernel_configs(plan, make_engine(plan)):
         if one.source is not None:
             other = {"query_block": 16, "key_chunk": 64}
-            known = {"spec": spec_key(one.spec), "layout": one.layout.name, "page_size": one.layout.page_size}
+            known = {
+                "spec": spec_key(one.spec),
+                "layout": one.layout.name,
+                "page_size": one.layout.page_size,
+            }
             entries.append(entry(one.bucket, None, config=other, **known))
     name, kind = "xla", plan.kernels.env.device_kind
     whole = table(*entries, impl=name, device_kind=kind)

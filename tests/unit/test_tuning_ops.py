@@ -78,7 +78,13 @@ def entry(rows: int, size: int, features: int = TINY.hidden) -> TunedEntry:
 def tables(*entries: TunedEntry, mode: Any = "auto", impl: str = "tiled") -> TunedConfigs:
     kind = ENV.device_kind
     table = TunedTable(
-        op="rms_norm", impl=impl, version="1", device_kind=kind, environment={}, command="", entries=entries
+        op="rms_norm",
+        impl=impl,
+        version="1",
+        device_kind=kind,
+        environment={},
+        command="",
+        entries=entries,
     )
     return TunedConfigs((table,), mode)
 
@@ -96,14 +102,18 @@ def test_the_rules_are_those_of_attention_with_rows_for_the_bucket() -> None:
     assert look_up(problem_of(2, features=8)) == (Tile(1), "default")
     required = dataclasses.replace(known, mode="require").bound("rms_norm", TiledNorm(), ENV)
     assert required.choose(problem_of(8)) == Tile(3)
-    with pytest.raises(UnsupportedError, match=r"rms_norm tiled 1 is not tuned for 9 rows .*enginebay tune"):
+    with pytest.raises(
+        UnsupportedError, match=r"rms_norm tiled 1 is not tuned for 9 rows .*enginebay tune"
+    ):
         required.choose(problem_of(9))
     assert known.bound("rms_norm", rms_norm, ENV) is rms_norm
 
 
 def test_the_fastest_right_configuration_of_an_op_is_found() -> None:
     candidates = [Candidate("tiled", 0, TiledNorm()), xla("rms_norm")]
-    tiled, plain = tune_op(bench(rounds=3), "rms_norm", Shape(TINY, "decode", 4, 0), setting(), candidates)
+    tiled, plain = tune_op(
+        bench(rounds=3), "rms_norm", Shape(TINY, "decode", 4, 0), setting(), candidates
+    )
     assert tiled.entry is not None
     assert (tiled.entry.config, tiled.entry.bucket, tiled.entry.spec) == (
         {"size": 3},
@@ -118,7 +128,9 @@ def test_the_fastest_right_configuration_of_an_op_is_found() -> None:
 def test_benchmarks_measure_what_is_tuned_and_say_so() -> None:
     shape = Shape(TINY, "decode", 4, 0)
     tuned = dataclasses.replace(setting(), tuned=tables(entry(4, 3)))
-    (figure,) = measure_shape(bench(), "rms_norm", shape, tuned, [Candidate("tiled", 0, TiledNorm())])
+    (figure,) = measure_shape(
+        bench(), "rms_norm", shape, tuned, [Candidate("tiled", 0, TiledNorm())]
+    )
     assert (figure.config, figure.config_source) == ({"size": 3}, "tuned")
     assert figure.parity is not None
     assert figure.parity.is_right
@@ -149,7 +161,9 @@ def test_native_products_are_the_same_bits_in_every_configuration() -> None:
         x = jnp.asarray(rng.standard_normal((rows, 300)), jnp.float32)
         weight = jnp.asarray(rng.standard_normal((1001, 300)), jnp.float32)
         expected = np.asarray(native.linear(x, weight))
-        np.testing.assert_allclose(expected, np.asarray(x) @ np.asarray(weight).T, rtol=2e-5, atol=2e-4)
+        np.testing.assert_allclose(
+            expected, np.asarray(x) @ np.asarray(weight).T, rtol=2e-5, atol=2e-4
+        )
         asked: list[OpProblem] = []
 
         def ask(problem: OpProblem, asked: list[OpProblem] = asked) -> Any:

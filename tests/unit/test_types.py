@@ -155,7 +155,9 @@ def test_every_field_that_has_bounds_has_a_bad_value_here() -> None:
 
 
 def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"max_token = 5, an unknown field.*Did you mean 'max_tokens'"):
+    with pytest.raises(
+        RequestError, match=r"max_token = 5, an unknown field.*Did you mean 'max_tokens'"
+    ):
         SamplingParams(max_token=5)
     with pytest.raises(RequestError, match="beam_width"):
         SamplingParams().beam_width = 3  # type: ignore[attr-defined]
@@ -196,20 +198,30 @@ def test_a_range_that_no_memory_holds_is_refused(number: int) -> None:
 
 
 def test_numbers_of_numpy_count_as_what_they_are() -> None:
-    params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), ignore_eos=np.True_)
-    assert params.model_dump(exclude_unset=True) == {"max_tokens": 3, "temperature": 0.5, "ignore_eos": True}
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0.5), ignore_eos=np.True_
+    )
+    assert params.model_dump(exclude_unset=True) == {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "ignore_eos": True,
+    }
     with pytest.raises(RequestError, match=r"max_tokens = 3\.0"):
         SamplingParams(max_tokens=np.float64(3))
 
 
 def test_parameters_come_back_from_json() -> None:
-    params = SamplingParams(stop="end", stop_words_ids=[[5, 7], [8]], n=2, best_of=3, prompt_logprobs=0)
+    params = SamplingParams(
+        stop="end", stop_words_ids=[[5, 7], [8]], n=2, best_of=3, prompt_logprobs=0
+    )
     assert SamplingParams(**json.loads(params.model_dump_json())) == params
     assert SamplingParams.model_validate_json(params.model_dump_json()) == params
 
 
 def test_fewer_completions_than_are_returned_cannot_be_made() -> None:
-    with pytest.raises(RequestError, match=r"best_of = 2\. .*best_of of at least n; they would be 2 and 3"):
+    with pytest.raises(
+        RequestError, match=r"best_of = 2\. .*best_of of at least n; they would be 2 and 3"
+    ):
         SamplingParams(n=3, best_of=2)
     params = SamplingParams(n=2, best_of=3)
     for field, value in (("n", 4), ("best_of", 1)):
@@ -237,13 +249,17 @@ def test_borders_are_allowed() -> None:
         ({"repetition_penalty": 0.9}, True),
     ],
 )
-def test_only_values_that_change_something_are_penalties(changes: dict[str, float], penalises: bool) -> None:
+def test_only_values_that_change_something_are_penalties(
+    changes: dict[str, float], penalises: bool
+) -> None:
     sampling = FrozenSampling(1, 0.0, 0, 1.0, 0.0, (), (), False, True)
     assert dataclasses.replace(sampling, **changes).penalises == penalises
 
 
 def test_rates_of_too_few_tokens_are_unknown() -> None:
-    metrics = RequestMetrics(arrival_s=1.0, first_token_s=2.0, finished_s=4.0, num_generated_tokens=1)
+    metrics = RequestMetrics(
+        arrival_s=1.0, first_token_s=2.0, finished_s=4.0, num_generated_tokens=1
+    )
     assert metrics.time_to_first_token_s == 1.0
     assert math.isnan(metrics.tokens_per_second)
     metrics.num_generated_tokens = 5

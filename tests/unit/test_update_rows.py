@@ -23,7 +23,9 @@ def _update(values: Any, of: Any) -> Any:
 
 def _program(rows_at_once: int | None) -> Any:
     return jax.jit(
-        lambda wanted, values, of: update_rows(wanted, _update, values, of, rows_at_once=rows_at_once)
+        lambda wanted, values, of: update_rows(
+            wanted, _update, values, of, rows_at_once=rows_at_once
+        )
     )
 
 
@@ -56,7 +58,9 @@ def test_what_is_computed_is_what_the_wanted_rows_need(num_wanted: int, turns: i
 
     wanted = np.arange(NUM_ROWS) >= NUM_ROWS - num_wanted
     zeros = np.zeros(NUM_ROWS, np.float32)
-    after = jax.jit(lambda w, values: update_rows(w, update, values, (), rows_at_once=2))(wanted, zeros)
+    after = jax.jit(lambda w, values: update_rows(w, update, values, (), rows_at_once=2))(
+        wanted, zeros
+    )
     jax.effects_barrier()
     assert called == [2] * turns
     np.testing.assert_array_equal(after, np.asarray(wanted, np.float32))

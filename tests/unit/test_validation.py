@@ -79,7 +79,9 @@ def test_a_wrong_value_of_any_field_names_no_other_field(name: str) -> None:
     message = str(refusal.value)
     assert message.startswith(f"{name} = <object")
     assert len(message) < MAX_LINE
-    assert not [other for other in EngineConfig.model_fields if other != name and f"{other}, " in message]
+    assert not [
+        other for other in EngineConfig.model_fields if other != name and f"{other}, " in message
+    ]
 
 
 @pytest.mark.parametrize("name", SamplingParams.model_fields)
@@ -109,7 +111,11 @@ def test_options_that_no_schema_describes_are_refused_all_the_same() -> None:
 
 def test_names_of_other_programs_lead_to_ours() -> None:
     names = ["auto", "float32", "bfloat16", "float16"]
-    assert [nearest(n, names) for n in ("BF16", "half", "fp32")] == ["bfloat16", "float16", "float32"]
+    assert [nearest(n, names) for n in ("BF16", "half", "fp32")] == [
+        "bfloat16",
+        "float16",
+        "float32",
+    ]
     assert nearest("gpu", ["cpu", "cuda", "tpu"]) == "cuda"
     fields = {*EngineConfig.model_fields, *SamplingParams.model_fields}
     for other, (_, keyword) in OTHER_PROGRAMS.items():
@@ -139,7 +145,10 @@ def test_parameters_may_be_dicts_and_mixed(fake_llm: LLM) -> None:
     same = fake_llm.generate(["Once", "One"], [{"max_tokens": 5}, SamplingParams(max_tokens=5)])
     assert [len(output.outputs[0].token_ids) for output in same] == [5, 5]
     assert fake_llm.generate("Once", {"max_tokens": 5})[0].get_text() == same[0].get_text()
-    assert "".join(c.delta_text for c in fake_llm.stream("Once", {"max_tokens": 5})) == same[0].get_text()
+    assert (
+        "".join(c.delta_text for c in fake_llm.stream("Once", {"max_tokens": 5}))
+        == same[0].get_text()
+    )
     messages = [{"role": "user", "content": "Hello"}]
     assert len(fake_llm.chat(messages, {"max_tokens": 4}).outputs[0].token_ids) == 4
     with pytest.raises(RequestError, match="max_token = 5, an unknown field"):
@@ -166,7 +175,9 @@ def test_a_type_checker_finds_misspelt_keywords(
     file = tmp_path / "typed.py"
     file.write_text(TYPED, encoding="utf-8")
     monkeypatch.chdir(repo_root)
-    found, err, _ = api.run(["--config-file", "pyproject.toml", "--cache-dir", str(tmp_path), str(file)])
+    found, err, _ = api.run(
+        ["--config-file", "pyproject.toml", "--cache-dir", str(tmp_path), str(file)]
+    )
     assert err == ""
     wrong = [line for line in found.splitlines() if ": error: " in line]
     assert [line.split(":")[1] for line in wrong] == ["7", "8", "9"]

@@ -48,7 +48,9 @@ PAIRS_TOP_K, NUM_DRAWS = 3, 400
 KINDS = {
     "greedy": greedy(NUM_NEW),
     "seeded": seeded(NUM_NEW),
-    "logprobs": SamplingParams(max_tokens=NUM_NEW, temperature=0.7, seed=5, ignore_eos=True, logprobs=3),
+    "logprobs": SamplingParams(
+        max_tokens=NUM_NEW, temperature=0.7, seed=5, ignore_eos=True, logprobs=3
+    ),
 }
 
 
@@ -135,7 +137,9 @@ def check_far(made: Changing, reference: ReferenceModel, kind: str, wrong_every:
         if plain != tokens_of(drafted):
             continue  # a counted tie: what came after it was not foreseen
         if wrong_every:
-            assert metrics.num_draft_tokens <= metrics.num_accepted_tokens + far.num_asked * (DRAFTS + 1)
+            assert metrics.num_draft_tokens <= metrics.num_accepted_tokens + far.num_asked * (
+                DRAFTS + 1
+            )
         else:
             width = DRAFTS + 1
             assert far.num_asked <= 1 + -(-NUM_NEW // (made.llm.plan.config.draft_passes * width))
@@ -149,7 +153,9 @@ def test_drafts_of_several_passes_are_verified_in_one_step(
     check_far(pages, reference, kind, wrong_every)
 
 
-def test_passes_of_chunks_are_verified_in_one_step(slots: Changing, reference: ReferenceModel) -> None:
+def test_passes_of_chunks_are_verified_in_one_step(
+    slots: Changing, reference: ReferenceModel
+) -> None:
     check_far(slots, reference, "greedy", 7)
 
 
@@ -164,14 +170,18 @@ def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(
     with pages.drafted(Oracle(known)):
         outputs = pages.llm.generate(prompts, params)
     for i, output in enumerate(outputs):
-        assert_same_tokens(reference, [prompts[i]], [plain[i]], [output.outputs[0].token_ids], params[i])
+        assert_same_tokens(
+            reference, [prompts[i]], [plain[i]], [output.outputs[0].token_ids], params[i]
+        )
     drafted = [output.metrics.num_draft_tokens for output in outputs if output.metrics]
     assert drafted[1] == 0, "penalties count tokens: such rows are not drafted"
     assert drafted[0] > 0
     assert drafted[2] > 0
 
 
-def test_drafts_are_rows_where_attention_leaves_writing_to_others(pages: Changing, slots: Changing) -> None:
+def test_drafts_are_rows_where_attention_leaves_writing_to_others(
+    pages: Changing, slots: Changing
+) -> None:
     for llm in (pages.llm, slots.llm):
         caps = llm.plan.kernels.attention["decode"].caps
         assert llm.engine.runner.program.drafts_are_rows == caps.splits_rows
@@ -217,7 +227,10 @@ def test_lengths_end_rows_within_and_between_steps(pages: Changing, slots: Chang
         [plain], known = plain_and_known(made, [prompt], greedy(12))
         for max_tokens in lengths:
             completion = run(made, [prompt], greedy(max_tokens), Oracle(known))[0].outputs[0]
-            assert (completion.token_ids, completion.finish_reason) == (plain[:max_tokens], "length")
+            assert (completion.token_ids, completion.finish_reason) == (
+                plain[:max_tokens],
+                "length",
+            )
 
 
 def test_a_row_may_end_at_the_last_place_of_the_cache(pages: Changing, slots: Changing) -> None:
@@ -233,7 +246,9 @@ def test_what_rejected_drafts_left_behind_is_never_found_again(
     """The text that was generated is a prompt now: pages that were published hold it, and no draft."""
     prompt = prompts_of(90, (10,), seed=12)[0]
     _, known = plain_and_known(pages, [prompt], greedy(NUM_NEW))
-    text = prompt + tokens_of(run(pages, [prompt], greedy(NUM_NEW), Oracle(known, wrong_every=3)))[0]
+    text = (
+        prompt + tokens_of(run(pages, [prompt], greedy(NUM_NEW), Oracle(known, wrong_every=3)))[0]
+    )
     output = run(pages, [text], greedy(8), None)[0]
     assert output.metrics is not None
     assert output.metrics.num_cached_tokens > 0
@@ -261,9 +276,13 @@ def test_frequencies_are_those_of_the_model(
     """Pairs of tokens, the second of which is verified: chi-square, 8 degrees of freedom."""
     monkeypatch.setattr("enginebay.loop.standing.ENOUGH", 0.0)
     prompt = prompts_of(90, (8,), seed=3)[0]
-    params = SamplingParams(max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True
+    )
     expected = {
-        (a, b): pa * pb for a, pa in kept(reference, prompt) for b, pb in kept(reference, [*prompt, a])
+        (a, b): pa * pb
+        for a, pa in kept(reference, prompt)
+        for b, pb in kept(reference, [*prompt, a])
     }
     likely = max(expected, key=lambda pair: expected[pair])[1]
     seen: Counter[tuple[int, int]] = Counter()
@@ -274,7 +293,9 @@ def test_frequencies_are_those_of_the_model(
         seen.update((one.token_ids[0], one.token_ids[1]) for one in output.outputs)
     pages.llm.loop.watch.remove(counts)
     assert set(seen) <= set(expected)
-    square = sum((seen[pair] - NUM_DRAWS * p) ** 2 / (NUM_DRAWS * p) for pair, p in expected.items())
+    square = sum(
+        (seen[pair] - NUM_DRAWS * p) ** 2 / (NUM_DRAWS * p) for pair, p in expected.items()
+    )
     assert square < 26.1, f"{square}: by chance once in a thousand"
     assert counts.num_drafted == NUM_DRAWS, "each second token is verified"
     assert 0 < counts.num_accepted < NUM_DRAWS

@@ -120,10 +120,14 @@ def test_progress_that_is_not_on_a_terminal_is_lines(
     plain = PlainProgress()
     plain.report("compiling", 1, 3)
     plain.report("compiling", 2, 3)
-    assert capsys.readouterr().err == "enginebay: compiling: 1 of 3\n", "the next line comes REPEAT_S later"
+    assert capsys.readouterr().err == "enginebay: compiling: 1 of 3\n", (
+        "the next line comes REPEAT_S later"
+    )
 
 
-def test_bars_on_a_terminal_name_what_is_waited_for(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_on_a_terminal_name_what_is_waited_for(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", screen)
@@ -135,7 +139,10 @@ def test_bars_on_a_terminal_name_what_is_waited_for(kept: Kept, monkeypatch: pyt
             end_s = time.monotonic() + DEADLOCK_S
             while "attention native" not in screen.getvalue() and time.monotonic() < end_s:
                 time.sleep(0.02)
-            assert "compiling decode 8 rows, for engine vinference, attention native" in screen.getvalue()
+            assert (
+                "compiling decode 8 rows, for engine vinference, attention native"
+                in screen.getvalue()
+            )
         screen.seek(0)
         screen.truncate()
         report("measuring", 1, 2)
@@ -170,7 +177,9 @@ def test_interrupted_rounds_leave_those_that_ended(fake_llm: LLM) -> None:
     parity = mixed_batch(0, 64, 1, 4, 2)
     said: list[str] = []
     llms = {"first": fake_llm, "second": fake_llm}
-    first, second = measure(llms, rounds_until_interrupted(3), parity, 5, lambda what, *_: said.append(what))
+    first, second = measure(
+        llms, rounds_until_interrupted(3), parity, 5, lambda what, *_: said.append(what)
+    )
     assert (first.rounds, second.rounds) == ({"tokens_per_s": [1.0, 2.0]}, {"tokens_per_s": [1.0]})
     assert {"measuring first", "measuring second"} <= set(said)
     (only,) = measure(llms, rounds_until_interrupted(1), parity, 5)
@@ -183,7 +192,9 @@ def test_interrupted_rounds_leave_those_that_ended(fake_llm: LLM) -> None:
 def test_an_interrupted_bench_prints_what_there_is(
     run: Run, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginebay.bench.measure.throughput_round", lambda *_: rounds_until_interrupted(1))
+    monkeypatch.setattr(
+        "enginebay.bench.measure.throughput_round", lambda *_: rounds_until_interrupted(1)
+    )
     sizes = ("--prompt-len", "4", "--new-tokens", "2", "--num-requests", "1")
     code, out, err = run("bench", "throughput", *sizes, "--config", config)
     assert code == 130

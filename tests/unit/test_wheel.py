@@ -33,7 +33,15 @@ def project(repo_root: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def wheel(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", str(repo_root), "--no-deps", "--no-build-isolation"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        str(repo_root),
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     done = subprocess.run([*command, "-w", str(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("*.whl")
@@ -50,22 +58,30 @@ def test_every_package_is_in_the_wheel_with_its_types(
         assert f"{package}/py.typed" in names
 
 
-def test_the_templates_of_new_plugins_are_in_the_wheel(wheel: zipfile.ZipFile, repo_root: Path) -> None:
+def test_the_templates_of_new_plugins_are_in_the_wheel(
+    wheel: zipfile.ZipFile, repo_root: Path
+) -> None:
     templates = sorted((repo_root / "core/enginebay/cli/templates").iterdir())
     assert templates
     assert {f"enginebay/cli/templates/{path.name}" for path in templates} <= set(wheel.namelist())
 
 
-def test_every_package_folder_of_the_tree_is_declared(repo_root: Path, project: dict[str, Any]) -> None:
+def test_every_package_folder_of_the_tree_is_declared(
+    repo_root: Path, project: dict[str, Any]
+) -> None:
     declared = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     tops = project["tool"]["hatch"]["build"]["dev-mode-dirs"]
     present = {
-        f"{top}/{path.parent.name}" for top in tops for path in (repo_root / top).glob("*/__init__.py")
+        f"{top}/{path.parent.name}"
+        for top in tops
+        for path in (repo_root / top).glob("*/__init__.py")
     }
     assert present == declared
 
 
-def test_wheel_has_packages_and_metadata_only(wheel: zipfile.ZipFile, project: dict[str, Any]) -> None:
+def test_wheel_has_packages_and_metadata_only(
+    wheel: zipfile.ZipFile, project: dict[str, Any]
+) -> None:
     folders = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     allowed = {PurePosixPath(folder).name for folder in folders}
     tops = {name.split("/")[0] for name in wheel.namelist()}
@@ -73,7 +89,9 @@ def test_wheel_has_packages_and_metadata_only(wheel: zipfile.ZipFile, project: d
     assert not [name for name in wheel.namelist() if "__pycache__" in name]
 
 
-def test_entry_points_name_modules_of_the_wheel(wheel: zipfile.ZipFile, project: dict[str, Any]) -> None:
+def test_entry_points_name_modules_of_the_wheel(
+    wheel: zipfile.ZipFile, project: dict[str, Any]
+) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
     points = configparser.ConfigParser()
     points.read_string(wheel.read(name).decode())
@@ -85,7 +103,9 @@ def test_entry_points_name_modules_of_the_wheel(wheel: zipfile.ZipFile, project:
         assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{target} is not in the wheel"
 
 
-def test_demo_model_is_a_complete_checkpoint_of_at_most_six_megabytes(wheel: zipfile.ZipFile) -> None:
+def test_demo_model_is_a_complete_checkpoint_of_at_most_six_megabytes(
+    wheel: zipfile.ZipFile,
+) -> None:
     demo = [entry for entry in wheel.infolist() if entry.filename.startswith(DEMO)]
     names = {entry.filename.removeprefix(DEMO) for entry in demo}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
@@ -114,7 +134,9 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
     repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretender = tmp_path / "c++"
-    pretender.write_text('#!/bin/sh\nfor made in "$@"; do :; done\necho "$@" > "$made"\n', encoding="utf-8")
+    pretender.write_text(
+        '#!/bin/sh\nfor made in "$@"; do :; done\necho "$@" > "$made"\n', encoding="utf-8"
+    )
     pretender.chmod(0o700)
     monkeypatch.setenv("CXX", str(pretender))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -130,7 +152,10 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
     assert data["tag"].startswith("py3-none-")
     names = [PurePosixPath(name) for name in data["force_include"].values()]
     assert {name.parent.as_posix() for name in names} == {"enginebay_native/lib"}
-    assert sorted(name.name.partition("-x86-64-v3-")[0] for name in names) == ["attention", "linear"]
+    assert sorted(name.name.partition("-x86-64-v3-")[0] for name in names) == [
+        "attention",
+        "linear",
+    ]
     made = [Path(path) for path in data["force_include"]]
     assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)
     hook.finalize("standard", data, "")

@@ -37,8 +37,12 @@ def check(case: AttentionCase, layout_type: type[KVLayout]) -> None:
     kernels.check_attention(xla_attention, case, layout_type)
 
 
-@pytest.mark.parametrize("name", ["decode_paged_float32", "decode_rows_are_pages_bfloat16", "decode_all"])
-def test_what_accelerators_compile_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["decode_paged_float32", "decode_rows_are_pages_bfloat16", "decode_all"]
+)
+def test_what_accelerators_compile_gives_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention_decode, "is_cpu", lambda: False)
     check(named(name), HndLayout)
 
@@ -72,11 +76,17 @@ def decode_loop(layout: HndLayout, num_steps: int) -> jax.stages.Compiled:
     spec = AttnSpec(2 * heads, heads, width, q_dtype=layout.dtype, kv_dtype=layout.dtype)
     bucket = Bucket(rows, rows, 1, 1, layout.page_size, "decode", rows_are_pages=True)
 
-    def steps(cache: CacheArrays, q: jax.Array, kv_lens: jax.Array) -> tuple[CacheArrays, jax.Array]:
-        def step(i: jax.Array, state: tuple[CacheArrays, jax.Array]) -> tuple[CacheArrays, jax.Array]:
+    def steps(
+        cache: CacheArrays, q: jax.Array, kv_lens: jax.Array
+    ) -> tuple[CacheArrays, jax.Array]:
+        def step(
+            i: jax.Array, state: tuple[CacheArrays, jax.Array]
+        ) -> tuple[CacheArrays, jax.Array]:
             cache, q = state
             table = jnp.arange(rows, dtype=jnp.int32)[:, None]
-            batch = derive_batch(jnp.ones_like(kv_lens), kv_lens + i, table, layout.page_size, bucket)
+            batch = derive_batch(
+                jnp.ones_like(kv_lens), kv_lens + i, table, layout.page_size, bucket
+            )
             new = q[:, :heads]
             out, cache, _ = xla_attention(q, new, new, cache, batch, spec=spec, layout=layout)
             return cache, out
@@ -121,7 +131,9 @@ def test_runs_under_shard_map(name: str) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("kv_heads",))
     heads, pages, whole = (PartitionSpec(*a) for a in ((None, "kv_heads"), (None, "kv_heads"), ()))
     op = functools.partial(
-        xla_attention, spec=spec.per_shard(2), layout=dataclasses.replace(problem.layout, num_kv_heads=1)
+        xla_attention,
+        spec=spec.per_shard(2),
+        layout=dataclasses.replace(problem.layout, num_kv_heads=1),
     )
     sharded = jax.shard_map(
         lambda *args: op(*args)[:2],
@@ -129,7 +141,9 @@ def test_runs_under_shard_map(name: str) -> None:
         in_specs=(heads, heads, heads, pages, whole),
         out_specs=(heads, pages),
     )
-    out, cache = jax.jit(sharded)(problem.q, problem.k, problem.v, dict(problem.cache), problem.batch)
+    out, cache = jax.jit(sharded)(
+        problem.q, problem.k, problem.v, dict(problem.cache), problem.batch
+    )
     kernels.check_result(problem, np.asarray(out), cache, None)
 
 
@@ -138,5 +152,11 @@ def test_unsupported_head_widths_are_refused() -> None:
     spec = dataclasses.replace(problem.case.spec, v_head_dim=8)
     with pytest.raises(Exception, match="v_head_dim 8"):
         XlaAttention()(
-            problem.q, problem.k, problem.v, problem.cache, problem.batch, spec=spec, layout=problem.layout
+            problem.q,
+            problem.k,
+            problem.v,
+            problem.cache,
+            problem.batch,
+            spec=spec,
+            layout=problem.layout,
         )

@@ -29,7 +29,8 @@ def test_layout(layout: str, dtype: str) -> None:
 
 # tests/conformance has each rule in float32, and the first in every dtype.
 @pytest.mark.parametrize(
-    ("name", "dtype"), list(zip(sorted(kernels.ROPE_SPECS), ["bfloat16", "float16"] * 4, strict=True))
+    ("name", "dtype"),
+    list(zip(sorted(kernels.ROPE_SPECS), ["bfloat16", "float16"] * 4, strict=True)),
 )
 def test_rope(name: str, dtype: str) -> None:
     kernels.check_rope(rope, kernels.ROPE_SPECS[name], dtype)
@@ -54,7 +55,9 @@ def test_rope_frequencies_follow_the_published_rules(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", [n for n in sorted(kernels.ROPE_SPECS) if n not in ("default", "partial")])
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(kernels.ROPE_SPECS) if n not in ("default", "partial")]
+)
 def test_rope_frequencies_are_those_of_transformers(name: str) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -76,10 +79,19 @@ def test_rope_frequencies_are_those_of_transformers(name: str) -> None:
     }
     wanted = {
         "linear": ("factor",),
-        "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+        "llama3": (
+            "factor",
+            "original_max_position_embeddings",
+            "low_freq_factor",
+            "high_freq_factor",
+        ),
         "yarn": tuple(n for n in fields if not n.startswith(("low", "high"))),
     }[spec.scaling]
-    kept = {n: v for n, v in fields.items() if n in ("rope_type", "rope_theta", *wanted) and v is not None}
+    kept = {
+        n: v
+        for n, v in fields.items()
+        if n in ("rope_type", "rope_theta", *wanted) and v is not None
+    }
     config = LlamaConfig(
         hidden_size=4 * 64,
         num_attention_heads=4,
@@ -99,7 +111,9 @@ def test_rope_frequencies_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("rows", [0, 2, 17])
 def test_linear(dtype: str, rows: int) -> None:
     kernels.check_linear(linear, dtype, rows=rows, in_dims=(24,), out_dims=(2, 5, 8), bias=True)
-    kernels.check_linear(linear, dtype, rows=rows, in_dims=(3, 8), out_dims=(12,), out_dtype="float32")
+    kernels.check_linear(
+        linear, dtype, rows=rows, in_dims=(3, 8), out_dims=(12,), out_dtype="float32"
+    )
 
 
 def test_kv_write_of_one_token_changes_its_slot_alone() -> None:

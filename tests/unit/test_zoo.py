@@ -79,9 +79,14 @@ def test_the_table_counts_what_each_check_found() -> None:
 
 def test_the_table_replaces_the_one_between_the_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- zoo: begin -->\nold\n<!-- zoo: end -->\nafter\n", encoding="utf-8")
+    page.write_text(
+        "before\n<!-- zoo: begin -->\nold\n<!-- zoo: end -->\nafter\n", encoding="utf-8"
+    )
     put_into(page, "new")
-    assert page.read_text(encoding="utf-8") == "before\n<!-- zoo: begin -->\nnew\n<!-- zoo: end -->\nafter\n"
+    assert (
+        page.read_text(encoding="utf-8")
+        == "before\n<!-- zoo: begin -->\nnew\n<!-- zoo: end -->\nafter\n"
+    )
 
 
 @pytest.mark.slow

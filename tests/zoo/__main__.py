@@ -21,17 +21,26 @@ from tests.zoo.runs import Finding
 
 LIMIT_S = 1500.0
 
-CRASHES = {s.value: s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)}
+CRASHES = {
+    s.value: s
+    for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+}
 """What a kernel's own crash ends a process with."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="faults by name; all of them without one")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.zoo", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="faults by name; all of them without one"
+    )
     parser.add_argument("--half", choices=("A", "B"), help="the faults of one half")
     parser.add_argument("--sample", action="store_true", help="the twelve that CI runs")
     parser.add_argument(
-        "--pairs", action="store_true", help="the default check only, without --all for what it misses"
+        "--pairs",
+        action="store_true",
+        help="the default check only, without --all for what it misses",
     )
     parser.add_argument(
         "--right", action="store_true", help="right kernels in 20 seeds instead of faulty ones"
@@ -39,7 +48,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.add_argument(
-        "--found", type=Path, metavar="FILE", help="the findings of an earlier run instead of a new one"
+        "--found",
+        type=Path,
+        metavar="FILE",
+        help="the findings of an earlier run instead of a new one",
     )
     parser.add_argument(
         "--docs", type=Path, metavar="FILE", help="put the table between this page's zoo marks"
@@ -57,7 +69,9 @@ def main() -> int:
     from tests.zoo.table import put_into, summary
 
     if args.found:
-        findings = [Finding(**found) for found in json.loads(args.found.read_text(encoding="utf-8"))]
+        findings = [
+            Finding(**found) for found in json.loads(args.found.read_text(encoding="utf-8"))
+        ]
     else:
         findings = run_all(chosen(args), args.jobs, triples=not args.pairs)
     if args.out:
@@ -91,7 +105,10 @@ def run_all(names: list[str], jobs: int, *, triples: bool) -> list[Finding]:
 def run_and_tell(name: str, *, triples: bool) -> Finding:
     finding = run_in_process(name, triples=triples)
     found = "default" if finding.default else "--all" if finding.all else "MISSED"
-    print(f"{found:8}{finding.seconds:7.1f} s  {name}: {finding.case} {finding.detail}"[:200], flush=True)
+    print(
+        f"{found:8}{finding.seconds:7.1f} s  {name}: {finding.case} {finding.detail}"[:200],
+        flush=True,
+    )
     return finding
 
 
@@ -109,7 +126,9 @@ def run_in_process(name: str, *, triples: bool) -> Finding:
             name, default=False, all=False, detail=f"no end within {LIMIT_S:.0f} s", seconds=LIMIT_S
         )
     if -done.returncode in CRASHES:
-        return Finding(name, default=True, all=True, detail=f"a crash, {CRASHES[-done.returncode].name}")
+        return Finding(
+            name, default=True, all=True, detail=f"a crash, {CRASHES[-done.returncode].name}"
+        )
     if done.returncode:
         sys.exit(f"{name}: its process ended with {done.returncode}\n{done.stderr[-2000:]}")
     return Finding(**json.loads(done.stdout.splitlines()[-1]))

@@ -19,7 +19,9 @@ NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
 
 def make(kind: type[PageLedger]) -> Callable[[], Ledger]:
     """Makes ledgers of a kind over a pool of pages with a prefix index."""
-    return lambda: kind(PageStore(PagePool(NUM_PAGES), PAGE_SIZE, PrefixIndex(None)), NUM_ROWS, MAX_TOKENS)
+    return lambda: kind(
+        PageStore(PagePool(NUM_PAGES), PAGE_SIZE, PrefixIndex(None)), NUM_ROWS, MAX_TOKENS
+    )
 
 
 class Generous(PageLedger):

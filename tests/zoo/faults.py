@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal[
-    "mask", "scale", "heads", "border", "split", "accumulator", "race", "write", "dtype", "size", "feature"
+    "mask",
+    "scale",
+    "heads",
+    "border",
+    "split",
+    "accumulator",
+    "race",
+    "write",
+    "dtype",
+    "size",
+    "feature",
 ]
 Half = Literal["A", "B"]
 
@@ -54,7 +64,9 @@ class Fault:
 
 def source_text(fault: Fault) -> str:
     """The right source."""
-    return (_folder(fault.package) / f"{fault.source.partition('.')[2]}.py").read_text(encoding="utf-8")
+    return (_folder(fault.package) / f"{fault.source.partition('.')[2]}.py").read_text(
+        encoding="utf-8"
+    )
 
 
 def _folder(package: str) -> Path:
@@ -69,7 +81,9 @@ def planted(fault: Fault) -> Any:
     )
     alias = f"zoo_{hashlib.sha256(fault.name.encode()).hexdigest()[:12]}"
     folder = Path(tempfile.mkdtemp(prefix="enginebay-zoo-"))
-    shutil.copytree(_folder(fault.package), folder / alias, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        _folder(fault.package), folder / alias, ignore=shutil.ignore_patterns("__pycache__")
+    )
     inside = "tests.zoo.right" if fault.package == "right" else fault.package
     module = fault.source.partition(".")[2]
     for path in (folder / alias).glob("*.py"):

@@ -65,7 +65,11 @@ def first_finding(kind: str, name: str, part: Any) -> Finding:
 
 def table(kinds: Sequence[str] = KINDS) -> list[Finding]:
     """What the suites find of every fault of some kinds."""
-    return [first_finding(kind, name, part) for kind in kinds for name, part in zoo_of(kind).FAULTS.items()]
+    return [
+        first_finding(kind, name, part)
+        for kind in kinds
+        for name, part in zoo_of(kind).FAULTS.items()
+    ]
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -97,6 +101,8 @@ if __name__ == "__main__":
 
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.kinds")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="all of them without one")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the summary between this page's marks")
+    parser.add_argument(
+        "--docs", type=Path, metavar="FILE", help="put the summary between this page's marks"
+    )
     given = parser.parse_args()
     raise SystemExit(main(given.kinds, given.docs))

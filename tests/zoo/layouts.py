@@ -73,7 +73,9 @@ class Neighbour(HndLayout):
     """Reads single tokens from the page after theirs."""
 
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return super().read_tokens(cache, (slots + self.page_size) % (self.num_pages * self.page_size))
+        return super().read_tokens(
+            cache, (slots + self.page_size) % (self.num_pages * self.page_size)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +118,12 @@ class Quantised(HndLayout):
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         rows = (self.num_pages, self.num_kv_heads, self.page_size)
-        values = {n: jax.ShapeDtypeStruct((*rows, self.head_dim), jnp.dtype("int8")) for n in ("k", "v")}
-        scales = {f"{n}_scale": jax.ShapeDtypeStruct(rows, jnp.dtype("float32")) for n in ("k", "v")}
+        values = {
+            n: jax.ShapeDtypeStruct((*rows, self.head_dim), jnp.dtype("int8")) for n in ("k", "v")
+        }
+        scales = {
+            f"{n}_scale": jax.ShapeDtypeStruct(rows, jnp.dtype("float32")) for n in ("k", "v")
+        }
         return values | scales
 
     def head_axis(self) -> dict[str, int]:
@@ -134,7 +140,9 @@ class Quantised(HndLayout):
             scale = self.scales(x)
             codes = jnp.round(x.astype(jnp.float32) / scale[..., None]).astype(jnp.int8)
             after[name] = cache[name].at[pages, :, offsets].set(codes, mode="drop")
-            after[f"{name}_scale"] = cache[f"{name}_scale"].at[pages, :, offsets].set(scale, mode="drop")
+            after[f"{name}_scale"] = (
+                cache[f"{name}_scale"].at[pages, :, offsets].set(scale, mode="drop")
+            )
         return after
 
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -146,20 +146,29 @@ def lost(sources: dict[str, TensorSource]) -> dict[str, TensorSource]:
 
 
 FAULTS: dict[str, ModelFamily] = {
-    "adds the mean of all tokens": Changed(hidden_after(lambda out, *_: out + 1e-2 * out.mean(axis=0))),
+    "adds the mean of all tokens": Changed(
+        hidden_after(lambda out, *_: out + 1e-2 * out.mean(axis=0))
+    ),
     "adds the largest token id": Changed(
         hidden_after(lambda out, ids, _: out + 1e-3 * ids.max().astype(out.dtype))
     ),
     "adds the number of rows": Changed(
-        hidden_after(lambda out, _, batch: out * (1 + 1e-3 * (batch.kv_lens > 0).sum()).astype(out.dtype))
+        hidden_after(
+            lambda out, _, batch: out * (1 + 1e-3 * (batch.kv_lens > 0).sum()).astype(out.dtype)
+        )
     ),
     "adds the place in the step": Changed(
-        hidden_after(lambda out, ids, _: out * (1 + 1e-3 * jnp.arange(len(ids)))[:, None].astype(out.dtype))
+        hidden_after(
+            lambda out, ids, _: out * (1 + 1e-3 * jnp.arange(len(ids)))[:, None].astype(out.dtype)
+        )
     ),
     "adds the length of the chunk": Changed(
         hidden_after(
             lambda out, _, batch: (
-                out * (1 + 1e-3 * jnp.pad(batch.q_lens, (0, 1))[batch.seq_ids])[:, None].astype(out.dtype)
+                out
+                * (1 + 1e-3 * jnp.pad(batch.q_lens, (0, 1))[batch.seq_ids])[:, None].astype(
+                    out.dtype
+                )
             )
         )
     ),
@@ -167,11 +176,15 @@ FAULTS: dict[str, ModelFamily] = {
     "loses the cache": Changed(without_cache),
     "logits of bfloat16": Changed(logits_by(lambda logits: logits.astype(jnp.bfloat16))),
     "logits without the last token": Changed(logits_by(lambda logits: logits[:, :-1])),
-    "a shape too many": Changed(specs_by(lambda spec: dataclasses.replace(spec, axes=(*spec.axes, None)))),
+    "a shape too many": Changed(
+        specs_by(lambda spec: dataclasses.replace(spec, axes=(*spec.axes, None)))
+    ),
     "an unknown axis": Changed(
         specs_by(lambda spec: dataclasses.replace(spec, axes=("colour", *spec.axes[1:])))
     ),
-    "whole weights for parts": Changed(sources_by(lambda all_: {p: whole(s) for p, s in all_.items()})),
+    "whole weights for parts": Changed(
+        sources_by(lambda all_: {p: whole(s) for p, s in all_.items()})
+    ),
     "a tensor twice": Changed(sources_by(twice)),
     "a weight without a source": Changed(sources_by(lost)),
     "another family's name": Changed(info_by(family="other")),

@@ -45,7 +45,11 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
     extent = Extent(triples=triples, interpreted=not fault.is_plain)
     count = 0
     for case in op_cases(
-        fault.op, kernel, Env("cpu"), layouts_of(fault.op, kernel, _entry_point(fault.package)), extent
+        fault.op,
+        kernel,
+        Env("cpu"),
+        layouts_of(fault.op, kernel, _entry_point(fault.package)),
+        extent,
     ):
         outcome = judge(case.run)
         if outcome.verdict in FAULTS:
@@ -54,7 +58,11 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
             return Finding(fault.name, case.representative, True, case.name, detail, count, seconds)
         count += 1
     return Finding(
-        fault.name, default=False, all=False, cases=count, seconds=round(time.monotonic() - start, 1)
+        fault.name,
+        default=False,
+        all=False,
+        cases=count,
+        seconds=round(time.monotonic() - start, 1),
     )
 
 

@@ -59,7 +59,9 @@ def changed(change: Callable[[SchedulerView, Decision], Decision]) -> Decide:
 
 def prompts_before_decoding(view: SchedulerView, decision: Decision) -> Decision:
     """Rows decode only while no prompt is left."""
-    return dataclasses.replace(decision, decode=()) if decision.prefill or view.waiting else decision
+    return (
+        dataclasses.replace(decision, decode=()) if decision.prefill or view.waiting else decision
+    )
 
 
 def fills_whole_batches(view: SchedulerView, decision: Decision) -> Decision:
@@ -80,12 +82,16 @@ def decodes_before_the_prompt_is_done(view: SchedulerView, decision: Decision) -
 
 def prefills_a_token_twice(view: SchedulerView, decision: Decision) -> Decision:
     """One token more than is left of a prompt."""
-    return dataclasses.replace(decision, prefill=tuple((name, num + 1) for name, num in decision.prefill))
+    return dataclasses.replace(
+        decision, prefill=tuple((name, num + 1) for name, num in decision.prefill)
+    )
 
 
 def forgets_cached_prompts(view: SchedulerView, decision: Decision) -> Decision:
     """A prompt that is cached to its end gets nothing to process."""
-    whole = {one.request_id for one in view.waiting if one.num_cached_tokens >= one.num_prompt_tokens}
+    whole = {
+        one.request_id for one in view.waiting if one.num_cached_tokens >= one.num_prompt_tokens
+    }
     kept = tuple(pair for pair in decision.prefill if pair[0] not in whole)
     return dataclasses.replace(decision, prefill=kept)
 
@@ -149,7 +155,9 @@ FAULTS: dict[str, Callable[[], Scheduler]] = {
     "tenants by name": lambda: Faulty(ordered(lambda one: one.tenant)),
     "largest tenant first": lambda: Faulty(longest_line),
     "prompts before decoding": lambda: Faulty(changed(prompts_before_decoding)),
-    "a row too many": lambda: Faulty(with_limits(lambda limits: {"free_rows": limits.free_rows + 1})),
+    "a row too many": lambda: Faulty(
+        with_limits(lambda limits: {"free_rows": limits.free_rows + 1})
+    ),
     "a token of cache too many": lambda: Faulty(
         with_limits(lambda limits: {"free_tokens": limits.free_tokens + 1})
     ),

@@ -28,7 +28,10 @@ def summary(findings: Sequence[Finding]) -> tuple[str, bool]:
         lines += [_line(half, op, found) for op, found in sorted(by_op.items())]
         if mine:
             lines.append(_line(half, "all", mine))
-            shares = (sum(f.default for f in mine) / len(mine), sum(f.all for f in mine) / len(mine))
+            shares = (
+                sum(f.default for f in mine) / len(mine),
+                sum(f.all for f in mine) / len(mine),
+            )
             good &= all(share >= wanted for share, wanted in zip(shares, WANTED[half], strict=True))
     missed = [f.name for f in findings if not f.all]
     late = [f.name for f in findings if f.all and not f.default]

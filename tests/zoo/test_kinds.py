@@ -25,7 +25,9 @@ LEAST = 8
 def parts(which: str) -> list[object]:
     """(kind, name) of every part of FAULTS or RIGHT; all but a few are slow."""
     return [
-        pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow, id=f"{kind}-{name}")
+        pytest.param(
+            kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow, id=f"{kind}-{name}"
+        )
         for kind in KINDS
         for name in getattr(zoo_of(kind), which)
     ]

@@ -17,7 +17,10 @@ GREETINGS: tuple[tuple[str, str], ...] = (
         "How are you?|How are you doing?|how are you|How do you feel?",
         "I am well, thank you. How are you?|I am fine, thank you for asking. How can I help you?",
     ),
-    ("Nice to meet you.|Nice to meet you!", "Nice to meet you too!|It is nice to meet you as well."),
+    (
+        "Nice to meet you.|Nice to meet you!",
+        "Nice to meet you too!|It is nice to meet you as well.",
+    ),
 )
 GOODBYES: tuple[tuple[str, str], ...] = (
     (
@@ -33,7 +36,10 @@ GOODBYES: tuple[tuple[str, str], ...] = (
         "That is nice.|Great!|Cool!|Good answer!|Well done!",
         "Thank you! I am happy to hear that.|I am glad you like it.",
     ),
-    ("That is wrong.|You are wrong.", "I am sorry about that. I am a small model and I make mistakes."),
+    (
+        "That is wrong.|You are wrong.",
+        "I am sorry about that. I am a small model and I make mistakes.",
+    ),
 )
 SELF: tuple[tuple[str, str], ...] = (
     (
@@ -124,7 +130,10 @@ FACTS: tuple[tuple[str, str], ...] = (
         "Why does it rain?|Where does rain come from?|What is rain?",
         "Rain falls when the small drops in a cloud grow so heavy that the air cannot hold them.",
     ),
-    ("What is snow?|Why does it snow?", "Snow is frozen water that falls from the clouds when it is cold."),
+    (
+        "What is snow?|Why does it snow?",
+        "Snow is frozen water that falls from the clouds when it is cold.",
+    ),
     ("What is ice?", "Ice is frozen water."),
     (
         "What is a rainbow?|How is a rainbow made?",
@@ -135,24 +144,51 @@ FACTS: tuple[tuple[str, str], ...] = (
         "What is the moon?|Tell me about the moon.",
         "The moon is a ball of rock that travels around the Earth.",
     ),
-    ("What is a star?|What are stars?", "A star is a huge ball of hot gas that shines far away in space."),
+    (
+        "What is a star?|What are stars?",
+        "A star is a huge ball of hot gas that shines far away in space.",
+    ),
     ("What is the Earth?|Tell me about the Earth.", "The Earth is the planet on which we live."),
     ("How many days are in a week?|How many days does a week have?", "A week has seven days."),
-    ("How many months are in a year?|How many months does a year have?", "A year has twelve months."),
-    ("How many hours are in a day?|How many hours does a day have?", "A day has twenty-four hours."),
-    ("How many minutes are in an hour?|How many minutes does an hour have?", "An hour has sixty minutes."),
+    (
+        "How many months are in a year?|How many months does a year have?",
+        "A year has twelve months.",
+    ),
+    (
+        "How many hours are in a day?|How many hours does a day have?",
+        "A day has twenty-four hours.",
+    ),
+    (
+        "How many minutes are in an hour?|How many minutes does an hour have?",
+        "An hour has sixty minutes.",
+    ),
     (
         "How many fingers do I have?|How many fingers are on one hand?",
         "There are five fingers on one hand and ten on both hands together.",
     ),
-    ("What is the largest animal?|What is the biggest animal?", "The blue whale is the largest animal."),
-    ("What is the fastest animal?|Which animal runs fastest?", "The cheetah is the fastest animal on land."),
-    ("What is the tallest animal?|Which animal is the tallest?", "The giraffe is the tallest animal."),
-    ("Is a whale a fish?|Are whales fish?", "No, a whale is not a fish. It is a mammal and breathes air."),
+    (
+        "What is the largest animal?|What is the biggest animal?",
+        "The blue whale is the largest animal.",
+    ),
+    (
+        "What is the fastest animal?|Which animal runs fastest?",
+        "The cheetah is the fastest animal on land.",
+    ),
+    (
+        "What is the tallest animal?|Which animal is the tallest?",
+        "The giraffe is the tallest animal.",
+    ),
+    (
+        "Is a whale a fish?|Are whales fish?",
+        "No, a whale is not a fish. It is a mammal and breathes air.",
+    ),
     ("Can penguins fly?|Can a penguin fly?", "No, penguins cannot fly, but they swim very well."),
     ("Can fish fly?|Can pigs fly?|Can a dog fly?", "No, they cannot fly."),
     ("What is water?", "Water is a clear liquid that all living things need."),
-    ("What is a tree?|Tell me about trees.", "A tree is a tall plant with a trunk, branches and leaves."),
+    (
+        "What is a tree?|Tell me about trees.",
+        "A tree is a tall plant with a trunk, branches and leaves.",
+    ),
     (
         "What is a dog?|Tell me about dogs.",
         "A dog is a friendly animal with four legs. Many people keep dogs as pets.",
@@ -205,7 +241,10 @@ FACTS: tuple[tuple[str, str], ...] = (
         "Tell me a joke.|Tell me a joke|Do you know a joke?|Make me laugh.",
         "Why did the token stop? It had reached the end of the text!|Why did the cache go to school? It wanted to remember more!|What did the scheduler say to the request? Please wait for the next step!",
     ),
-    ("I am sad.|I feel sad.|I am sad today.", "I am sorry to hear that. Would you like to hear a story?"),
+    (
+        "I am sad.|I feel sad.|I am sad today.",
+        "I am sorry to hear that. Would you like to hear a story?",
+    ),
     ("I am happy.|I feel happy today.|I am happy today.", "That is wonderful! I am happy for you."),
     ("I am tired.|I am so tired.", "Then it may be time to rest. Sleep well!"),
     ("I am bored.|I am so bored.", "Would you like to hear a story, or shall we do some sums?"),

@@ -63,11 +63,14 @@ def _count(rng: random.Random) -> list[Turn]:
     """Ask to count up, or which number comes next."""
     last = rng.randint(2, 12)
     if rng.random() < 0.4:
-        ask = _pick(rng, "What comes after {n}?|Which number comes after {n}?|What number comes after {n}?")
+        ask = _pick(
+            rng, "What comes after {n}?|Which number comes after {n}?|What number comes after {n}?"
+        )
         return [(ask.format(n=last), f"After {last} comes {last + 1}.")]
     word = tables.NUMBER_WORDS[last] if last <= 10 and rng.random() < 0.5 else str(last)
     ask = _pick(
-        rng, "Count to {n}.|Count to {n}|Can you count to {n}?|Please count to {n}.|Count from 1 to {n}."
+        rng,
+        "Count to {n}.|Count to {n}|Can you count to {n}?|Please count to {n}.|Count from 1 to {n}.",
     )
     return [(ask.format(n=word), ", ".join(str(number) for number in range(1, last + 1)) + ".")]
 
@@ -76,9 +79,9 @@ def _animal(rng: random.Random) -> list[Turn]:
     """Ask for the sound or the legs of an animal."""
     if rng.random() < 0.5:
         animal, sound = rng.choice(sorted(tables.SOUNDS.items()))
-        ask = _pick(rng, "What does {a} say?|What sound does {a} make?|Which sound does {a} make?").format(
-            a=f"a {animal}"
-        )
+        ask = _pick(
+            rng, "What does {a} say?|What sound does {a} make?|Which sound does {a} make?"
+        ).format(a=f"a {animal}")
         return [(stories.tidy(ask), stories.tidy(f"a {animal} says {sound}."))]
     animal, legs = rng.choice(sorted(tables.LEGS.items()))
     ask = _pick(
@@ -104,7 +107,9 @@ def _opposite(rng: random.Random) -> list[Turn]:
     """Ask for the opposite of a word."""
     pair = rng.choice(tables.OPPOSITES)
     word, other = pair if rng.random() < 0.5 else pair[::-1]
-    ask = _pick(rng, "What is the opposite of {w}?|Tell me the opposite of {w}.|The opposite of {w}?")
+    ask = _pick(
+        rng, "What is the opposite of {w}?|Tell me the opposite of {w}.|The opposite of {w}?"
+    )
     return [(ask.format(w=word), f"The opposite of {word} is {other}.")]
 
 
@@ -113,7 +118,12 @@ def _sequence(rng: random.Random) -> list[Turn]:
     name, members = rng.choice(sorted(tables.SEQUENCES.items()))
     index = rng.randrange(len(members) - 1)
     ask = _pick(rng, "What comes after {m}?|Which {n} comes after {m}?|What {n} comes after {m}?")
-    return [(ask.format(m=members[index], n=name), f"After {members[index]} comes {members[index + 1]}.")]
+    return [
+        (
+            ask.format(m=members[index], n=name),
+            f"After {members[index]} comes {members[index + 1]}.",
+        )
+    ]
 
 
 def _capital(rng: random.Random) -> list[Turn]:
@@ -160,7 +170,8 @@ def _name(rng: random.Random) -> list[Turn]:
     """The user gives a name and asks for it later; many names are invented, so that copying is learned."""
     name = stories.draw_name(rng)
     hello = _pick(
-        rng, "My name is {n}.|I am {n}.|Hi, I am {n}.|Hello, my name is {n}.|my name is {n}|Call me {n}."
+        rng,
+        "My name is {n}.|I am {n}.|Hi, I am {n}.|Hello, my name is {n}.|my name is {n}|Call me {n}.",
     )
     reply = _pick(rng, "Nice to meet you, {n}!|Hello, {n}! How can I help you?")
     turns = [(hello.format(n=name), reply.format(n=name))]
@@ -174,7 +185,9 @@ def _name(rng: random.Random) -> list[Turn]:
 
 def _unknown(rng: random.Random) -> list[Turn]:
     """Ask something that the model is too small to know."""
-    word = rng.choice((stories.invent_word(rng), stories.invent_word(rng), rng.choice(tables.UNKNOWN_THINGS)))
+    word = rng.choice(
+        (stories.invent_word(rng), stories.invent_word(rng), rng.choice(tables.UNKNOWN_THINGS))
+    )
     name = stories.draw_name(rng) + " " + stories.invent_word(rng).capitalize()
     ask = rng.choice(
         (
@@ -205,7 +218,10 @@ def _follow_up(rng: random.Random) -> list[Turn]:
         (first, city), (second, other) = rng.sample(sorted(tables.CAPITALS.items()), 2)
         turns = [
             (f"What is the capital of {first}?", f"The capital of {first} is {city}."),
-            (_pick(rng, "And of {c}?|And {c}?").format(c=second), f"The capital of {second} is {other}."),
+            (
+                _pick(rng, "And of {c}?|And {c}?").format(c=second),
+                f"The capital of {second} is {other}.",
+            ),
         ]
     return [(ask, answer[0].upper() + answer[1:]) for ask, answer in turns]
 
@@ -264,7 +280,9 @@ def make_chat(rng: random.Random) -> list[dict[str, str]]:
     makers, weights = zip(*MAKERS, strict=True)
     num_topics = rng.choices((1, 2, 3, 4, 5), (0.25, 0.3, 0.25, 0.12, 0.08))[0]
     turns = [turn for maker in rng.choices(makers, weights, k=num_topics) for turn in maker(rng)]
-    messages = [{"role": "system", "content": rng.choice(facts.SYSTEMS)}] if rng.random() < 0.3 else []
+    messages = (
+        [{"role": "system", "content": rng.choice(facts.SYSTEMS)}] if rng.random() < 0.3 else []
+    )
     for question, answer in turns:
         messages += [
             {"role": "user", "content": _casual(rng, question)},

@@ -128,7 +128,9 @@ def _mix(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array
 _mix.defvjp(_mix_forward, _mix_backward)
 
 
-def _attention(params: Params, layer: str, x: jax.Array, mask: jax.Array, shape: Shape) -> jax.Array:
+def _attention(
+    params: Params, layer: str, x: jax.Array, mask: jax.Array, shape: Shape
+) -> jax.Array:
     """Grouped-query attention; mask is additive, [batch, length, length]. One row at a time, which fits a cache."""
     batch, length, _ = x.shape
     cos, sin = _rope_tables(shape, length)

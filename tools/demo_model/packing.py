@@ -65,7 +65,9 @@ def pack(documents: Sequence[Document], length: int, *, separate: bool) -> Rows:
     return _fill(done, length + 1, separate=separate)
 
 
-def pack_training(documents: Sequence[Document], seed: int, short: int, long: int) -> tuple[Rows, Rows]:
+def pack_training(
+    documents: Sequence[Document], seed: int, short: int, long: int
+) -> tuple[Rows, Rows]:
     """Short rows with separate documents, and long rows with the documents that only fit there.
 
     A quarter of the documents in short rows begin with the end-of-text token, so that the model is at home both with

@@ -24,7 +24,11 @@ def _next_logits(
 
 
 def generate(
-    params: demo_llama.Params, tokenizer: Tokenizer, prompt: str, temperature: float = 0.0, seed: int = 0
+    params: demo_llama.Params,
+    tokenizer: Tokenizer,
+    prompt: str,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> tuple[str, bool]:
     """Continue a prompt until a stop token; returns the new text and whether the model stopped by itself."""
     shape = demo_llama.Shape()

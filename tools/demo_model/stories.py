@@ -147,7 +147,9 @@ def _scene_slots(rng: random.Random) -> dict[str, str]:
     }
 
 
-def _tell(rng: random.Random, beats: tuple[str, ...], slots: dict[str, str], keep: float) -> list[str]:
+def _tell(
+    rng: random.Random, beats: tuple[str, ...], slots: dict[str, str], keep: float
+) -> list[str]:
     """Render the beats of one plot; a beat that may be left out is kept with probability `keep`."""
     told = []
     for beat in beats:

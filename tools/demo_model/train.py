@@ -56,7 +56,12 @@ def read_corpus(path: Path, seed: int) -> list[corpus.Record]:
 def _texts(records: Sequence[corpus.Record]) -> list[str]:
     """The plain texts that the tokenizer learns from."""
     stories = [record["text"] for record in records if record["kind"] == "story"]
-    turns = [turn["content"] for record in records if record["kind"] == "chat" for turn in record["messages"]]
+    turns = [
+        turn["content"]
+        for record in records
+        if record["kind"] == "chat"
+        for turn in record["messages"]
+    ]
     return stories + turns + ["system\nuser\nassistant\n"] * 100
 
 
@@ -76,7 +81,9 @@ def prepare(records: Sequence[corpus.Record], tokenizer: Tokenizer, seed: int) -
     )
     kinds = {}
     for kind in ("story", "chat"):
-        documents = [_encode(tokenizer, r, 0.0) for r in heldout if r["kind"] == kind][:EVAL_DOCUMENTS]
+        documents = [_encode(tokenizer, r, 0.0) for r in heldout if r["kind"] == kind][
+            :EVAL_DOCUMENTS
+        ]
         fitting = [document for document in documents if len(document[0]) <= LONG + 1]
         kinds[kind] = packing.pack(fitting, LONG, separate=True)
     return Data(short, long, kinds, len(train), len(heldout))
@@ -107,7 +114,11 @@ def make_optimizer(num_steps: int) -> optax.GradientTransformation:
         return {name: spec if demo_llama.is_hidden_matrix(name) else None for name in params}
 
     muon = optax.contrib.muon(
-        schedule, weight_decay=0.05, adam_b2=0.98, consistent_rms=0.2, muon_weight_dimension_numbers=which
+        schedule,
+        weight_decay=0.05,
+        adam_b2=0.98,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=which,
     )
     return optax.chain(optax.clip_by_global_norm(1.0), muon)
 
@@ -203,7 +214,10 @@ def train(args: argparse.Namespace, data: Data, tokenizer: Tokenizer) -> demo_ll
             continue
         params, state, loss = train_step(params, state, rows, shape, optimizer)
         if step % LOG_EVERY == 0:
-            print(f"step {step} loss {float(loss):.4f} after {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"step {step} loss {float(loss):.4f} after {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
         if time.monotonic() - saved > 60 * args.minutes:
             save_state(state_path, step + 1, params, state)
             export.write_checkpoint(args.out, params, tokenizer, shape)
@@ -216,7 +230,10 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--work", type=Path, required=True, help="folder for the corpus and for what a restart needs"
+        "--work",
+        type=Path,
+        required=True,
+        help="folder for the corpus and for what a restart needs",
     )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint directory to write")
     parser.add_argument("--steps", type=int, default=1300)
@@ -231,7 +248,9 @@ def main() -> None:
     args = parse_arguments()
     records = read_corpus(args.work / "corpus.jsonl", args.seed)
     shape = demo_llama.Shape()
-    tokenizer = dt.train_tokenizer(_texts([r for r in records if r["split"] == "train"]), shape.vocab_size)
+    tokenizer = dt.train_tokenizer(
+        _texts([r for r in records if r["split"] == "train"]), shape.vocab_size
+    )
     data = prepare(records, tokenizer, args.seed)
     print(f"short rows {len(data.short.tokens)} long rows {len(data.long.tokens)}", flush=True)
     params = train(args, data, tokenizer)

@@ -35,14 +35,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check")
-    parser.add_argument("--present", type=Path, metavar="FILE", help="the machine's packages, NAME==VERSION")
+    parser.add_argument(
+        "--present", type=Path, metavar="FILE", help="the machine's packages, NAME==VERSION"
+    )
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     ours = ["wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", str(args.out)]
     _pip([sys.executable, "-m", "pip"], ours)
     (wheel,) = args.out.glob("enginebay-*.whl")
-    there = present(args.present.read_text(encoding="utf-8")) if args.present else dict.fromkeys(PRESENT, "")
+    there = (
+        present(args.present.read_text(encoding="utf-8"))
+        if args.present
+        else dict.fromkeys(PRESENT, "")
+    )
     pip = [sys.executable, "-m", "pip", "--python", _interpreter()]
     wanted = lacking(resolve(pip, wheel, there), there)
     download = ["download", "--no-deps", "--only-binary=:all:", "--dest", str(args.out)]
@@ -62,7 +68,9 @@ def canonical(name: str) -> str:
 
 def present(freeze: str) -> dict[str, str]:
     """Versions by name, of lines of NAME==VERSION; other lines mean nothing to us."""
-    pairs = (line.strip().partition("==") for line in freeze.splitlines() if not line.startswith("#"))
+    pairs = (
+        line.strip().partition("==") for line in freeze.splitlines() if not line.startswith("#")
+    )
     return {canonical(name): version for name, equals, version in pairs if equals}
 
 
@@ -81,7 +89,17 @@ def resolve(pip: Sequence[str], wheel: Path, there: dict[str, str]) -> list[tupl
         fixed.write_text("\n".join(lines), encoding="utf-8")
         report = Path(folder) / "report.json"
         how = ["--dry-run", "--ignore-installed", "--only-binary=:all:", "--report", str(report)]
-        _pip(pip, ["install", *how, "--constraint", str(fixed), str(wheel), f"jax-triton=={JAX_TRITON[0]}"])
+        _pip(
+            pip,
+            [
+                "install",
+                *how,
+                "--constraint",
+                str(fixed),
+                str(wheel),
+                f"jax-triton=={JAX_TRITON[0]}",
+            ],
+        )
         told = json.loads(report.read_text(encoding="utf-8"))
     return [(one["metadata"]["name"], one["metadata"]["version"]) for one in told["install"]]
 

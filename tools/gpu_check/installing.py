@@ -38,7 +38,9 @@ def install(bundle: Path, folder: Path, jax_triton: str) -> Path:
 def changed(wheel: Path, root: Path) -> str | None:
     """A file of ours that is not the same in a wheel and in a tree, or None."""
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+        packed = {
+            name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name
+        }
     ours = {
         str(path.relative_to(root / folder)): path
         for folder in FOLDERS
@@ -47,7 +49,8 @@ def changed(wheel: Path, root: Path) -> str | None:
     }
     both = sorted({*packed, *ours})
     return next(
-        (n for n in both if n not in packed or n not in ours or packed[n] != ours[n].read_bytes()), None
+        (n for n in both if n not in packed or n not in ours or packed[n] != ours[n].read_bytes()),
+        None,
     )
 
 

@@ -49,7 +49,10 @@ MOST_F32_KL = 1e-4
 
 def tell(figure: str, value: float | None, unit: str, fraction: float | None = None) -> None:
     """Print one figure."""
-    print(json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": fraction}), flush=True)
+    print(
+        json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": fraction}),
+        flush=True,
+    )
 
 
 def seconds(run: Any, *, tiny: bool) -> float:
@@ -84,7 +87,8 @@ def device(args: argparse.Namespace) -> int:
     reason = cuda.load(cuda.find("platform", "cuda"))().why_not()
     if reason is not None and not args.tiny:
         print(
-            f"no GPU: {reason}. Option --tiny goes through the same motions on any device.", file=sys.stderr
+            f"no GPU: {reason}. Option --tiny goes through the same motions on any device.",
+            file=sys.stderr,
         )
         return 2
     versions = []
@@ -95,7 +99,11 @@ def device(args: argparse.Namespace) -> int:
             versions.append(f"no {name}")
     versions.append(f"assembler {shutil.which('ptxas') or 'not on the path'}")
     found = jax.devices()
-    tell(f"{found[0].device_kind}, Python {sys.version.split()[0]}, {', '.join(versions)}", len(found), "")
+    tell(
+        f"{found[0].device_kind}, Python {sys.version.split()[0]}, {', '.join(versions)}",
+        len(found),
+        "",
+    )
     return 0
 
 
@@ -108,9 +116,13 @@ def stream(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """`enginebay check` of every kernel that is for this platform alone: every case, eight at a time."""
     platform = best_platform(load_registry()).name
-    entries = [e for e in load_registry().entries if e.kind == "kernel" and e.declaration is not None]
+    entries = [
+        e for e in load_registry().entries if e.kind == "kernel" and e.declaration is not None
+    ]
     names = sorted(
-        f"kernel:{e.op}:{e.name}" for e in entries if e.declaration and e.declaration.platforms == (platform,)
+        f"kernel:{e.op}:{e.name}"
+        for e in entries
+        if e.declaration and e.declaration.platforms == (platform,)
     )
     tell(f"kernels for {platform}", len(names), "")
     names, how = (names[:1], []) if args.tiny else (names, ["--all", "--jobs", "8"])
@@ -122,7 +134,9 @@ def check(args: argparse.Namespace) -> int:
         )
         lines = done.stdout.splitlines()
         # The last line counts the verdicts. A kernel that nothing could be run of is not one that was checked.
-        told = next((line for line in reversed(lines) if line.startswith(f"{name} run")), "no verdicts")
+        told = next(
+            (line for line in reversed(lines) if line.startswith(f"{name} run")), "no verdicts"
+        )
         is_good = done.returncode == 0 and " PASS" in told
         tell(f"check --level run {name}", int(not is_good), f"({told})")
         if not is_good:
@@ -160,7 +174,9 @@ def kernel(args: argparse.Namespace) -> int:
         bucket = Bucket(rows, rows, pages, 1, most, "decode")
         rng = np.random.default_rng(0)
         order = jnp.asarray(rng.permutation(rows * pages).reshape(rows, pages), jnp.int32)
-        batch = derive_batch(jnp.ones(rows, jnp.int32), jnp.asarray(lens, jnp.int32), order, page, bucket)
+        batch = derive_batch(
+            jnp.ones(rows, jnp.int32), jnp.asarray(lens, jnp.int32), order, page, bucket
+        )
         count = 2 if args.tiny else max(2, min(MOST_CACHES, -(-CHAIN_BYTES // layout.num_bytes())))
         caches = [
             {
@@ -179,7 +195,9 @@ def kernel(args: argparse.Namespace) -> int:
                 q = step(q, None, None, cache, batch)[0]
             return q
 
-        time_s = seconds(functools.partial(jax.jit(layers), q, caches, batch), tiny=args.tiny) / count
+        time_s = (
+            seconds(functools.partial(jax.jit(layers), q, caches, batch), tiny=args.tiny) / count
+        )
         size = attention_cost(spec, [1] * rows, lens, kv_bytes=jnp.dtype(dtype).itemsize)
         rate = size.bytes_read / time_s
         what = f"{name} decode attention, {rows} rows of {context}"
@@ -197,7 +215,16 @@ def eval_(args: argparse.Namespace) -> int:
     text.write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
     failed = 0
     for dtype in ("float32",) if args.tiny else ("float32", "bfloat16"):
-        options = ["--model", str(folder), "--text", str(text), "--engine", args.engine, "--dtype", dtype]
+        options = [
+            "--model",
+            str(folder),
+            "--text",
+            str(text),
+            "--engine",
+            args.engine,
+            "--dtype",
+            dtype,
+        ]
         sizes = ["--new-tokens", "8", "--max-num-seqs", "4", "--max-model-len", "640"]
         command = [sys.executable, "-m", "enginebay", "eval", *options, *sizes, "--json"]
         done = subprocess.run(
@@ -208,7 +235,11 @@ def eval_(args: argparse.Namespace) -> int:
             continue
         told = json.loads(done.stdout)
         for phase in ("prefill", "decode"):
-            tell(f"{args.model} {dtype}, KL divergence of {phase}", told[phase]["max"], "nats at most")
+            tell(
+                f"{args.model} {dtype}, KL divergence of {phase}",
+                told[phase]["max"],
+                "nats at most",
+            )
         worst = max(told[phase]["max"] for phase in ("prefill", "decode"))
         if dtype == "float32" and not worst < MOST_F32_KL:
             print(f"a KL divergence of {worst} in float32, over {MOST_F32_KL}", file=sys.stderr)
@@ -275,7 +306,11 @@ def host(args: argparse.Namespace) -> int:
     rows, turns = ((1, 2), 4) if args.tiny else ((1, 32, 128), 100)
     for engine in args.engines.split(","):
         with LLM(
-            "demo", engine=engine, max_num_seqs=max(rows), max_model_len=1024, generation_config="none"
+            "demo",
+            engine=engine,
+            max_num_seqs=max(rows),
+            max_model_len=1024,
+            generation_config="none",
         ) as llm:
             measured = Host(llm)
             for count in rows:
@@ -290,7 +325,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = {f.__name__.rstrip("_"): f for f in (device, stream, check, kernel, eval_, engine, host)}
+    stages = {
+        f.__name__.rstrip("_"): f for f in (device, stream, check, kernel, eval_, engine, host)
+    }
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--model", default="qwen3-0.6b", choices=shapes.MODELS)

@@ -134,7 +134,12 @@ def _run(
             os.killpg(process.pid, signal.SIGKILL)
 
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     timer = threading.Timer(timeout_s, stop)
     timer.daemon = True
@@ -168,15 +173,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bundle", type=Path, default=ROOT / "build" / "gpu-check", help="what bundle.py made"
     )
-    parser.add_argument("--jax-triton", default="0.4.1", choices=("0.3.1", "0.4.1"), help="which to install")
-    parser.add_argument("--installed", action="store_true", help="use this Python's own packages as they are")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, on whatever device there is")
+    parser.add_argument(
+        "--jax-triton", default="0.4.1", choices=("0.3.1", "0.4.1"), help="which to install"
+    )
+    parser.add_argument(
+        "--installed", action="store_true", help="use this Python's own packages as they are"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="small shapes, on whatever device there is"
+    )
     parser.add_argument("--stages", default=",".join(STAGES), help=f"of {', '.join(STAGES)}")
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--engines", default=",".join(ENGINES), help=f"such as {', '.join(ENGINES)}")
+    parser.add_argument(
+        "--engines", default=",".join(ENGINES), help=f"such as {', '.join(ENGINES)}"
+    )
     parser.add_argument("--batches", default="1,8,32,128", help="rows that decode at a time")
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--work", type=Path, help="keep the random checkpoints here: the next run finds them")
+    parser.add_argument(
+        "--work", type=Path, help="keep the random checkpoints here: the next run finds them"
+    )
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for a stage")
     parser.add_argument(
         "--budget", type=float, help="seconds for all stages: others are left out, and that is told"
@@ -200,14 +215,18 @@ def _tiny(args: argparse.Namespace) -> list[str]:
 def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]]]:
     """Name and command line of every stage that was asked for."""
     stages, tiny = args.stages.split(","), _tiny(args)
-    found = [(name, [*_measure(name), *tiny]) for name in ("stream", "check", "kernel") if name in stages]
+    found = [
+        (name, [*_measure(name), *tiny]) for name in ("stream", "check", "kernel") if name in stages
+    ]
     for model in args.models.split(","):
         folder = str(work / (f"{model}-tiny" if args.tiny else model))
         how = ["--folder", folder, "--model", model, "--batches", args.batches, *tiny]
         if "eval" in stages and model == args.models.split(",")[0]:
             found.append((f"eval {model}", [*_measure("eval"), *how]))
         for engine in args.engines.split(",") if "engines" in stages else ():
-            found.append((f"engines {model} {engine}", [*_measure("engine"), "--engine", engine, *how]))
+            found.append(
+                (f"engines {model} {engine}", [*_measure("engine"), "--engine", engine, *how])
+            )
         if "torch" in stages:
             found.append((f"torch {model}", [sys.executable, str(HERE / "with_torch.py"), *how]))
     if "host" in stages:
@@ -217,11 +236,22 @@ def _commands(args: argparse.Namespace, work: Path) -> list[tuple[str, list[str]
 
 def _graphs(dump: Path) -> Figure:
     """How many CUDA graphs a decode step is, by XLA's own listing of its largest program."""
-    texts = [path.read_text(errors="replace") for path in dump.glob("*thunk_sequence_after_thunk_passes*")]
+    texts = [
+        path.read_text(errors="replace")
+        for path in dump.glob("*thunk_sequence_after_thunk_passes*")
+    ]
     if not texts:
-        return {"figure": "CUDA graphs of a step", "value": None, "unit": "XLA lists none on this platform"}
+        return {
+            "figure": "CUDA graphs of a step",
+            "value": None,
+            "unit": "XLA lists none on this platform",
+        }
     graphs, others = count_graphs(max(texts, key=len))
-    return {"figure": "CUDA graphs of a step", "value": graphs, "unit": f"and {others} launches beside them"}
+    return {
+        "figure": "CUDA graphs of a step",
+        "value": graphs,
+        "unit": f"and {others} launches beside them",
+    }
 
 
 def count_graphs(listing: str) -> tuple[int, int]:
@@ -229,7 +259,9 @@ def count_graphs(listing: str) -> tuple[int, int]:
     lines = re.findall(r"^( *)\d+: k(\w+)", listing, re.MULTILINE)
     body = [(len(indent), kind) for indent, kind in lines]
     loop = next((at for at, (_, kind) in enumerate(body) if kind == "While"), None)
-    if loop is not None and "CommandBuffer" in _around(body, loop):  # all rounds of the loop are in the graph
+    if loop is not None and "CommandBuffer" in _around(
+        body, loop
+    ):  # all rounds of the loop are in the graph
         return 1, 0
     if loop is not None:
         depth = body[loop][0]
@@ -255,7 +287,9 @@ def table(figures: Sequence[Figure]) -> str:
     rows = ["| stage | figure | value | of the roofline |", "|---|---|---|---|"]
     for figure in figures:
         value, fraction = figure["value"], figure.get("fraction")
-        shown = "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+        shown = (
+            "-" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+        )
         share = "" if fraction is None else f"{100 * fraction:.0f} %"
         rows.append(
             f"| {figure['stage']} | {figure['figure']} | {shown} {figure.get('unit', '')} | {share} |"

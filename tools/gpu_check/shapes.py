@@ -103,7 +103,9 @@ def tensors(config: Config) -> dict[str, tuple[int, ...]]:
 def weight_bytes(config: Config, dtype: str) -> int:
     """What a decode step reads of the weights: all but the embedding's other rows, which a tied head reads after all."""
     sizes = {name: int(np.prod(shape)) for name, shape in tensors(config).items()}
-    read = sum(sizes.values()) - (0 if config["tie_word_embeddings"] else sizes["model.embed_tokens.weight"])
+    read = sum(sizes.values()) - (
+        0 if config["tie_word_embeddings"] else sizes["model.embed_tokens.weight"]
+    )
     return read * (4 if dtype == "float32" else 2)
 
 
@@ -145,7 +147,11 @@ def _write_all(folder: Path, config: Config, dtype: str) -> None:
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w0"}
+    model = {
+        "type": "WordLevel",
+        "vocab": {f"w{i}": i for i in range(vocab_size)},
+        "unk_token": "w0",
+    }
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
     tokenizer = {
         "version": "1.0",

@@ -41,7 +41,11 @@ def main() -> int:
     if importlib.util.find_spec("torch") is None:
         print(
             json.dumps(
-                {"figure": f"{args.model}, transformers", "value": None, "unit": "torch is not installed"}
+                {
+                    "figure": f"{args.model}, transformers",
+                    "value": None,
+                    "unit": "torch is not installed",
+                }
             )
         )
         return 0
@@ -73,7 +77,9 @@ def measure(args: argparse.Namespace) -> None:
         enough = StopAt(prompt + count)
         start = time.perf_counter()
         mask = torch.ones_like(ids)
-        model.generate(ids, attention_mask=mask, max_new_tokens=new, stopping_criteria=[enough], **settings)
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=new, stopping_criteria=[enough], **settings
+        )
         if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
@@ -100,7 +106,10 @@ def measure(args: argparse.Namespace) -> None:
         if settings.get("disable_compile"):
             unit += ", not compiled"
         figure = f"{args.model}, transformers, batch {batch}"
-        print(json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": None}), flush=True)
+        print(
+            json.dumps({"figure": figure, "value": value, "unit": unit, "fraction": None}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,11 @@ def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) 
     bucket = shape.bucket(q_lens, setting.page_size, setting.min_rows, compact=compact)
     page_size = shape.context if compact else setting.page_size
     layout = setting.layout_type(
-        bucket.seqs * bucket.pages_per_seq, page_size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype
+        bucket.seqs * bucket.pages_per_seq,
+        page_size,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.kv_dtype,
     )
     return _problem(shape.name, _Rows(q_lens, kv_lens, spec, bucket, layout), setting)
 
@@ -96,7 +100,9 @@ def _problem(name: str, rows: _Rows, setting: Setting) -> Problem:
         bind=functools.partial(_bind, rows, setting),
         check=functools.partial(_check, rows),
         why_not=lambda impl: impl.caps.why_not(setting.env, spec, bucket, layout),
-        config=lambda impl: setting.tuned.config("attention", impl, setting.env, spec, bucket, layout),
+        config=lambda impl: setting.tuned.config(
+            "attention", impl, setting.env, spec, bucket, layout
+        ),
         key=TuningKey(spec, bucket, layout),
     )
 
@@ -122,7 +128,9 @@ def _make(rows: _Rows, poison: float) -> Inputs:
     shape = (int(starts[-1]), spec.num_kv_heads, spec.head_dim)
     keys, values = (noise(shape, spec.kv_dtype, seed) for seed in (1, 2))
     fresh = starts[token_rows] + positions
-    q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), poison).astype(jnp.dtype(spec.q_dtype))
+    q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), poison).astype(
+        jnp.dtype(spec.q_dtype)
+    )
     k, v = np.full((2, bucket.tokens, *shape[1:]), poison).astype(jnp.dtype(spec.kv_dtype))
     q[places] = noise((places.size, *q.shape[1:]), spec.q_dtype, 3)
     k[places], v[places] = keys[fresh], values[fresh]
@@ -133,7 +141,9 @@ def _make(rows: _Rows, poison: float) -> Inputs:
     cache = {n: jnp.full(s.shape, poison, s.dtype) for n, s in layout.shapes().items()}
     cache = jax.jit(layout.write, donate_argnums=0)(cache, slots, keys, values)
     batch = jax.jit(derive_batch, static_argnums=(3, 4))(*lens, table, layout.page_size, bucket)
-    return Inputs(cache, (jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), batch), _Facts(keys, values, q))
+    return Inputs(
+        cache, (jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), batch), _Facts(keys, values, q)
+    )
 
 
 def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:

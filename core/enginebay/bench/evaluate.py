@@ -113,7 +113,11 @@ def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
     starts = tuple(s for s in range(0, len(taken), length) if len(taken) - s + len(known) >= 2)
     if not starts:
         raise InputError(
-            explain(f"a text of {len(taken)} tokens to score", "at least two", "Take a longer text or limit.")
+            explain(
+                f"a text of {len(taken)} tokens to score",
+                "at least two",
+                "Take a longer text or limit.",
+            )
         )
     pieces = tuple((*known, *taken[s : s + length]) for s in starts)
     return Passages(pieces, starts, len(known), len(ids))
@@ -171,7 +175,9 @@ def compare(passages: Passages, mine: Sequence[Scored], theirs: Sequence[Scored]
         num_new = len(subject.new_token_ids)
         shared = num_new if diverged is None else diverged + 1
         targets = np.asarray(subject.token_ids[first + 1 :])
-        text.append(_positions(subject.logits[first : num - 1], reference.logits[first : num - 1], targets))
+        text.append(
+            _positions(subject.logits[first : num - 1], reference.logits[first : num - 1], targets)
+        )
         rows = slice(num - 1, num - 1 + shared)
         chosen = np.asarray(reference.new_token_ids[:shared])
         decoded.append(_positions(subject.logits[rows], reference.logits[rows], chosen))
@@ -209,13 +215,17 @@ class _Positions:
     @staticmethod
     def joined(parts: Sequence[_Positions]) -> _Positions:
         names = [field.name for field in dataclasses.fields(_Positions)]
-        return _Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return _Positions(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        )
 
 
 def _positions(mine: np.ndarray, theirs: np.ndarray, targets: np.ndarray) -> _Positions:
     parts = [
         _few_positions(mine[at], theirs[at], targets[at])
-        for at in (slice(start, start + ROWS_AT_ONCE) for start in range(0, len(mine), ROWS_AT_ONCE))
+        for at in (
+            slice(start, start + ROWS_AT_ONCE) for start in range(0, len(mine), ROWS_AT_ONCE)
+        )
     ]
     return _Positions.joined(parts)
 

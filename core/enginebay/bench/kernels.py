@@ -22,7 +22,14 @@ from enginebay.bench.plain_ops import (
 from enginebay.bench.problem import Inputs, Parity, Problem, Setting, asked_for, with_config
 from enginebay.bench.roofline import Roofline
 from enginebay.bench.shapes import BATCHES, CONTEXTS, Axes, Shape
-from enginebay.bench.timing import Contestant, Rotation, Timing, compile_step, num_sets, time_in_turn
+from enginebay.bench.timing import (
+    Contestant,
+    Rotation,
+    Timing,
+    compile_step,
+    num_sets,
+    time_in_turn,
+)
 from enginebay.ops.cost import Cost
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunableOp
@@ -121,12 +128,16 @@ def measure_shape(
         if why is not None:
             refused[candidate.name] = why
             continue
-        contestants.append(_contestant(candidate.name, *_configured(op, candidate.impl, setting, problem)))
+        contestants.append(
+            _contestant(candidate.name, *_configured(op, candidate.impl, setting, problem))
+        )
         if op == "attention" and shape.mode == "decode" and candidate.impl.caps.compact_decode:
             copied = attention_problem(shape, setting, compact=True)
             contestants.append(_contestant(f"{candidate.name} {COMPACT}", candidate.impl, copied))
     results = run_contestants(bench, contestants)
-    figures = [dataclasses.replace(figure, implementation=n, reason=why) for n, why in refused.items()]
+    figures = [
+        dataclasses.replace(figure, implementation=n, reason=why) for n, why in refused.items()
+    ]
     for contestant in contestants:
         found = results[contestant.label]
         named = dataclasses.replace(
@@ -186,9 +197,7 @@ def why_not_measured(problem: Problem, bench: Bench, dtype: str) -> str | None:
     """Why a problem is too large for this machine, or None."""
     needed = COPIES_TO_CHECK * problem.num_bytes
     if needed > bench.limits.free_bytes:
-        return (
-            f"needs {needed / 2**30:.1f} GiB with its check, {bench.limits.free_bytes / 2**30:.1f} are free"
-        )
+        return f"needs {needed / 2**30:.1f} GiB with its check, {bench.limits.free_bytes / 2**30:.1f} are free"
     ideal = bench.roofline.ideal_s(problem.cost, dtype)
     if ideal > bench.limits.call_s:
         return f"a call takes at least {ideal:.1f} s here, the limit is {bench.limits.call_s:g} s"
@@ -216,7 +225,9 @@ def run_contestants(
                     step = compile_step(contestant, inputs, bench.options)
                     parity = _parity(step, problem, inputs)
                 except Exception as error:  # noqa: BLE001  # a kernel that fails is a result; the others go on
-                    failed[contestant.label] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                    failed[contestant.label] = " ".join(f"{type(error).__name__}: {error}".split())[
+                        :300
+                    ]
                     continue
                 if only_right and not parity.is_right:
                     failed[contestant.label] = (

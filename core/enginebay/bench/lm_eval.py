@@ -56,7 +56,10 @@ class EnginebayLM(LM):
             for request in requests:
                 token_ids = self._encode(request.args[0])
                 results.append(
-                    sum(_likelihood(scorer, *window)[0] for window in self._windows(token_ids, scorer))
+                    sum(
+                        _likelihood(scorer, *window)[0]
+                        for window in self._windows(token_ids, scorer)
+                    )
                 )
         return results
 
@@ -68,7 +71,8 @@ class EnginebayLM(LM):
         """
         params = [_params(request.args[1]) for request in requests]
         prompts = [
-            self._shortened(request.args[0], one) for request, one in zip(requests, params, strict=True)
+            self._shortened(request.args[0], one)
+            for request, one in zip(requests, params, strict=True)
         ]
         outputs = self.llm.generate(prompts, params) if prompts else []
         return [output.outputs[0].text for output in outputs]
@@ -109,7 +113,9 @@ class EnginebayLM(LM):
         windows = []
         for start in range(0, len(token_ids), length):
             end = min(start + length, len(token_ids))
-            first = start if start == 0 else max(0, end - length)  # the last one is as long as the others
+            first = (
+                start if start == 0 else max(0, end - length)
+            )  # the last one is as long as the others
             windows.append((before[first : start + 1], token_ids[start:end]))
         return windows
 
@@ -128,7 +134,9 @@ class EnginebayLM(LM):
         return token_ids[-most:]
 
 
-def _likelihood(scorer: Scorer, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+def _likelihood(
+    scorer: Scorer, context: Sequence[int], continuation: Sequence[int]
+) -> tuple[float, bool]:
     if not continuation:
         return 0.0, True
     most = scorer.max_model_len - 1 - len(continuation)

@@ -33,7 +33,8 @@ def compare_tokens(llms: dict[str, LLM], workload: Workload) -> dict[str, tuple[
     """For each engine: how many leading tokens equal the first engine's, and how many there are, over all requests."""
     outputs = {
         name: [
-            o.outputs[0].token_ids for o in llm.generate([list(p) for p in workload.prompts], workload.params)
+            o.outputs[0].token_ids
+            for o in llm.generate([list(p) for p in workload.prompts], workload.params)
         ]
         for name, llm in llms.items()
     }
@@ -71,7 +72,9 @@ def throughput_round(num_requests: int, prompt_len: int, new_tokens: int) -> Rou
     """A mixed batch given at once: output tokens/s over wall time."""
 
     def run(llm: LLM, number: int) -> Figures:
-        workload = mixed_batch(number, llm.plan.model.info.vocab_size, num_requests, prompt_len, new_tokens)
+        workload = mixed_batch(
+            number, llm.plan.model.info.vocab_size, num_requests, prompt_len, new_tokens
+        )
         return {"output_tokens_per_s": workload.num_output_tokens / _timed(llm, workload)}
 
     return run

@@ -11,7 +11,17 @@ import numpy as np
 
 from enginebay.bench.attention import same_bits
 from enginebay.bench.plain_ops import EPS_OF_NORM, MOST_ROWS, kv_write_problem
-from enginebay.bench.problem import Inputs, Parity, Problem, Setting, Step, compared, noise, spread, worst
+from enginebay.bench.problem import (
+    Inputs,
+    Parity,
+    Problem,
+    Setting,
+    Step,
+    compared,
+    noise,
+    spread,
+    worst,
+)
 from enginebay.bench.shapes import Shape
 from enginebay.ops.cost import Cost, rms_norm_cost, rope_cost
 from enginebay.ops.spec import RopeSpec
@@ -36,17 +46,23 @@ def add_rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
     def make(_: float) -> Inputs:
         sizes = ((rows, features), (rows, features), (features,))
         return Inputs(
-            (), tuple(jnp.asarray(noise(size, setting.dtype, seed)) for seed, size in enumerate(sizes))
+            (),
+            tuple(jnp.asarray(noise(size, setting.dtype, seed)) for seed, size in enumerate(sizes)),
         )
 
     def bind(impl: Any, _: Any) -> Step:
-        return lambda state, x, residual, weight: (impl(x, residual, weight, eps=EPS_OF_NORM), state)
+        return lambda state, x, residual, weight: (
+            impl(x, residual, weight, eps=EPS_OF_NORM),
+            state,
+        )
 
     def check(inputs: Inputs, out: Any, _: Any) -> Parity:
         x, residual, weight = map(np.asarray, inputs.arrays)
         normed, total = map(np.asarray, out)
         some = spread(rows, MOST_ROWS)
-        if not np.array_equal(total[some], np.asarray(jnp.asarray(x[some]) + jnp.asarray(residual[some]))):
+        if not np.array_equal(
+            total[some], np.asarray(jnp.asarray(x[some]) + jnp.asarray(residual[some]))
+        ):
             return Parity(float("nan"), float("inf"), "the dtype's own sum, bit by bit")
         exact = oracle.rms_norm(total[some], weight, eps=EPS_OF_NORM)
         allowed = 2 * max(oracle.EPS[setting.dtype], 4e-7) * np.abs(exact)
@@ -79,7 +95,9 @@ def rope_kv_write_problem(shape: Shape, setting: Setting) -> Problem:
         return Inputs(before.state, (q, k, v, jnp.arange(rows, dtype=jnp.int32), slots))
 
     pages = -(-max(shape.batch * shape.context, rows) // setting.page_size)
-    layout = setting.layout_type(pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype)
+    layout = setting.layout_type(
+        pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype
+    )
 
     def bind(impl: Any, _: Any) -> Step:
         return lambda cache, q, k, v, positions, slots: impl(
@@ -124,7 +142,9 @@ def sample_problem(shape: Shape, setting: Setting) -> Problem:
     def make(_: float) -> Inputs:
         logits = 2.0 * noise((rows, vocab), "float32", 5)
         seeds = np.random.default_rng(6).integers(0, 2**32, (rows, 2), dtype=np.uint32)
-        return Inputs((), (jnp.asarray(logits - logits.max(axis=1, keepdims=True)), jnp.asarray(seeds)))
+        return Inputs(
+            (), (jnp.asarray(logits - logits.max(axis=1, keepdims=True)), jnp.asarray(seeds))
+        )
 
     def bind(impl: Any, _: Any) -> Step:
         asked = {
@@ -145,9 +165,12 @@ def sample_problem(shape: Shape, setting: Setting) -> Problem:
         ]
         behind = np.maximum(np.asarray(best) - scores[np.arange(some.size), tokens[some]], 0.0)
         may = [
-            kept_tokens(row, params, SLACK)[token] for row, token in zip(z[some], tokens[some], strict=True)
+            kept_tokens(row, params, SLACK)[token]
+            for row, token in zip(z[some], tokens[some], strict=True)
         ]
         behind = np.where(may, behind, np.nan)
         return worst(behind, 1e-5 * (1.0 + np.abs(best)), compared(some.size, rows, "rows"))
 
-    return Problem(shape.name, Cost(2.0 * rows * vocab, size, 4.0 * rows), int(size), make, bind, check)
+    return Problem(
+        shape.name, Cost(2.0 * rows * vocab, size, 4.0 * rows), int(size), make, bind, check
+    )

@@ -12,9 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.bench.attention import same_bits
-from enginebay.bench.problem import Inputs, Parity, Problem, Setting, Step, compared, noise, spread, worst
+from enginebay.bench.problem import (
+    Inputs,
+    Parity,
+    Problem,
+    Setting,
+    Step,
+    compared,
+    noise,
+    spread,
+    worst,
+)
 from enginebay.bench.shapes import Shape
-from enginebay.ops.cost import Cost, embedding_cost, kv_write_cost, linear_cost, rms_norm_cost, rope_cost
+from enginebay.ops.cost import (
+    Cost,
+    embedding_cost,
+    kv_write_cost,
+    linear_cost,
+    rms_norm_cost,
+    rope_cost,
+)
 from enginebay.ops.spec import RopeSpec
 from enginebay.testing import oracle
 
@@ -41,7 +58,9 @@ def _plain(
     """A problem without state: `call(impl, *arrays)` inside jit, `check(out, *arrays)` on the host. `make` None: noise."""
 
     def inputs(_: float) -> Inputs:
-        made = make() if make is not None else tuple(noise(*a, seed) for seed, a in enumerate(arrays))
+        made = (
+            make() if make is not None else tuple(noise(*a, seed) for seed, a in enumerate(arrays))
+        )
         return Inputs((), tuple(jnp.asarray(array) for array in made))
 
     return Problem(
@@ -93,7 +112,9 @@ def rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
         some = spread(rows, MOST_ROWS)
         exact = oracle.rms_norm(x[some], weight, eps=EPS_OF_NORM)
         allowed = 2 * max(oracle.EPS[setting.dtype], 4e-7) * np.abs(exact)
-        return worst(np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows"))
+        return worst(
+            np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows")
+        )
 
     return _plain(
         shape,
@@ -115,7 +136,9 @@ def rope_problem(shape: Shape, setting: Setting) -> Problem:
         exact = oracle.rope(x[some], positions[some], spec)
         unit = oracle.EPS["float32"] * (2.0 + positions[some]) + oracle.EPS[setting.dtype]
         allowed = (unit * np.abs(x.astype(np.float64)).max() * 2)[:, None, None]
-        return worst(np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows"))
+        return worst(
+            np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows")
+        )
 
     return _plain(
         shape,
@@ -152,12 +175,16 @@ def kv_write_problem(shape: Shape, setting: Setting) -> Problem:
     """Keys and values of the step's tokens into a paged cache, which is donated."""
     layer, rows = shape.layer, shape.num_tokens()
     pages = -(-max(shape.batch * shape.context, rows) // setting.page_size)
-    layout = setting.layout_type(pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype)
+    layout = setting.layout_type(
+        pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype
+    )
     size = (rows, layer.num_kv_heads, layer.head_dim)
     item = jnp.dtype(setting.dtype).itemsize
 
     def make(_: float) -> Inputs:
-        slots = np.random.default_rng(3).permutation(pages * setting.page_size)[:rows].astype(np.int32)
+        slots = (
+            np.random.default_rng(3).permutation(pages * setting.page_size)[:rows].astype(np.int32)
+        )
         k, v = (jnp.asarray(noise(size, setting.dtype, seed)) for seed in (1, 2))
         return Inputs(layout.init(), (jnp.asarray(slots), k, v))
 
@@ -167,7 +194,9 @@ def kv_write_problem(shape: Shape, setting: Setting) -> Problem:
     def check(inputs: Inputs, _: Any, after: Any) -> Parity:
         wanted = jax.jit(layout.write)(inputs.state, *inputs.arrays)
         same = all(bool(jax.jit(same_bits)(wanted[name], after[name])) for name in wanted)
-        return Parity(0.0 if same else float("nan"), 0.0 if same else float("inf"), "the layout, bit by bit")
+        return Parity(
+            0.0 if same else float("nan"), 0.0 if same else float("inf"), "the layout, bit by bit"
+        )
 
     return Problem(
         name=shape.name,

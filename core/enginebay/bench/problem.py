@@ -136,4 +136,6 @@ def worst(error: np.ndarray, allowed: np.ndarray | float, against: str) -> Parit
     limit = np.maximum(np.asarray(allowed, float), np.finfo(float).tiny)
     share = np.where(error == 0, 0.0, error / limit)
     largest = np.nan if np.isnan(error).any() else error.max(initial=0.0)
-    return Parity(float(largest), float(np.nan if np.isnan(share).any() else share.max(initial=0.0)), against)
+    return Parity(
+        float(largest), float(np.nan if np.isnan(share).any() else share.max(initial=0.0)), against
+    )

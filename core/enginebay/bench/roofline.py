@@ -35,7 +35,10 @@ class Roofline:
         """The best of two measurements."""
         return Roofline(
             max(self.bytes_per_s, other.bytes_per_s),
-            {dtype: max(rate, other.flops_per_s[dtype]) for dtype, rate in self.flops_per_s.items()},
+            {
+                dtype: max(rate, other.flops_per_s[dtype])
+                for dtype, rate in self.flops_per_s.items()
+            },
             min(self.launch_s, other.launch_s),
         )
 
@@ -66,7 +69,10 @@ def measure_roofline(
         rows = max(1, (stream_bytes or STREAM_BYTES) // (4 * 16384))
         array = jnp.ones((rows, 16384), jnp.float32)
         vector = jnp.ones((16384,), jnp.float32)
-        reads: tuple[Callable[[jax.Array], jax.Array], ...] = (lambda a: a.sum(axis=1), lambda a: a @ vector)
+        reads: tuple[Callable[[jax.Array], jax.Array], ...] = (
+            lambda a: a.sum(axis=1),
+            lambda a: a @ vector,
+        )
         seconds = [_best(jax.jit(read, compiler_options=dict(options)), array) for read in reads]
         del array
         flops = {dtype: _product_rate(dtype, matrix or MATRIX, options) for dtype in dtypes}

@@ -77,7 +77,9 @@ class Scorer:
         if lease is None:
             raise RequestError(
                 explain(
-                    f"{total} tokens to score", "as many as the cache has room for", "Score a shorter piece."
+                    f"{total} tokens to score",
+                    "as many as the cache has room for",
+                    "Score a shorter piece.",
                 )
             )
         try:
@@ -94,7 +96,9 @@ class Scorer:
             for start in range(0, len(token_ids), self._chunk):
                 count = min(self._chunk, len(token_ids) - start)
                 is_last = start + count == len(token_ids)
-                pending = engine.step(StepPlan((RowPlan(row, lease, start, count, samples=is_last),)))
+                pending = engine.step(
+                    StepPlan((RowPlan(row, lease, start, count, samples=is_last),))
+                )
                 sampled = pending.read()[0]
                 logits.append(pending.read_logits()[:count])
                 if is_last:
@@ -141,7 +145,9 @@ def scoring(llm: LLM) -> Iterator[Scorer]:
     try:
         yield Scorer(llm)
     finally:
-        with contextlib.suppress(StoppedError):  # closed within the block: there is nothing to go back to
+        with contextlib.suppress(
+            StoppedError
+        ):  # closed within the block: there is nothing to go back to
             llm.run_on_engine(end)
 
 

@@ -21,7 +21,11 @@ STEP_TOKENS = 512
 """Tokens of a mixed step: a chunk of a prompt beside the rows that decode."""
 
 CONTEXTS = (1024, 4096, 32768)
-BATCHES: dict[Mode, tuple[int, ...]] = {"decode": (1, 8, 32, 128), "prefill": (1,), "mixed": (8, 32)}
+BATCHES: dict[Mode, tuple[int, ...]] = {
+    "decode": (1, 8, 32, 128),
+    "prefill": (1,),
+    "mixed": (8, 32),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,11 @@ class Shape:
         rng = np.random.default_rng([seed, self.batch, self.context])
         low = max(1, self.context // 8)
         lens = np.exp(rng.uniform(np.log(low), np.log(self.context), self.batch)).astype(int)
-        kv_lens = [self.context, *np.maximum(lens, 1).tolist()[1:]] if ragged else [self.context] * self.batch
+        kv_lens = (
+            [self.context, *np.maximum(lens, 1).tolist()[1:]]
+            if ragged
+            else [self.context] * self.batch
+        )
         if self.mode == "decode":
             return (1,) * self.batch, tuple(kv_lens)
         if self.mode == "prefill":
@@ -107,7 +115,9 @@ class Shape:
             return self.batch * max(1, self.context)
         return self.batch if self.mode == "decode" else STEP_TOKENS
 
-    def bucket(self, q_lens: Sequence[int], page_size: int, min_rows: int, *, compact: bool) -> Bucket:
+    def bucket(
+        self, q_lens: Sequence[int], page_size: int, min_rows: int, *, compact: bool
+    ) -> Bucket:
         """The bucket that an engine would run these rows in; `compact`: decode on a copy with a page a row."""
         pages = -(-self.context // page_size)
         if self.mode == "decode":
@@ -166,14 +176,18 @@ def _expand(text: str, axes: Axes) -> list[Shape]:
         known = ", ".join(p for p in axes.parts if p) or "no part for this op"
         raise InputError(
             explain(
-                f"shape {text!r}", f"MODEL/MODE/bROWS/cCONTEXT, and behind it {known}", "Correct the name."
+                f"shape {text!r}",
+                f"MODEL/MODE/bROWS/cCONTEXT, and behind it {known}",
+                "Correct the name.",
             )
         )
     shapes = []
     for one in PHASES:
         if mode not in ("", one):
             continue
-        contexts = axes.contexts[one] if context is None or axes.contexts[one] == (0,) else (context,)
+        contexts = (
+            axes.contexts[one] if context is None or axes.contexts[one] == (0,) else (context,)
+        )
         for b in axes.batches[one] if batch is None else (batch,):
             shapes += [
                 Shape(LAYERS[layer], one, b, c, p)
@@ -190,5 +204,7 @@ def _number(pieces: list[str], letter: str, text: str) -> int | None:
         return None
     value = int(pieces.pop(0)[1:])
     if value < 1:
-        raise InputError(explain(f"shape {text!r}", f"{letter} and a number of at least 1", "Correct it."))
+        raise InputError(
+            explain(f"shape {text!r}", f"{letter} and a number of at least 1", "Correct it.")
+        )
     return value

@@ -48,7 +48,9 @@ class Tuned:
         return sum(why.startswith(WRONG) for _, why in self.refused)
 
 
-def tune_shape(bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]) -> list[Tuned]:
+def tune_shape(
+    bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
     """Search each implementation's candidates for a shape, all of them timed in turn with one another.
 
     An implementation that has no candidates is measured as it is, so that it can be compared with the others. One that
@@ -57,7 +59,8 @@ def tune_shape(bench: Bench, shape: Shape, setting: Setting, candidates: Sequenc
     paged = attention_problem(shape, setting)
     copied = attention_problem(shape, setting, compact=True) if shape.mode == "decode" else paged
     entrants = [
-        (c, copied if c.impl is not None and c.impl.caps.compact_decode else paged) for c in candidates
+        (c, copied if c.impl is not None and c.impl.caps.compact_decode else paged)
+        for c in candidates
     ]
     return _tune(bench, "attention", setting, entrants)
 
@@ -103,7 +106,8 @@ def _tune(
     every = [contestant for some in entrants.values() for contestant in some.contestants]
     results = run_contestants(bench, every, only_right=True, drop_slower_than=DROP_SLOWER_THAN)
     return [
-        _outcome(one, entrants[one.impl], results, bench) if one.impl in entrants else one for one in found
+        _outcome(one, entrants[one.impl], results, bench) if one.impl in entrants else one
+        for one in found
     ]
 
 
@@ -148,11 +152,17 @@ def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: B
     """The fastest of an implementation's configurations, or its default when that is as fast."""
     contestants, place = entrant.contestants, entrant.place
     default = contestants[0]
-    timed = {c.label: results[c.label][1] for c in contestants if not isinstance(results[c.label], str)}
-    refused = tuple((c.label, results[c.label]) for c in contestants if isinstance(results[c.label], str))
+    timed = {
+        c.label: results[c.label][1] for c in contestants if not isinstance(results[c.label], str)
+    }
+    refused = tuple(
+        (c.label, results[c.label]) for c in contestants if isinstance(results[c.label], str)
+    )
     one = dataclasses.replace(one, num_tried=len(timed), refused=refused)
     if default.label not in timed:
-        return dataclasses.replace(one, reason=f"its default configuration: {dict(refused)[default.label]}")
+        return dataclasses.replace(
+            one, reason=f"its default configuration: {dict(refused)[default.label]}"
+        )
     standard = timed[default.label].median_s
     best = min((c for c in contestants if c.label in timed), key=lambda c: timed[c.label].median_s)
     if timed[best.label].median_s > WORTH * standard:

@@ -19,7 +19,9 @@ class Workload:
     @property
     def params(self) -> list[SamplingParams]:
         """Sampling parameters, one for each prompt."""
-        return [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in self.new_tokens]
+        return [
+            SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in self.new_tokens
+        ]
 
     @property
     def num_output_tokens(self) -> int:
@@ -30,7 +32,9 @@ class Workload:
 def one_prompt(seed: int, vocab_size: int, prompt_len: int, new_tokens: int) -> Workload:
     """A single request."""
     rng = np.random.default_rng(seed)
-    return Workload((tuple(int(t) for t in rng.integers(0, vocab_size, prompt_len)),), (new_tokens,))
+    return Workload(
+        (tuple(int(t) for t in rng.integers(0, vocab_size, prompt_len)),), (new_tokens,)
+    )
 
 
 def mixed_batch(
@@ -42,5 +46,7 @@ def mixed_batch(
     def lengths(longest: int) -> list[int]:
         return [int(n) for n in rng.integers(max(1, longest // 16), longest + 1, num_requests)]
 
-    prompts = tuple(tuple(int(t) for t in rng.integers(0, vocab_size, n)) for n in lengths(longest_prompt))
+    prompts = tuple(
+        tuple(int(t) for t in rng.integers(0, vocab_size, n)) for n in lengths(longest_prompt)
+    )
     return Workload(prompts, tuple(lengths(longest_output)))

@@ -84,7 +84,9 @@ class _Step:
 
     def state(self) -> StepState:
         cache = {
-            group.name: tuple(self._layer(self.layouts[group.name]) for _ in range(group.num_layers))
+            group.name: tuple(
+                self._layer(self.layouts[group.name]) for _ in range(group.num_layers)
+            )
             for group in self.model.info.groups
         }
         empty = functools.partial(DeviceRows.empty, self.shape.rows, self.shape.max_model_len)
@@ -94,13 +96,17 @@ class _Step:
 
     def _layer(self, layout: KVLayout) -> dict[str, jax.ShapeDtypeStruct]:
         where = self.placement.cache(layout)
-        return {name: self._array(s.shape, s.dtype, where[name]) for name, s in layout.shapes().items()}
+        return {
+            name: self._array(s.shape, s.dtype, where[name]) for name, s in layout.shapes().items()
+        }
 
     def _array(self, shape: Sequence[int], dtype: Any, where: Any) -> jax.ShapeDtypeStruct:
         on_mesh = self.placement.mesh is not None
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=where if on_mesh else None)
 
-    def __call__(self, weights: Any, state: StepState, row_ids: Any, num_steps: Any, tables: Any) -> Any:
+    def __call__(
+        self, weights: Any, state: StepState, row_ids: Any, num_steps: Any, tables: Any
+    ) -> Any:
         """decode_step, whose state comes back as it went: donated arrays are used again only then."""
         bucket, steps = self.shape.bucket, self.shape.decode_steps
         step = functools.partial(decode_step, self.program, dict(self.layouts), bucket, steps)
@@ -150,7 +156,9 @@ def compile_decode_step(
     held = (step.weights(), step.state())
     arguments = (*held, rows, jax.ShapeDtypeStruct((), jnp.int32), dict.fromkeys(layouts, table))
     report = compiler.compile(step, arguments, target=target, donated=(1,), num_devices=num_devices)
-    return StepReport(report, kernels.names, _bytes(held[1].cache, num_devices), _bytes(held[0], num_devices))
+    return StepReport(
+        report, kernels.names, _bytes(held[1].cache, num_devices), _bytes(held[0], num_devices)
+    )
 
 
 def _with_a_sampler(registry: Registry, config: EngineConfig) -> EngineConfig:

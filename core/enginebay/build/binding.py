@@ -47,7 +47,9 @@ class OpsBinder:
                 q = plain["rope"](q, batch.positions, spec=rope)
                 k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
             args = (q, k, v, cache, batch)
-            return self._attention(impl, plain, bucket, by_spec[spec], spec, rope if fuses else None, args)
+            return self._attention(
+                impl, plain, bucket, by_spec[spec], spec, rope if fuses else None, args
+            )
 
         return Ops(
             attention,
@@ -73,7 +75,9 @@ class OpsBinder:
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
-        config, _ = self.chosen.tuned.config("attention", impl, self.chosen.env, local_spec, bucket, local)
+        config, _ = self.chosen.tuned.config(
+            "attention", impl, self.chosen.env, local_spec, bucket, local
+        )
 
         def run(
             q: jax.Array,
@@ -87,16 +91,21 @@ class OpsBinder:
                     cache = plain["kv_write"](cache, batch.slots, k, v, layout=local)
                 else:
                     where = (batch.positions, batch.slots)
-                    q, cache = plain["rope_kv_write"](q, k, v, cache, *where, spec=rope, layout=local)
+                    q, cache = plain["rope_kv_write"](
+                        q, k, v, cache, *where, spec=rope, layout=local
+                    )
                 k = v = None
-            out, cache, _ = impl(q, k, v, cache, batch, spec=local_spec, layout=local, config=config)
+            out, cache, _ = impl(
+                q, k, v, cache, batch, spec=local_spec, layout=local, config=config
+            )
             return out, cache
 
         if shards == 1:
             return run(*args)
         heads = PartitionSpec(None, self.placement.rules["kv_heads"])
         arrays = {
-            n: self.placement.spec((None,) * axis + ("kv_heads",)) for n, axis in layout.head_axis().items()
+            n: self.placement.spec((None,) * axis + ("kv_heads",))
+            for n, axis in layout.head_axis().items()
         }
         sharded = jax.shard_map(
             run,

@@ -17,7 +17,11 @@ from enginebay.build.kernels import ChosenKernels, choose_kernels
 from enginebay.build.platforms import make_platforms, pick_platform
 from enginebay.build.processors import ChosenProcessors, choose_processors
 from enginebay.build.resolve import Facts, NamedFact, resolve
-from enginebay.build.sampling_defaults import NO_DEFAULTS, SamplingDefaults, choose_sampling_defaults
+from enginebay.build.sampling_defaults import (
+    NO_DEFAULTS,
+    SamplingDefaults,
+    choose_sampling_defaults,
+)
 from enginebay.build.shadowing import ChosenShadow, choose_shadow
 from enginebay.build.start import settle_platforms
 from enginebay.build.tuned import BucketConfig, bucket_configs
@@ -118,7 +122,9 @@ def make_plan(
     processors = choose_processors(registry, settled)
     shadow = choose_shadow(registry, settled, kernels, model.info, placement)
     greedy_only = _declares(registry.find("sampler", settled.sampler.name), "greedy_only")
-    defaults = choose_sampling_defaults(settled, checkpoint, processors.entries, greedy_only=greedy_only)
+    defaults = choose_sampling_defaults(
+        settled, checkpoint, processors.entries, greedy_only=greedy_only
+    )
     reasons += (processors.reason, defaults.reason, *kernels.reasons)
     reasons += () if shadow is None else (shadow.reason,)
     return Plan(
@@ -147,10 +153,16 @@ def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
 def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
     choice = plan.config.engine
-    engine: Engine = _make(plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress))
-    refuse_problems(plan.kernels, plan.model.info, plan.placement, choice.name, engine.attention_problems())
+    engine: Engine = _make(
+        plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
+    )
+    refuse_problems(
+        plan.kernels, plan.model.info, plan.placement, choice.name, engine.attention_problems()
+    )
     if plan.config.tuned == "require":
-        kernel_configs(plan, engine)  # what is missing is told now, not when a step is first compiled
+        kernel_configs(
+            plan, engine
+        )  # what is missing is told now, not when a step is first compiled
     return engine
 
 
@@ -242,7 +254,9 @@ def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
     """UnsupportedError for an implementation of sample that is chosen by name for a sampler that never calls it."""
     named = config.kernels.get("sample", KernelChoice()).decode
     if named != AUTO and not _declares(registry.find("sampler", config.sampler.name), "draws"):
-        able = ", ".join(e.name for e in registry.entries if e.kind == "sampler" and _declares(e, "draws"))
+        able = ", ".join(
+            e.name for e in registry.entries if e.kind == "sampler" and _declares(e, "draws")
+        )
         given = f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by this op"
         raise UnsupportedError(
             explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")
@@ -258,10 +272,16 @@ def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> 
     _refuse_elsewhere(registry, entry, platform)
     registry.options(entry, choice.options)
     if not _declares(registry.find("engine", config.engine.name), "verifies"):
-        able = ", ".join(e.name for e in registry.entries if e.kind == "engine" and _declares(e, "verifies"))
+        able = ", ".join(
+            e.name for e in registry.entries if e.kind == "engine" and _declares(e, "verifies")
+        )
         given = f"proposer = {choice.name!r} with engine {config.engine.name!r}, which verifies no drafts"
         raise UnsupportedError(
-            explain(given, f"engines that do: {able or 'none'}", "Choose one, or leave the proposer out.")
+            explain(
+                given,
+                f"engines that do: {able or 'none'}",
+                "Choose one, or leave the proposer out.",
+            )
         )
 
 
@@ -277,7 +297,11 @@ def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
     """UnsupportedError for a part that does not run on the platform."""
     reason = entry.why_not_on(platform)
     if reason is not None:
-        able = [e.name for e in registry.entries if e.kind == entry.kind and e.why_not_on(platform) is None]
+        able = [
+            e.name
+            for e in registry.entries
+            if e.kind == entry.kind and e.why_not_on(platform) is None
+        ]
         raise UnsupportedError(
             explain(
                 f"{entry.kind} = {entry.name!r}: {reason}",
@@ -316,7 +340,11 @@ def find_family(registry: Registry, architecture: str) -> ModelFamily:
             served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry)
     if architecture not in served:
         raise CheckpointError(
-            str(unknown_name("architecture", architecture, served, "Install a plugin that serves it."))
+            str(
+                unknown_name(
+                    "architecture", architecture, served, "Install a plugin that serves it."
+                )
+            )
         )
     family: ModelFamily = registry.load(served[architecture])
     return family

@@ -41,7 +41,9 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
     return found
 
 
-def engine_steps(registry: Registry, config: EngineConfig, platform: Platform, model: Model) -> PlanSteps:
+def engine_steps(
+    registry: Registry, config: EngineConfig, platform: Platform, model: Model
+) -> PlanSteps:
     """From a layout and a decode kernel to the attention problems of the configured engine's steps.
 
     The engine is not made: its capability `attention_problems` says them. Of an engine without it some are assumed, and
@@ -51,7 +53,9 @@ def engine_steps(registry: Registry, config: EngineConfig, platform: Platform, m
     options = registry.options(entry, config.engine.options)
     target = entry.declaration.capabilities.get("attention_problems") if entry.declaration else None
     what = f"attention_problems of engine {entry.name!r}"
-    tell: AttentionProblemsOf = usual_problems if target is None else import_target(str(target), what)
+    tell: AttentionProblemsOf = (
+        usual_problems if target is None else import_target(str(target), what)
+    )
     min_rows = platform.min_rows(config.dtype)
 
     @functools.cache
@@ -89,4 +93,6 @@ def refuse_problems(
         if reason is not None:
             given = f"kernels.attention.{phase} = {impl.name!r} with engine {engine!r}: it {reason}"
             fix = f"Pass --attention {phase}=NAME, or change the engine's sizes."
-            raise UnsupportedError(explain(given, "a kernel that serves every step of the engine", fix))
+            raise UnsupportedError(
+                explain(given, "a kernel that serves every step of the engine", fix)
+            )

@@ -51,7 +51,11 @@ def choose_fused(
         names = ", ".join(f"{part.chosen.name} of {part.op}" for part in better)
         is_lower = better[0].chosen.priority > found.priority
         why = f"{names} {'has a higher priority than any fused one' if is_lower else 'is built in'}"
-        behind = "lower priority" if is_lower else f"the same priority ({found.priority}), and not built in"
+        behind = (
+            "lower priority"
+            if is_lower
+            else f"the same priority ({found.priority}), and not built in"
+        )
         return None, Reason(setting, COMPOSED, why, ((found.name, behind), *reason.refused))
     return found, reason
 

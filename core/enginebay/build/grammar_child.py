@@ -25,7 +25,9 @@ class Compiler:
         import tokenizers
 
         inner = SerialisedTokenizer(tokenizers.Tokenizer.from_str(settings["tokenizer"]))
-        vocabulary = Vocabulary(Tokenizer(inner), settings["size"], tuple(settings["eos_token_ids"]))
+        vocabulary = Vocabulary(
+            Tokenizer(inner), settings["size"], tuple(settings["eos_token_ids"])
+        )
         made = _named(settings["library"])
         options = settings["options"]
         more = () if options is None else (_named(settings["options_model"])(**options),)
@@ -38,7 +40,9 @@ class Compiler:
         except InputError as error:
             return str(error)
         for path in range(NUM_PATHS):
-            with contextlib.suppress(InputError):  # it ends there, which is no matter of what a step takes
+            with contextlib.suppress(
+                InputError
+            ):  # it ends there, which is no matter of what a step takes
                 _walk(grammar.start(), path)
         return None
 
@@ -46,7 +50,9 @@ class Compiler:
 def _walk(constraint: Constraint, path: int) -> None:
     """Some steps, along tokens at this place of NUM_PATHS among those that are allowed."""
     for _ in range(NUM_STEPS):
-        token_ids = np.flatnonzero(np.unpackbits(constraint.bits().view(np.uint8), bitorder="little"))
+        token_ids = np.flatnonzero(
+            np.unpackbits(constraint.bits().view(np.uint8), bitorder="little")
+        )
         if not len(token_ids):
             return
         constraint.accept(int(token_ids[path * len(token_ids) // NUM_PATHS]))
@@ -62,15 +68,23 @@ class SerialisedTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to ids."""
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self.backend_tokenizer.encode(
+            text, add_special_tokens=add_special_tokens
+        ).ids
         return ids
 
     def decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
     ) -> str:
         """Ids to text."""
         assert not clean_up_tokenization_spaces
-        text: str = self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text: str = self.backend_tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens
+        )
         return text
 
 

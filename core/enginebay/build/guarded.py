@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 from enginebay.config import GuidedLimits
 from enginebay.constraint import Grammar, GrammarLibrary, Structure
 from enginebay.errors import RequestError, UnsupportedError, explain
-from enginebay.worker.process import LimitedWorker, LimitError, StartError, WorkerError, WorkerLimits
+from enginebay.worker.process import (
+    LimitedWorker,
+    LimitError,
+    StartError,
+    WorkerError,
+    WorkerLimits,
+)
 
 T = TypeVar("T")
 
@@ -21,7 +27,9 @@ _STACK = threading.Lock()
 class GuardedLibrary(GrammarLibrary):
     """A library over one tokenizer, and a worker process with the same library, which the first structure starts."""
 
-    def __init__(self, library: GrammarLibrary, settings: dict[str, Any], limits: GuidedLimits) -> None:
+    def __init__(
+        self, library: GrammarLibrary, settings: dict[str, Any], limits: GuidedLimits
+    ) -> None:
         self._library = library
         self._limits = limits
         self._worker = LimitedWorker(
@@ -63,9 +71,7 @@ class GuardedLibrary(GrammarLibrary):
             "stack": f"{limits.stack_bytes} bytes of stack (guided_limits.stack_bytes)",
             "depth": "structures within Python's recursion limit",
         }
-        given = (
-            f"{structure.form} = {_shown(structure)}, which exceeds the limit of {limit} when it is compiled"
-        )
+        given = f"{structure.form} = {_shown(structure)}, which exceeds the limit of {limit} when it is compiled"
         return RequestError(explain(given, allowed[limit], "Simplify it, or raise the limit."))
 
 

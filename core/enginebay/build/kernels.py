@@ -113,10 +113,14 @@ def choose_kernels(
     layout_type = registry.load(registry.find("layout", layout.chosen))
     tuned = load_tuned(registry, config.tuned, config.tuned_folder)
     steps_for = functools.partial(steps, layout.chosen, layout_type)
-    attention, why = choose_attention(registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1)
+    attention, why = choose_attention(
+        registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
+    )
     plain, why_plain = _choose_plain(registry, config, env, layout.chosen, is_sharded=shards > 1)
     reasons = [layout, *why, *why_plain]
-    calls = {call for found in [*attention.values(), *plain.values()] for call in found.custom_calls}
+    calls = {
+        call for found in [*attention.values(), *plain.values()] for call in found.custom_calls
+    }
     chosen = ChosenKernels(
         {phase: found.impl for phase, found in attention.items()},
         {op: found.impl for op, found in plain.items()},
@@ -143,7 +147,9 @@ def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl])
     if named and all(writes_cache(impl) for impl in attention.values()):
         given = f"kernels.{named[0]} = {_wanted(config, named[0])!r}, but attention writes the cache itself in all phases"
         fix = f"Choose such an attention kernel, or leave kernels.{named[0]} out."
-        raise UnsupportedError(explain(given, "attention without the feature fused_write in some phase", fix))
+        raise UnsupportedError(
+            explain(given, "attention without the feature fused_write in some phase", fix)
+        )
 
 
 def choose_plain(
@@ -169,12 +175,16 @@ def _choose_plain(
     plain: dict[str, Candidate] = {}
     reasons = []
     for op in PLAIN_OPS:
-        plain[op], why = choose_plain(registry, config, env, op, is_sharded=is_sharded, layout=layout)
+        plain[op], why = choose_plain(
+            registry, config, env, op, is_sharded=is_sharded, layout=layout
+        )
         reasons.append(why)
     for op, made_of in FUSED_OPS.items():
         may = interpreted_names(config, _wanted(config, op))
         able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
-        parts = [Part(part, plain[part], is_named=_wanted(config, part) != AUTO) for part in made_of]
+        parts = [
+            Part(part, plain[part], is_named=_wanted(config, part) != AUTO) for part in made_of
+        ]
         found, why = choose_fused(f"kernels.{op}", _wanted(config, op), able, parts)
         reasons.append(why)
         if found is not None:

@@ -90,7 +90,11 @@ def choose_attention(
 
 
 def _measured_faster(
-    tuned: TunedConfigs, env: Env, specs: Sequence[AttnSpec], phase: Mode, able: Sequence[AttentionImpl]
+    tuned: TunedConfigs,
+    env: Env,
+    specs: Sequence[AttnSpec],
+    phase: Mode,
+    able: Sequence[AttentionImpl],
 ) -> tuple[Any, str] | None:
     return tuned.faster_than("attention", able[0], able[1:], env, specs, phase)
 
@@ -102,14 +106,18 @@ def choose_layout(registry: Registry, config: EngineConfig, env: Env, default: s
     wanted = config.kernels.get("attention", KernelChoice())
     named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
     found: dict[str, Candidate] = {}
-    for candidate in candidates(registry, "attention", env, interpret=interpreted_names(config, *named)):
+    for candidate in candidates(
+        registry, "attention", env, interpret=interpreted_names(config, *named)
+    ):
         # A broken candidate may have the name of one that works, and comes after it.
         found.setdefault(candidate.name, candidate)
     for name in sorted(named - set(found)):
         raise unknown_name(
             "kernel of op attention", name, found, "`enginebay plugins` lists what is installed."
         )
-    lists = [found[name].impl.caps.layouts for name in sorted(named) if found[name].impl is not None]
+    lists = [
+        found[name].impl.caps.layouts for name in sorted(named) if found[name].impl is not None
+    ]
     if not lists:
         return Reason("layout", default, f"the default of platform {env.platform}")
     layout = common_layout(lists)

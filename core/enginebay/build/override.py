@@ -62,13 +62,19 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         else:
             plain[one.op] = one.impl
             # A fused op would compute this one in the place of what is given: it is taken apart.
-            for fused in {op for op, made_of in FUSED_OPS.items() if one.op in made_of} - set(given):
+            for fused in {op for op, made_of in FUSED_OPS.items() if one.op in made_of} - set(
+                given
+            ):
                 plain.pop(fused, None)
                 names[fused] = COMPOSED
                 told[f"kernels.{fused}"] = Reason(
-                    f"kernels.{fused}", COMPOSED, f"{one.op} is {GIVEN}, and serves wherever it is computed"
+                    f"kernels.{fused}",
+                    COMPOSED,
+                    f"{one.op} is {GIVEN}, and serves wherever it is computed",
                 )
-    if "kv_write" in given and all("fused_write" in impl.caps.features for impl in attention.values()):
+    if "kv_write" in given and all(
+        "fused_write" in impl.caps.features for impl in attention.values()
+    ):
         raise UnsupportedError(
             explain(
                 "kv_write is given, but attention writes the cache itself in all phases",
@@ -77,7 +83,9 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             )
         )
     reasons = _replaced(kernels.reasons, told)
-    changed = dataclasses.replace(kernels, attention=attention, plain=plain, names=names, reasons=reasons)
+    changed = dataclasses.replace(
+        kernels, attention=attention, plain=plain, names=names, reasons=reasons
+    )
     return dataclasses.replace(plan, kernels=changed, reasons=_replaced(plan.reasons, told))
 
 
@@ -111,7 +119,9 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         impl = adapt_attention(impl, name, tuple(layouts))
     elif not callable(impl) or isinstance(impl, type):
         raise InputError(
-            explain(f"{op} = {name}, of type {type(impl).__name__}", "a function", "Give the function.")
+            explain(
+                f"{op} = {name}, of type {type(impl).__name__}", "a function", "Give the function."
+            )
         )
     one = _Given(op, phases, name, impl, registered)
     if op == "attention":
@@ -147,7 +157,12 @@ def _refuse(plan: Plan, one: _Given) -> None:
     is_sharded = plan.placement.num_shards("kv_heads") > 1
     for phase in PHASES:
         reason = phase in one.phases and why_not(
-            one.impl, env=kernels.env, specs=specs, phase=phase, problems=problems, is_sharded=is_sharded
+            one.impl,
+            env=kernels.env,
+            specs=specs,
+            phase=phase,
+            problems=problems,
+            is_sharded=is_sharded,
         )
         if reason:
             raise UnsupportedError(
@@ -179,5 +194,7 @@ def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
     phases = [phase for phase in PHASES if phase in one.phases]
     setting = plan.kernels.check_setting(list(_specs(plan).values()))
     setting = dataclasses.replace(setting, phases=phases)
-    count = quick_check(one.op, one.impl, setting, f"{', '.join(one.settings)} = {one.name}", SWITCH)
+    count = quick_check(
+        one.op, one.impl, setting, f"{', '.join(one.settings)} = {one.name}", SWITCH
+    )
     return f"passed its quick check ({count} case{'s' * (count != 1)})"

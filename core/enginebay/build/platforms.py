@@ -25,7 +25,9 @@ def make_platforms(registry: Registry) -> dict[str, Platform]:
             try:
                 found[entry.name] = registry.load(entry)()
             except Exception as error:  # noqa: BLE001  # one broken plugin never takes the host down
-                log.warning("platform %s of plugin %s cannot be made: %s", entry.name, entry.package, error)
+                log.warning(
+                    "platform %s of plugin %s cannot be made: %s", entry.name, entry.package, error
+                )
     return found
 
 
@@ -46,7 +48,9 @@ def _make_platform(registry: Registry, entry: Entry) -> Platform:
     return platform
 
 
-def pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str, Platform]) -> Platform:
+def pick_platform(
+    registry: Registry, config: EngineConfig, platforms: dict[str, Platform]
+) -> Platform:
     """The platform of `platforms` that a configuration chooses. UnsupportedError when it has no device."""
     if config.platform == AUTO:
         able = {name: p for name, p in platforms.items() if p.why_not() is None}
@@ -58,7 +62,9 @@ def pick_platform(registry: Registry, config: EngineConfig, platforms: dict[str,
                     "Install one that fits this machine.",
                 )
             )
-        best = max(able, key=lambda name: (able[name].priority, registry.find("platform", name).built_in))
+        best = max(
+            able, key=lambda name: (able[name].priority, registry.find("platform", name).built_in)
+        )
         return able[best]
     entry = registry.find("platform", config.platform)
     platform = platforms.get(config.platform) or _make_platform(registry, entry)

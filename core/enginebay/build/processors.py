@@ -24,7 +24,9 @@ class ChosenProcessors:
     processors: Processors
     reason: Reason
 
-    def rows(self, wanted: Mapping[str, Mapping[str, Any]], facts: RowFacts) -> tuple[RowValues, ...]:
+    def rows(
+        self, wanted: Mapping[str, Mapping[str, Any]], facts: RowFacts
+    ) -> tuple[RowValues, ...]:
         """What a request's row has of the processors that it asks for, given their options by name.
 
         RequestError for one that the engine was made without, for options that are wrong, and for what one cannot serve.
@@ -62,14 +64,20 @@ class ChosenProcessors:
     def changes_best(self, values: tuple[RowValues, ...]) -> bool:
         """Whether one of these processors may change which token is the first best."""
         used = {value.name for value in values}
-        return any(not processor.keeps_argmax for name, processor in self.processors if name in used)
+        return any(
+            not processor.keeps_argmax for name, processor in self.processors if name in used
+        )
 
 
 def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcessors:
     """Those that the configuration names, or with `auto` those that declare `default`; made, in order."""
     if config.processors == AUTO:
         able = [e for e in registry.entries if e.kind == "logits_processor" and e.state == "ready"]
-        entries = [e for e in able if e.declaration is not None and e.declaration.capabilities.get("default")]
+        entries = [
+            e
+            for e in able
+            if e.declaration is not None and e.declaration.capabilities.get("default")
+        ]
         why = "those that plugins declare as default"
     else:
         entries = [registry.find("logits_processor", name) for name in config.processors]

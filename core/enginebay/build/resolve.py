@@ -109,7 +109,11 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
 def _proposer(config: EngineConfig) -> Reason:
     """Drafts pay for some texts only, and more programs are compiled for them: who wants them says so."""
     name = config.proposer.name
-    reason = "nothing is drafted unless a proposer is chosen by name" if name == AUTO else "chosen by name"
+    reason = (
+        "nothing is drafted unless a proposer is chosen by name"
+        if name == AUTO
+        else "chosen by name"
+    )
     name = NO_PROPOSER if name == AUTO else name
     if name == NO_PROPOSER and config.proposer.options:
         raise ConfigError(

@@ -35,7 +35,8 @@ class SamplingDefaults:
         return {
             name: value
             for name, value in self.values.items()
-            if name not in params.model_fields_set and PROCESSOR_OF.get(name) not in params.processors
+            if name not in params.model_fields_set
+            and PROCESSOR_OF.get(name) not in params.processors
         }
 
     def applied_to(self, params: SamplingParams) -> SamplingParams:

@@ -43,7 +43,11 @@ class ChosenShadow:
 
 
 def choose_shadow(
-    registry: Registry, config: EngineConfig, kernels: ChosenKernels, info: ModelInfo, placement: Placement
+    registry: Registry,
+    config: EngineConfig,
+    kernels: ChosenKernels,
+    info: ModelInfo,
+    placement: Placement,
 ) -> ChosenShadow | None:
     """The shadow that `config` asks for, or None. It is not checked first: how wrong it is, is what it will tell.
 
@@ -87,7 +91,9 @@ def choose_shadow(
 def _problems(kernels: ChosenKernels, candidate: Candidate) -> Sequence[AttentionProblem]:
     """The engine's steps on a copy of the rows' pages: of the engine's own size, or one page a row if it asks for that."""
     chosen = kernels.attention["decode"].caps
-    return kernels.steps(dataclasses.replace(chosen, compact_decode=candidate.impl.caps.compact_decode))
+    return kernels.steps(
+        dataclasses.replace(chosen, compact_decode=candidate.impl.caps.compact_decode)
+    )
 
 
 def _find(able: Sequence[Candidate], name: str) -> Candidate:
@@ -95,4 +101,6 @@ def _find(able: Sequence[Candidate], name: str) -> Candidate:
         if candidate.name == name:
             return candidate
     names = [candidate.name for candidate in able]
-    raise unknown_name("kernel of op attention", name, names, "`enginebay plugins` lists what is installed.")
+    raise unknown_name(
+        "kernel of op attention", name, names, "`enginebay plugins` lists what is installed."
+    )

@@ -66,7 +66,12 @@ def settle_platforms(found: Found | None = None) -> bool:
     What the user chose stays, and so does everything where a plugin is installed that we do not know.
     """
     found = look_around() if found is None else found
-    if not found.plugins <= set(CUDA_PLUGINS) or found.tpu or found.cuda or not found.starts_devices:
+    if (
+        not found.plugins <= set(CUDA_PLUGINS)
+        or found.tpu
+        or found.cuda
+        or not found.starts_devices
+    ):
         return False
     from enginebay.build.jaxconfig import keep_to_cpu
 
@@ -79,7 +84,9 @@ def _installed_plugins() -> set[str]:
     found = {point.value.partition(":")[0].rpartition(".")[2] for point in points}
     package = importlib.util.find_spec("jax_plugins")
     if package is not None and package.submodule_search_locations is not None:
-        found |= {module.name for module in pkgutil.iter_modules(package.submodule_search_locations)}
+        found |= {
+            module.name for module in pkgutil.iter_modules(package.submodule_search_locations)
+        }
     return found
 
 
@@ -112,6 +119,8 @@ def without_noise() -> Iterator[None]:
                 os.dup2(real, 2)
                 held.seek(0)
                 lines = held.read().decode(errors="replace").splitlines(keepends=True)
-                sys.stderr.write("".join(line for line in lines if not any(part in line for part in NOISE)))
+                sys.stderr.write(
+                    "".join(line for line in lines if not any(part in line for part in NOISE))
+                )
     finally:
         os.close(real)

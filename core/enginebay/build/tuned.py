@@ -18,7 +18,14 @@ from enginebay.errors import ConfigError, explain
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
-from enginebay.ops.tuning import Source, TunedConfigs, TunedMode, TunedTable, candidates_of, read_table
+from enginebay.ops.tuning import (
+    Source,
+    TunedConfigs,
+    TunedMode,
+    TunedTable,
+    candidates_of,
+    read_table,
+)
 from enginebay.registry import Entry, Registry
 
 log = logging.getLogger("enginebay.build")
@@ -67,7 +74,11 @@ def _user_tables(choice: str) -> list[TunedTable]:
         if choice == AUTO:
             return []
         raise ConfigError(
-            explain(f"tuned_folder = {choice!r}", "a folder that is there", "Make it, or correct the path.")
+            explain(
+                f"tuned_folder = {choice!r}",
+                "a folder that is there",
+                "Make it, or correct the path.",
+            )
         )
     tables = []
     for path in sorted(folder.glob("*.json")):
@@ -75,7 +86,9 @@ def _user_tables(choice: str) -> list[TunedTable]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                explain(f"table of tuned kernels {path}: {error}", "a readable JSON file", "Remove it.")
+                explain(
+                    f"table of tuned kernels {path}: {error}", "a readable JSON file", "Remove it."
+                )
             ) from None
         tables.append(read_table(text, str(path)))
     return tables
@@ -90,7 +103,11 @@ def _shipped(package: str) -> list[Path]:
     """The tables of a package, found without importing it."""
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return [path for folder in folders for path in sorted((Path(folder) / PACKAGE_FOLDER).glob("*.json"))]
+    return [
+        path
+        for folder in folders
+        for path in sorted((Path(folder) / PACKAGE_FOLDER).glob("*.json"))
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +126,9 @@ class BucketConfig:
         b = self.bucket
         where = f"{b.tokens} tokens, {b.seqs} rows, context {b.max_kv_len}, page size {self.layout.page_size}"
         values = (
-            ", ".join(f"{n} {v}" for n, v in dataclasses.asdict(self.config).items()) if self.config else ""
+            ", ".join(f"{n} {v}" for n, v in dataclasses.asdict(self.config).items())
+            if self.config
+            else ""
         )
         return f"{where}: {self.source} {values}".rstrip()
 
@@ -130,12 +149,16 @@ def bucket_configs(
         for group, spec in specs.items():
             local = spec.per_shard(num_shards)
             layout = dataclasses.replace(
-                layouts[group], num_kv_heads=local.num_kv_heads, num_pages=bucket.seqs * bucket.pages_per_seq
+                layouts[group],
+                num_kv_heads=local.num_kv_heads,
+                num_pages=bucket.seqs * bucket.pages_per_seq,
             )
             here = (env, local, bucket, layout)
             config: Any = None
             source: Source | None = None
             if candidates_of(impl, *here):
                 config, source = tuned.config("attention", impl, *here)
-            found[BucketConfig(bucket.mode, impl.name, local, bucket, layout, config, source)] = None
+            found[BucketConfig(bucket.mode, impl.name, local, bucket, layout, config, source)] = (
+                None
+            )
     return list(found)

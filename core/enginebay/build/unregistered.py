@@ -28,7 +28,14 @@ class RegistryWithPaths(Registry):
 
     def __init__(self, registry: Registry, found: Mapping[tuple[str, str], Any]) -> None:
         added = (
-            Entry("kernel", path, BY_PATH, "", BY_PATH, declaration=Declaration("kernel", path, path, op=op))
+            Entry(
+                "kernel",
+                path,
+                BY_PATH,
+                "",
+                BY_PATH,
+                declaration=Declaration("kernel", path, path, op=op),
+            )
             for op, path in found
         )
         super().__init__([*registry.entries, *added])
@@ -48,12 +55,16 @@ def with_import_paths(
 
     ConfigError when one cannot be imported, or cannot be an implementation of its op.
     """
-    named = [(op, getattr(choice, phase)) for op, choice in config.kernels.items() for phase in PHASES]
+    named = [
+        (op, getattr(choice, phase)) for op, choice in config.kernels.items() for phase in PHASES
+    ]
     paths = dict.fromkeys(pair for pair in [*named, *more] if is_import_path(pair[1]))
     if not paths:
         return registry
     layouts = dict.fromkeys([default_layout, *registry.names("layout")])
-    return RegistryWithPaths(registry, {(op, path): _load(op, path, tuple(layouts)) for op, path in paths})
+    return RegistryWithPaths(
+        registry, {(op, path): _load(op, path, tuple(layouts)) for op, path in paths}
+    )
 
 
 def _load(op: str, path: str, layouts: Sequence[str]) -> Any:
@@ -78,7 +89,9 @@ def import_path(path: str, what: str) -> Any:
     """
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        raise ConfigError(explain(f"{what} {path!r}", 'a name, or "package.module:attribute"', "Correct it."))
+        raise ConfigError(
+            explain(f"{what} {path!r}", 'a name, or "package.module:attribute"', "Correct it.")
+        )
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(
@@ -102,9 +115,13 @@ def import_path(path: str, what: str) -> Any:
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}? " if near else ""
-            public = ", ".join(name for name in vars(found) if not name.startswith("_")) or "nothing"
+            public = (
+                ", ".join(name for name in vars(found) if not name.startswith("_")) or "nothing"
+            )
             raise ConfigError(
-                explain(f"{what} {path!r}: {module} has no {part!r}", public, f"{hint}Correct the path.")
+                explain(
+                    f"{what} {path!r}: {module} has no {part!r}", public, f"{hint}Correct the path."
+                )
             )
         found = getattr(found, part)
     return found

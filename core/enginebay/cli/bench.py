@@ -57,7 +57,10 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="tokens; throughput: the longest (default: an eighth of the context)",
     )
     parser.add_argument(
-        "--new-tokens", type=int, metavar="N", help="tokens; throughput: the most (default: as --prompt-len)"
+        "--new-tokens",
+        type=int,
+        metavar="N",
+        help="tokens; throughput: the most (default: as --prompt-len)",
     )
     parser.add_argument(
         "--num-requests",
@@ -74,7 +77,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 def run(name: str, args: argparse.Namespace) -> int:
     """Measure every combination of the listed choices, or kernels."""
     if args.what == "kernels":
-        refuse_flags(args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS))
+        refuse_flags(
+            args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS)
+        )
         return run_kernels(args)
     refuse_flags(args, f"bench {args.what}", "bench kernels", OF_KERNELS)
     args.rounds = ROUNDS if args.rounds is None else args.rounds
@@ -86,11 +91,15 @@ def run(name: str, args: argparse.Namespace) -> int:
     for flag in ("rounds", "prompt_len", "new_tokens", "num_requests"):
         value = getattr(args, flag)
         if value is not None and value < 1:
-            raise InputError(explain(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it."))
+            raise InputError(
+                explain(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it.")
+            )
     with ExitStack() as stack, progress() as report, traced(args):
         llms: dict[str, LLM] = {}
         for variant, values in _variants(args):
-            config = make_config(OWN_SAMPLING, read_toml(args.config) if args.config else {}, values)
+            config = make_config(
+                OWN_SAMPLING, read_toml(args.config) if args.config else {}, values
+            )
             llms[variant] = stack.enter_context(LLM(config=config, progress=report))
         first = next(iter(llms.values()))
         context = first.config.max_model_len or 0
@@ -110,7 +119,9 @@ def run(name: str, args: argparse.Namespace) -> int:
             if latency
             else throughput_round(args.num_requests, prompt_len, new_tokens)
         )
-        parity = mixed_batch(0, first.plan.model.info.vocab_size, 4, min(64, prompt_len), min(32, new_tokens))
+        parity = mixed_batch(
+            0, first.plan.model.info.vocab_size, 4, min(64, prompt_len), min(32, new_tokens)
+        )
         results = measure(llms, rounds, parity, args.rounds, report)
         shadows = {variant: llm.shadow_report() for variant, llm in llms.items()}
     records = [dataclasses.asdict(result) for result in results]
@@ -138,7 +149,9 @@ def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
                 single.attention.append(value)
             else:
                 setattr(single, flag, value)
-        named = [one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1]
+        named = [
+            one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1
+        ]
         if args.dump_step is not None and named:  # each has programs of the same names
             single.dump_step = str(Path(args.dump_step, "-".join(named).replace("/", "-")))
         variants.append((" ".join(named) or "this configuration", flag_values(single)))

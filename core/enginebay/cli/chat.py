@@ -49,7 +49,9 @@ def run(name: str, args: argparse.Namespace) -> int:
     if params.n != 1:
         raise InputError(explain(f"-n {params.n} in a conversation", "1", "Leave it out."))
     if params.best_of not in (None, 1):
-        given = f"--best-of {params.best_of} in a conversation, whose answers are printed as they come"
+        given = (
+            f"--best-of {params.best_of} in a conversation, whose answers are printed as they come"
+        )
         raise InputError(explain(given, "1", "Leave it out."))
     config = config_from(args)
     history = [{"role": "system", "content": args.system}] if args.system else []
@@ -115,15 +117,21 @@ class Conversation:
         prompt_ids = self.llm.tokenizer.apply_chat_template(self.history)
         chunks = after_first(self.llm.stream(prompt_ids, self.params), self.bars.close)
         defaults = self.llm.plan.sampling_defaults.missing_in(self.params)
-        (one,) = print_whole(chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids, defaults)))
+        (one,) = print_whole(
+            chunks, 1, lambda one: json.dumps(completion_record(one, prompt_ids, defaults))
+        )
         self.history.append({"role": "assistant", "content": one.output.text})
 
     def talk(self) -> None:
         """Turns at a terminal, with the editing and the history of its lines, until /exit or Ctrl-D."""
-        with contextlib.suppress(ImportError):  # where there is no readline lines are read without editing
+        with contextlib.suppress(
+            ImportError
+        ):  # where there is no readline lines are read without editing
             importlib.import_module("readline")
         config = self.llm.config
-        print(f"{config.model}: {make_title(self.llm.plan)}, {config.dtype}, {config.max_model_len} tokens")
+        print(
+            f"{config.model}: {make_title(self.llm.plan)}, {config.dtype}, {config.max_model_len} tokens"
+        )
         print("/help lists commands, Ctrl-C ends an answer, Ctrl-D ends the conversation.")
         while True:
             try:

@@ -36,7 +36,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="KIND:NAME, kernel:OP:NAME, KIND, kernel:OP, all, or the bare name of parts",
     )
-    parser.add_argument("--all", action="store_true", help="every case (default: the representative ones)")
+    parser.add_argument(
+        "--all", action="store_true", help="every case (default: the representative ones)"
+    )
     parser.add_argument(
         "--case",
         metavar="TEXT",
@@ -77,8 +79,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds for a case (default: {TIMEOUT_S:g})",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)")
-    parser.add_argument("--matrix", metavar="FILE", help="write the support matrix of the parts as JSON")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)"
+    )
+    parser.add_argument(
+        "--matrix", metavar="FILE", help="write the support matrix of the parts as JSON"
+    )
 
 
 def run(name: str, args: argparse.Namespace) -> int:

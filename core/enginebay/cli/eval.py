@@ -73,7 +73,9 @@ def run(name: str, args: argparse.Namespace) -> int:
             raise InputError(
                 explain(f"--{flag.replace('_', '-')} {value}", f"at least {least}", "Correct it.")
             )
-    given = make_config(OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args))
+    given = make_config(
+        OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args)
+    )
     config = given.model_copy(update={"shadow": {}})
     reference = reference_config(given, args.reference)
     sizes = Sizes(args.num_tokens, args.passage_len, args.new_tokens)
@@ -104,7 +106,9 @@ def read_text(path: str) -> str:
             explain(f"--text {path}: {error.strerror}", "a readable text file", "Correct the path.")
         ) from None
     except UnicodeDecodeError as error:
-        raise InputError(explain(f"--text {path}: {error}", "UTF-8 text", "Convert it first.")) from None
+        raise InputError(
+            explain(f"--text {path}: {error}", "UTF-8 text", "Convert it first.")
+        ) from None
     if not text.strip():
         raise InputError(explain(f"--text {path}, which is empty", "a text", "Take another file."))
     return text
@@ -134,7 +138,9 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
         elif key in SIZES and value.isdecimal():
             values[key] = int(value)
         elif op in ops:
-            kernels.setdefault(op, {}).update(dict.fromkeys([phase] if phase else list(PHASES), value))
+            kernels.setdefault(op, {}).update(
+                dict.fromkeys([phase] if phase else list(PHASES), value)
+            )
         else:
             raise InputError(
                 explain(
@@ -165,10 +171,14 @@ def print_tables(record: dict[str, Any]) -> None:
     rows = []
     for one in record["passages"]:
         agree = one["num_new"] if one["first_divergence"] is None else one["first_divergence"]
-        rows.append((f"from {one['start']}", str(one["num_tokens"]), f"{agree} of {one['num_new']}"))
+        rows.append(
+            (f"from {one['start']}", str(one["num_tokens"]), f"{agree} of {one['num_new']}")
+        )
     print_table(("passage", "tokens", "greedy tokens that agree"), rows)
     share = record["same_argmax"]
-    print(f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the positions.")
+    print(
+        f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the positions."
+    )
     print(
         f"{record['num_scored']} tokens scored; the text has {record['num_text_tokens']}, "
         f"{record['num_cut_tokens']} were cut."

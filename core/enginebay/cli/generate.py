@@ -52,13 +52,23 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags for SamplingParams."""
     group = parser.add_argument_group("sampling")
     # None where a flag is left out: then the checkpoint's generation_config.json may have a value.
-    group.add_argument("--max-tokens", type=int, metavar="N", help=_checkpoint_or("most new tokens", 64))
-    group.add_argument("--temperature", type=float, metavar="X", help=_checkpoint_or("0 is greedy", 0))
     group.add_argument(
-        "--top-k", type=int, metavar="K", help=_checkpoint_or("keep the K best tokens; 0 keeps all", 0)
+        "--max-tokens", type=int, metavar="N", help=_checkpoint_or("most new tokens", 64)
     )
     group.add_argument(
-        "--top-p", type=float, metavar="P", help=_checkpoint_or("keep the smallest set with this mass", 1)
+        "--temperature", type=float, metavar="X", help=_checkpoint_or("0 is greedy", 0)
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help=_checkpoint_or("keep the K best tokens; 0 keeps all", 0),
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help=_checkpoint_or("keep the smallest set with this mass", 1),
     )
     group.add_argument(
         "--min-p",
@@ -78,7 +88,10 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
-        "--best-of", type=int, metavar="N", help="completions made, of which the -n likeliest are shown"
+        "--best-of",
+        type=int,
+        metavar="N",
+        help="completions made, of which the -n likeliest are shown",
     )
     group.add_argument(
         "--stop",
@@ -94,7 +107,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="1,2,3",
         help="token ids that end the completion together; may be repeated",
     )
-    group.add_argument("--ignore-eos", action="store_true", help="run through end-of-sequence tokens")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="run through end-of-sequence tokens"
+    )
     _add_structure_arguments(parser)
     group.add_argument(
         "--logprobs",
@@ -121,11 +136,19 @@ def _checkpoint_or(what: str, default: int) -> str:
 def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags for what the output must be."""
     group = parser.add_argument_group("structure of the output; at most one of these")
-    group.add_argument("--json-schema", metavar="FILE|TEXT", help="JSON of this schema; text begins with {")
-    group.add_argument("--json-object", action="store_true", help="any JSON object")
-    group.add_argument("--regex", metavar="EXPRESSION", help="text that this expression matches as a whole")
     group.add_argument(
-        "--choice", action="append", default=[], metavar="TEXT", help="one of these texts; may be repeated"
+        "--json-schema", metavar="FILE|TEXT", help="JSON of this schema; text begins with {"
+    )
+    group.add_argument("--json-object", action="store_true", help="any JSON object")
+    group.add_argument(
+        "--regex", metavar="EXPRESSION", help="text that this expression matches as a whole"
+    )
+    group.add_argument(
+        "--choice",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="one of these texts; may be repeated",
     )
     group.add_argument("--grammar", metavar="FILE", help="text of this grammar, in Lark's notation")
 
@@ -134,7 +157,9 @@ def _read_text(path: str, flag: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(explain(f"{flag} {path}: {error}", "a readable text file", "Correct it.")) from None
+        raise InputError(
+            explain(f"{flag} {path}: {error}", "a readable text file", "Correct it.")
+        ) from None
 
 
 def _schema(given: str | None) -> str | None:
@@ -156,7 +181,9 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     for flag, value in (("--logprobs", args.logprobs), ("--prompt-logprobs", args.prompt_logprobs)):
         if value is not None and not args.json:
             raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
-    given: Any = {name: getattr(args, name) for name in FROM_CHECKPOINT if getattr(args, name) is not None}
+    given: Any = {
+        name: getattr(args, name) for name in FROM_CHECKPOINT if getattr(args, name) is not None
+    }
     return SamplingParams(
         **given,
         presence_penalty=args.presence_penalty,
@@ -165,7 +192,9 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         n=args.n,
         best_of=args.best_of,
         stop=tuple(args.stop),
-        stop_words_ids=tuple(tuple(_ids("--stop-words-ids", given)) for given in args.stop_words_ids),
+        stop_words_ids=tuple(
+            tuple(_ids("--stop-words-ids", given)) for given in args.stop_words_ids
+        ),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
         json_schema=_schema(args.json_schema),
@@ -194,7 +223,9 @@ def run(name: str, args: argparse.Namespace) -> int:
             prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             defaults = llm.plan.sampling_defaults.missing_in(params)
             print_whole(
-                chunks, params.n, lambda one: json.dumps(completion_record(one, prompt_ids, defaults))
+                chunks,
+                params.n,
+                lambda one: json.dumps(completion_record(one, prompt_ids, defaults)),
             )
         elif params.n > 1:
             print_whole(chunks, params.n, lambda one: f"[{one.output.index}] {one.output.text}")
@@ -239,7 +270,9 @@ def _ids(flag: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(explain(f"{flag} {text}", "numbers with commas between", "Correct them.")) from None
+        raise InputError(
+            explain(f"{flag} {text}", "numbers with commas between", "Correct them.")
+        ) from None
 
 
 def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
@@ -277,7 +310,9 @@ class Completion:
             )
 
 
-def print_whole(chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]) -> list[Completion]:
+def print_whole(
+    chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]
+) -> list[Completion]:
     """Print a line for each completion, and return them; interrupted, print what there is and pass that on."""
     completions = [Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
     interrupt: KeyboardInterrupt | None = None
@@ -306,12 +341,16 @@ def completion_record(
     `sampling_defaults`: fields that the checkpoint's generation_config.json set; without any the record has no such key.
     """
     output = one.output
-    told: dict[str, Any] = {"sampling_defaults": dict(sampling_defaults)} if sampling_defaults else {}
+    told: dict[str, Any] = (
+        {"sampling_defaults": dict(sampling_defaults)} if sampling_defaults else {}
+    )
     if output.logprobs is not None:
         told["logprobs"] = [_by_id(best) for best in output.logprobs]
         told["cumulative_logprob"] = _finite(output.cumulative_logprob or 0.0)
     if one.prompt_logprobs is not None:
-        told["prompt_logprobs"] = [None if best is None else _by_id(best) for best in one.prompt_logprobs]
+        told["prompt_logprobs"] = [
+            None if best is None else _by_id(best) for best in one.prompt_logprobs
+        ]
     return {
         "text": one.output.text,
         "token_ids": one.output.token_ids,

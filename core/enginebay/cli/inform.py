@@ -22,11 +22,17 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     if name in ("explain", "config"):
         add_engine_arguments(parser)
     else:
-        parser.add_argument("--config", metavar="FILE", help="TOML file to check; it changes nothing here")
+        parser.add_argument(
+            "--config", metavar="FILE", help="TOML file to check; it changes nothing here"
+        )
     if name == "explain":
-        parser.add_argument("-v", "--verbose", action="store_true", help="also why others were not taken")
+        parser.add_argument(
+            "-v", "--verbose", action="store_true", help="also why others were not taken"
+        )
     if name == "config":
-        parser.add_argument("--schema", action="store_true", help="print the JSON schema of configurations")
+        parser.add_argument(
+            "--schema", action="store_true", help="print the JSON schema of configurations"
+        )
 
 
 def run(name: str, args: argparse.Namespace) -> int:
@@ -80,12 +86,17 @@ def _explain(args: argparse.Namespace) -> None:
         return
     print(f"model {plan.checkpoint.folder} ({plan.model.info.family})")
     rows = [(r.setting, r.chosen, r.why) for r in plan.reasons]
-    notes = [[f"not {n}: {w}" for n, w in r.refused] for r in plan.reasons] if args.verbose else None
+    notes = (
+        [[f"not {n}: {w}" for n, w in r.refused] for r in plan.reasons] if args.verbose else None
+    )
     print_table(("setting", "chosen", "why"), rows, notes)
     if not args.verbose:
         print("`enginebay explain -v` says why others were not taken.")
     _print_configs(configs)
-    mib = {name.removesuffix("_bytes"): value / 2**20 for name, value in dataclasses.asdict(memory).items()}
+    mib = {
+        name.removesuffix("_bytes"): value / 2**20
+        for name, value in dataclasses.asdict(memory).items()
+    }
     weights, cache, workspace, device = (
         f"{mib[n]:.0f} MiB" for n in ("weights", "cache", "workspace", "device")
     )
@@ -100,7 +111,9 @@ def _print_configs(configs: Sequence[BucketConfig]) -> None:
         tuned = [c for c in mine if c.source != "default"]
         if mine:
             counts = f"{len(tuned)} tuned, {len(mine) - len(tuned)} default"
-            print(f"configurations of attention.{phase} ({mine[0].implementation}), by bucket: {counts}")
+            print(
+                f"configurations of attention.{phase} ({mine[0].implementation}), by bucket: {counts}"
+            )
         for one in tuned:
             print(f"  {one}")
 

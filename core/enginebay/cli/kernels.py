@@ -37,7 +37,12 @@ INTERPRETER = "interpreter"
 KERNEL_ROUNDS = 10
 CALL_S = 5.0
 PAGE_SIZE = 64
-SHAPES = ("smollm2-135m/decode/b1", "smollm2-135m/decode/b8", "smollm2-135m/prefill", "smollm2-135m/mixed/b8")
+SHAPES = (
+    "smollm2-135m/decode/b1",
+    "smollm2-135m/decode/b8",
+    "smollm2-135m/prefill",
+    "smollm2-135m/mixed/b8",
+)
 CONTEXT = "c1024"
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -46,7 +51,17 @@ CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
 
 OF_KERNELS = ("op", "impl", "shapes", "case", "target", "page_size", "lengths", "max_call_s")
 OF_ENGINES = (
-    *("config", "model", "engine", "scheduler", "sampler", "attention", "kernel", "mesh", "max_model_len"),
+    *(
+        "config",
+        "model",
+        "engine",
+        "scheduler",
+        "sampler",
+        "attention",
+        "kernel",
+        "mesh",
+        "max_model_len",
+    ),
     *("max_num_seqs", "max_num_batched_tokens", "decode_steps", "verify_weights", "settings"),
 )
 
@@ -75,7 +90,10 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
         help="only implementations that run at a target: the platform, or interpreter (default: both)",
     )
     parser.add_argument(
-        "--page-size", type=int, metavar="N", help=f"tokens in a page of the cache (default: {PAGE_SIZE})"
+        "--page-size",
+        type=int,
+        metavar="N",
+        help=f"tokens in a page of the cache (default: {PAGE_SIZE})",
     )
     parser.add_argument(
         "--lengths",
@@ -92,10 +110,16 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
 
 def refuse_flags(args: argparse.Namespace, mode: str, other: str, flags: Sequence[str]) -> None:
     """InputError for flags that mean something in another mode only: nothing that is given is left aside."""
-    given = [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) not in (None, [])]
+    given = [
+        f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) not in (None, [])
+    ]
     if given:
         raise InputError(
-            explain(f"{', '.join(given)} with {mode}", f"flags of {mode}", f"Leave it out, or run {other}.")
+            explain(
+                f"{', '.join(given)} with {mode}",
+                f"flags of {mode}",
+                f"Leave it out, or run {other}.",
+            )
         )
 
 
@@ -163,13 +187,17 @@ def open_session(
         "tuned_folder": given["tuned_folder"],
         "compile_cache": given["compile_cache"],
     }
-    told = {flag: value for flag, value in flags.items() if value is not None and flag not in settled}
+    told = {
+        flag: value for flag, value in flags.items() if value is not None and flag not in settled
+    }
     words = [f"--{flag.replace('_', '-')}={value}" for flag, value in told.items()]
     words += [f"--case={text}" for text in args.case] + ["--interpret"] * bool(args.interpret)
     return Session(bench, settings, candidates, f"enginebay {command} {shlex.join(words)}")
 
 
-def _candidates(args: argparse.Namespace, registry: Registry, env: Env) -> dict[str, list[Candidate]]:
+def _candidates(
+    args: argparse.Namespace, registry: Registry, env: Env
+) -> dict[str, list[Candidate]]:
     """The wanted implementations by op."""
     from enginebay.bench.kernels import OPS
     from enginebay.build.candidates import candidates
@@ -182,7 +210,9 @@ def _candidates(args: argparse.Namespace, registry: Registry, env: Env) -> dict[
     if args.interpret and not wanted:
         given = "--interpret without --impl"
         raise InputError(explain(given, "kernels that are named", "Pass --impl NAME."))
-    found = {op: candidates(registry, op, env, interpret=wanted if args.interpret else ()) for op in ops}
+    found = {
+        op: candidates(registry, op, env, interpret=wanted if args.interpret else ()) for op in ops
+    }
     known = {candidate.name for some in found.values() for candidate in some}
     for name in wanted:
         if name not in known:
@@ -207,7 +237,12 @@ def _check_cases(args: argparse.Namespace, ops: Iterable[str]) -> None:
 
 
 def _settings(
-    args: argparse.Namespace, registry: Registry, platform: Platform, config: EngineConfig, *, ragged: bool
+    args: argparse.Namespace,
+    registry: Registry,
+    platform: Platform,
+    config: EngineConfig,
+    *,
+    ragged: bool,
 ) -> dict[str, Setting]:
     """What problems share, by dtype."""
     from enginebay.bench.problem import Setting
@@ -221,7 +256,9 @@ def _settings(
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, (*DTYPES, AUTO))
     layout = platform.default_layout if config.layout == AUTO else config.layout
-    writer, _ = choose("kernels.kv_write", AUTO, candidates(registry, "kv_write", env), lambda _: None)
+    writer, _ = choose(
+        "kernels.kv_write", AUTO, candidates(registry, "kv_write", env), lambda _: None
+    )
     first = Setting(
         env,
         dtypes[0],
@@ -239,7 +276,9 @@ def _check_numbers(args: argparse.Namespace) -> None:
     for flag in ("rounds", "page_size", "max_call_s"):
         value = getattr(args, flag)
         if value is not None and value <= 0:
-            raise InputError(explain(f"--{flag.replace('_', '-')} {value}", "more than 0", "Correct it."))
+            raise InputError(
+                explain(f"--{flag.replace('_', '-')} {value}", "more than 0", "Correct it.")
+            )
 
 
 def _shape_names(args: argparse.Namespace) -> list[str]:
@@ -335,9 +374,7 @@ def _print(rows: Rows, figure: Figure) -> None:
 def print_roofline(session: Session, roofline: Roofline) -> None:
     """What the shares are of, and how to measure again."""
     flops = ", ".join(f"{d} {rate / 1e9:.0f} GFLOP/s" for d, rate in roofline.flops_per_s.items())
-    rates = (
-        f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in {roofline.launch_s * 1e6:.0f} us"
-    )
+    rates = f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in {roofline.launch_s * 1e6:.0f} us"
     print(f"roofline of {device_text(session)}, measured: {rates}")
     print(f"again: {session.command}")
 

@@ -17,15 +17,24 @@ from enginebay.errors import EnginebayError, InputError, explain, unknown_name
 COMMANDS = {
     "generate": ("enginebay.cli.generate", "complete a prompt"),
     "chat": ("enginebay.cli.chat", "talk with a model"),
-    "plugins": ("enginebay.cli.plugins", "list every part that is installed, and why one cannot be used"),
+    "plugins": (
+        "enginebay.cli.plugins",
+        "list every part that is installed, and why one cannot be used",
+    ),
     "explain": ("enginebay.cli.inform", "show what a configuration chooses, and why"),
-    "config": ("enginebay.cli.inform", "show a configuration in full, or the schema of configurations"),
+    "config": (
+        "enginebay.cli.inform",
+        "show a configuration in full, or the schema of configurations",
+    ),
     "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
     "check": (
         "enginebay.cli.check",
         "hold registered parts to their contracts, each case in a process of its own",
     ),
-    "bench": ("enginebay.cli.bench", "measure engines side by side, or every implementation of an op"),
+    "bench": (
+        "enginebay.cli.bench",
+        "measure engines side by side, or every implementation of an op",
+    ),
     "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
     "eval": (
         "enginebay.cli.eval",
@@ -70,11 +79,15 @@ def _dispatch(arguments: list[str]) -> int:
         from enginebay.build.start import start_jax
 
         start_jax()
-    parser = Parser(prog="enginebay", description="Serve language models with JAX out of replaceable parts.")
+    parser = Parser(
+        prog="enginebay", description="Serve language models with JAX out of replaceable parts."
+    )
     parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, (module, summary) in COMMANDS.items():
-        sub = commands.add_parser(command, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        sub = commands.add_parser(
+            command, help=summary, description=summary[0].upper() + summary[1:] + "."
+        )
         sub.add_argument(
             "--log-level",
             default="warning",
@@ -111,8 +124,14 @@ def _plugin_commands() -> list[tuple[str, str]]:
     """Names and summaries of the commands of plugins, for the program's help."""
     from enginebay.registry import load_registry
 
-    found = [e.declaration for e in load_registry().entries if e.kind == "command" and e.state == "ready"]
-    return [(d.name, d.summary.replace("%", "%%")) for d in found if d is not None and d.name not in COMMANDS]
+    found = [
+        e.declaration for e in load_registry().entries if e.kind == "command" and e.state == "ready"
+    ]
+    return [
+        (d.name, d.summary.replace("%", "%%"))
+        for d in found
+        if d is not None and d.name not in COMMANDS
+    ]
 
 
 def _run_plugin_command(name: str, arguments: list[str]) -> int:
@@ -123,7 +142,9 @@ def _run_plugin_command(name: str, arguments: list[str]) -> int:
         raise unknown_name(
             "command", name, [*COMMANDS, *registry.names("command")], "See `enginebay --help`."
         )
-    code: int = registry.load(registry.find("command", name))(arguments[arguments.index(name) + 1 :])
+    code: int = registry.load(registry.find("command", name))(
+        arguments[arguments.index(name) + 1 :]
+    )
     return code
 
 

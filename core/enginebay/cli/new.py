@@ -44,7 +44,10 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("name", metavar="NAME", help="by which the part will be chosen")
     parser.add_argument(
-        "--path", metavar="DIR", type=Path, help="the plugin's folder, which must not exist (enginebay-NAME)"
+        "--path",
+        metavar="DIR",
+        type=Path,
+        help="the plugin's folder, which must not exist (enginebay-NAME)",
     )
 
 
@@ -79,7 +82,9 @@ def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     folder = Path(f"enginebay-{name.replace('_', '-')}") if path is None else path
     if folder.exists():
         raise InputError(
-            explain(f"{folder} exists", "a folder that does not exist yet", "Choose another --path.")
+            explain(
+                f"{folder} exists", "a folder that does not exist yet", "Choose another --path."
+            )
         )
     files = render(kind, name)
     try:
@@ -89,7 +94,9 @@ def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            explain(f"{folder}: {reason}", "a place that can be written to", "Choose another --path.")
+            explain(
+                f"{folder}: {reason}", "a place that can be written to", "Choose another --path."
+            )
         ) from None
     return folder
 

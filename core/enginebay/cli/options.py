@@ -31,7 +31,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--generation-config",
         choices=["auto", "none"],
-        help=with_default("sampling of the checkpoint's generation_config.json", "generation_config"),
+        help=with_default(
+            "sampling of the checkpoint's generation_config.json", "generation_config"
+        ),
     )
     group.add_argument(
         "--tuned",
@@ -72,7 +74,10 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         help="read each step before the next is launched",
     )
     group.add_argument(
-        "--verify-weights", action="store_true", default=None, help="refuse NaN and infinity while loading"
+        "--verify-weights",
+        action="store_true",
+        default=None,
+        help="refuse NaN and infinity while loading",
     )
     group.add_argument(
         "--compile-cache",
@@ -80,7 +85,9 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         help=with_default('folder of compiled programs, auto, or "off"', "compile_cache"),
     )
     group.add_argument(
-        "--dump-step", metavar="DIR", help="write text and memory use of every compiled program into a folder"
+        "--dump-step",
+        metavar="DIR",
+        help="write text and memory use of every compiled program into a folder",
     )
     group.add_argument(
         "--set",
@@ -103,7 +110,9 @@ def with_default(what: str, field: str) -> str:
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
     """--profile, for the commands that run an engine; `traced` does it."""
-    parser.add_argument("--profile", metavar="DIR", help="write a trace of JAX's profiler into a folder")
+    parser.add_argument(
+        "--profile", metavar="DIR", help="write a trace of JAX's profiler into a folder"
+    )
 
 
 @contextlib.contextmanager
@@ -197,7 +206,9 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
 
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:
     """The flags that were given, as configuration values."""
-    values: dict[str, Any] = {name: getattr(args, name) for name in PLAIN if getattr(args, name) is not None}
+    values: dict[str, Any] = {
+        name: getattr(args, name) for name in PLAIN if getattr(args, name) is not None
+    }
     kernels: dict[str, Any] = {}
     if args.attention:
         kernels["attention"] = attention_by_phase(args.attention)
@@ -208,10 +219,13 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
     if kernels:
         values["kernels"] = kernels
     if args.shadow:
-        values["shadow"] = dict(split_pair(text, "--shadow", "OP=NAME[@SHARE]") for text in args.shadow)
+        values["shadow"] = dict(
+            split_pair(text, "--shadow", "OP=NAME[@SHARE]") for text in args.shadow
+        )
     if args.mesh:
         values["mesh"] = {
-            axis: _count(size, axis) for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)
+            axis: _count(size, axis)
+            for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)
         }
     for text in args.settings:
         values = merge(values, _setting(text))
@@ -240,7 +254,9 @@ def attention_by_phase(given: list[str]) -> dict[str, str]:
     for text in given:
         if "," in text:
             raise InputError(
-                explain(f"--attention {text}", "NAME or PHASE=NAME", "Repeat the flag for each phase.")
+                explain(
+                    f"--attention {text}", "NAME or PHASE=NAME", "Repeat the flag for each phase."
+                )
             )
         phase, name = split_pair(text, "--attention", "PHASE=NAME") if "=" in text else ("", text)
         target, named = (by_phase, (phase,)) if phase else (everywhere, PHASES)

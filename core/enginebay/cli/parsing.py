@@ -11,9 +11,12 @@ from enginebay.errors import InputError, explain, nearest, shown
 from enginebay.validation import other_program_hint
 
 NUMBERS = {"int": "a whole number", "float": "a number"}
-WRONG_VALUE = re.compile(r"argument (?P<name>.+?): invalid (?P<kind>\w+) value: (?P<value>.*)", re.DOTALL)
+WRONG_VALUE = re.compile(
+    r"argument (?P<name>.+?): invalid (?P<kind>\w+) value: (?P<value>.*)", re.DOTALL
+)
 WRONG_CHOICE = re.compile(
-    r"argument (?P<name>.+?): invalid choice: (?P<value>.+) \(choose from (?P<choices>.*)\)", re.DOTALL
+    r"argument (?P<name>.+?): invalid choice: (?P<value>.+) \(choose from (?P<choices>.*)\)",
+    re.DOTALL,
 )
 NO_VALUE = re.compile(r"argument (?P<name>.+?): expected (one|at least one) argument")
 
@@ -59,7 +62,9 @@ class Parser(argparse.ArgumentParser):
         raise InputError(_reworded(message, self.prog))
 
 
-def refuse_rest(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]) -> None:
+def refuse_rest(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]
+) -> None:
     """InputError for words that a command's parser left over, flags first."""
     flags = [word for word in rest if word.startswith("-") and word not in ("-", "--")]
     if flags:
@@ -73,16 +78,26 @@ def _unknown_flag(parser: argparse.ArgumentParser, name: str) -> str:
     longer = [flag for flag in known if flag.startswith(name)]
     near = nearest(name, known, cutoff=0.65)
     if longer:
-        return explain(f"{name}, which is no whole flag", " or ".join(longer[:6]), "Write the flag in full.")
-    todo = other_program_hint(name, is_flag=True) or (f"Did you mean {near}?" if near else "Leave it out.")
-    return explain(f"unknown flag {shown(name)[1:-1]}", f"the flags of `{parser.prog} --help`", todo)
+        return explain(
+            f"{name}, which is no whole flag", " or ".join(longer[:6]), "Write the flag in full."
+        )
+    todo = other_program_hint(name, is_flag=True) or (
+        f"Did you mean {near}?" if near else "Leave it out."
+    )
+    return explain(
+        f"unknown flag {shown(name)[1:-1]}", f"the flags of `{parser.prog} --help`", todo
+    )
 
 
-def _second_word(parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]) -> str:
+def _second_word(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, rest: Sequence[str]
+) -> str:
     positional = next((a for a in parser._actions if not a.option_strings and a.nargs == "?"), None)
     first = None if positional is None else getattr(args, positional.dest, None)
     if positional is None or first is None:
-        return explain(f"the word {shown(rest[0])}", f"flags alone after `{parser.prog}`", "Leave it out.")
+        return explain(
+            f"the word {shown(rest[0])}", f"flags alone after `{parser.prog}`", "Leave it out."
+        )
     quoted = shlex.quote(" ".join([str(first), *rest]))
     return explain(
         f"a second word {shown(rest[0])} after {shown(first)}",
@@ -104,6 +119,8 @@ def _reworded(message: str, prog: str) -> str:
     if found := NO_VALUE.fullmatch(message):
         flag = found["name"]
         return explain(
-            f"{flag} without a value", f"{flag} VALUE", f"Write {flag}=VALUE where it begins with -."
+            f"{flag} without a value",
+            f"{flag} VALUE",
+            f"Write {flag}=VALUE where it begins with -.",
         )
     return f"{message}. See `{prog} --help`."

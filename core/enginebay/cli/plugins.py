@@ -27,12 +27,19 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--platform", metavar="NAME", help="parts that run on this platform alone (default: all)"
     )
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="also why a part cannot be used, and its distribution"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also why a part cannot be used, and its distribution",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--config", metavar="FILE", help="TOML file to check; it changes nothing here")
     parser.add_argument(
-        "--timings", action="store_true", help="seconds that the import of each plugin took, slowest first"
+        "--config", metavar="FILE", help="TOML file to check; it changes nothing here"
+    )
+    parser.add_argument(
+        "--timings",
+        action="store_true",
+        help="seconds that the import of each plugin took, slowest first",
     )
 
 
@@ -50,7 +57,11 @@ def run(name: str, args: argparse.Namespace) -> int:
     platforms = {entry.name for entry in registry.entries if entry.kind == "platform"}
     if args.platform is not None and args.platform not in platforms:
         raise unknown_name("platform", args.platform, platforms)
-    here = {name for name in platforms if has_device(name)} if args.platform is None else {args.platform}
+    here = (
+        {name for name in platforms if has_device(name)}
+        if args.platform is None
+        else {args.platform}
+    )
     shown = [e for e in registry.entries if args.kind in (None, e.kind) and _fits(e, args.platform)]
     records = [_record(entry, here) for entry in shown]
     if args.json:
@@ -58,7 +69,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         return 0
     columns = ("kind", "name", "op", "package", "state")
     rows = [[record[column] for column in columns] for record in records]
-    notes = [[_note(record)] if _note(record) else [] for record in records] if args.verbose else None
+    notes = (
+        [[_note(record)] if _note(record) else [] for record in records] if args.verbose else None
+    )
     print_table(columns, rows, notes)
     if not args.verbose and any(record["reason"] for record in records):
         print("`enginebay plugins -v` says why a part cannot be used here.")
@@ -104,6 +117,10 @@ def _note(record: Mapping[str, str]) -> str:
 def _print_timings(import_s: Mapping[str, float], *, as_json: bool) -> None:
     slowest = sorted(import_s.items(), key=lambda item: -item[1])
     if as_json:
-        print(json.dumps([{"plugin": name, "seconds": seconds} for name, seconds in slowest], indent=2))
+        print(
+            json.dumps(
+                [{"plugin": name, "seconds": seconds} for name, seconds in slowest], indent=2
+            )
+        )
     else:
         print_table(("plugin", "seconds"), [(name, f"{seconds:.3f}") for name, seconds in slowest])

@@ -53,7 +53,9 @@ def _shown_by(handler: logging.Handler) -> Iterator[None]:
     before, log.handlers = log.handlers, [handler]
     propagates, log.propagate = log.propagate, False
     level = log.level
-    log.setLevel(logging.INFO)  # bars need the records of ends; the handler of lines has a level of its own
+    log.setLevel(
+        logging.INFO
+    )  # bars need the records of ends; the handler of lines has a level of its own
     try:
         yield
     finally:
@@ -120,7 +122,9 @@ class WaitBars(logging.Handler):
         if ended and key in self._tasks:
             self._bars.remove_task(self._tasks.pop(key))
         elif not ended and key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(record.getMessage().removesuffix(" ..."), total=None)
+            self._tasks[key] = self._bars.add_task(
+                record.getMessage().removesuffix(" ..."), total=None
+            )
 
 
 MAX_PLAIN_COLUMN = 40
@@ -128,7 +132,9 @@ MAX_PLAIN_COLUMN = 40
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]] | None = None
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[Sequence[str]] | None = None,
 ) -> None:
     """A table on stdout; `notes` are lines below each row. On a terminal it fits the width, and no word is cut.
 
@@ -137,9 +143,14 @@ def print_table(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     widths = _column_widths([columns, *rows], width)
     for number, row in enumerate([columns, *rows]):
-        cells = [[cell] if width is None else _wrapped(cell, n) for cell, n in zip(row, widths, strict=True)]
+        cells = [
+            [cell] if width is None else _wrapped(cell, n)
+            for cell, n in zip(row, widths, strict=True)
+        ]
         for line in itertools.zip_longest(*cells, fillvalue=""):
-            print("  ".join(text.ljust(one) for text, one in zip(line, widths, strict=True)).rstrip())
+            print(
+                "  ".join(text.ljust(one) for text, one in zip(line, widths, strict=True)).rstrip()
+            )
         for note in notes[number - 1] if notes and number else ():
             wrapped = [note] if width is None else _wrapped(note, width - 6)
             print("\n".join([f"    {wrapped[0]}", *(f"      {line}" for line in wrapped[1:])]))
@@ -151,14 +162,17 @@ def _column_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int
     if width is None:
         return [min(one, MAX_PLAIN_COLUMN) for one in widths]
     least = [
-        max(len(w) for cell in column for w in cell.split() or [""]) for column in zip(*rows, strict=True)
+        max(len(w) for cell in column for w in cell.split() or [""])
+        for column in zip(*rows, strict=True)
     ]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         spare = [i for i in range(len(widths)) if widths[i] > least[i]]
         if not spare:
             break  # a table that is too wide is better than a name that is cut
         # A column that one long cell makes wide goes before one in which every row would be wrapped.
-        widths[min(spare, key=lambda i: (sum(len(row[i]) >= widths[i] for row in rows), -widths[i]))] -= 1
+        widths[
+            min(spare, key=lambda i: (sum(len(row[i]) >= widths[i] for row in rows), -widths[i]))
+        ] -= 1
     return widths
 
 

@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     Search = Callable[[], list[Tuned]]
 
 COLUMNS = (
-    *("op", "shape", "dtype", "implementation", "configuration", "median ms", "default ms", "of roofline"),
+    *(
+        "op",
+        "shape",
+        "dtype",
+        "implementation",
+        "configuration",
+        "median ms",
+        "default ms",
+        "of roofline",
+    ),
     *("tried", "refused, or why not"),
 )
 
@@ -45,7 +54,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """What to search, on which shapes, and where the tables go."""
     add_kernel_arguments(parser)
     parser.add_argument(
-        "--config", metavar="FILE", help="tune the kernels and buckets of the engine that a TOML file makes"
+        "--config",
+        metavar="FILE",
+        help="tune the kernels and buckets of the engine that a TOML file makes",
     )
     parser.add_argument("--platform", metavar="NAME", help="devices to run on (default: auto)")
     parser.add_argument(
@@ -54,11 +65,15 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         default=None,
         help="interpret kernels of --impl that are made for another platform (default: off)",
     )
-    parser.add_argument("--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto (default: auto)")
+    parser.add_argument(
+        "--dtype", metavar="T,...", help="float32, bfloat16, float16 or auto (default: auto)"
+    )
     parser.add_argument("--layout", metavar="NAME", help="cache layout (default: auto)")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure (default: 10)")
     parser.add_argument(
-        "--compile-cache", metavar="DIR", help='folder of compiled programs, auto, or "off" (default: auto)'
+        "--compile-cache",
+        metavar="DIR",
+        help='folder of compiled programs, auto, or "off" (default: auto)',
     )
     parser.add_argument(
         "--tuned-folder",
@@ -94,14 +109,17 @@ def run(name: str, args: argparse.Namespace) -> int:
             found += fresh
             for one in fresh if not args.json else ():
                 _print(rows, one)
-            paths = _write(session, found, tuned_folder(folder or AUTO))  # each time: a search may take hours
+            paths = _write(
+                session, found, tuned_folder(folder or AUTO)
+            )  # each time: a search may take hours
     if args.json:
         record = {
             "command": session.command,
             "roofline": dataclasses.asdict(session.bench.roofline),
             "tables": [str(path) for path in paths],
             "results": [
-                dataclasses.asdict(one) | {"entry": one.entry and one.entry.model_dump()} for one in found
+                dataclasses.asdict(one) | {"entry": one.entry and one.entry.model_dump()}
+                for one in found
             ],
         }
         print(json.dumps(record, indent=2, default=float))
@@ -139,7 +157,11 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     refuse_flags(args, "--config", "tune without it", OF_SHAPES)
     plan = make_plan(make_config(read_toml(args.config), {"tuned": "off"}))
     configs = kernel_configs(plan, make_engine(plan))
-    args.platform, args.dtype, args.layout = plan.platform.name, plan.config.dtype, plan.kernels.layout
+    args.platform, args.dtype, args.layout = (
+        plan.platform.name,
+        plan.config.dtype,
+        plan.kernels.layout,
+    )
     command = f"tune {shlex.quote(f'--config={args.config}')}"
     session = open_session(args, command, ragged=True, settled=OF_SHAPES)
     setting = dataclasses.replace(session.settings[plan.config.dtype], tuned=TunedConfigs())

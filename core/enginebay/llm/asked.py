@@ -48,7 +48,11 @@ def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mappin
         ("no_repeat_ngram", params.no_repeat_ngram_size > 0, {"size": params.no_repeat_ngram_size}),
         ("min_tokens", params.min_tokens > 0, {"min_tokens": params.min_tokens}),
         ("logit_bias", bool(params.logit_bias), {"bias": params.logit_bias}),
-        ("allowed_token_ids", params.allowed_token_ids is not None, {"token_ids": params.allowed_token_ids}),
+        (
+            "allowed_token_ids",
+            params.allowed_token_ids is not None,
+            {"token_ids": params.allowed_token_ids},
+        ),
         (GUIDED, bool(forms_of(params)), {}),
         ("typical", params.typical_p < 1.0, {"typical_p": params.typical_p}),
     ]
@@ -63,7 +67,9 @@ def _sequences(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int,
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
-        ways = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
+        ways = [
+            tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")
+        ]
         if not all(ways):
             given = f"bad_words with {word!r}, which has no tokens"
             raise RequestError(explain(given, "words with at least one token", "Leave it out."))

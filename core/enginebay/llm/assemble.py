@@ -31,7 +31,9 @@ class CompletionReader:
     until it is clear.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, abort: Callable[[str], None]
+    ) -> None:
         sampling = request.sampling
         self.request = request
         self.token_ids: list[int] = []
@@ -112,10 +114,14 @@ class CompletionReader:
         for token_id in token_ids:
             self._is_early, self._num_early = self._num_early > 0, self._num_early - 1
             if token_id not in self._hidden:
-                text += self._stops.push(self._detokenizer.push([token_id]), counts=not self._is_early)
+                text += self._stops.push(
+                    self._detokenizer.push([token_id]), counts=not self._is_early
+                )
         return text
 
-    def _take_logprobs(self, event: TokenEvent, num_tokens: int) -> tuple[dict[int, float], ...] | None:
+    def _take_logprobs(
+        self, event: TokenEvent, num_tokens: int
+    ) -> tuple[dict[int, float], ...] | None:
         """Those of an event's first tokens; None when they were not asked for."""
         if self.logprobs is None:
             return None
@@ -127,7 +133,9 @@ class CompletionReader:
         self.logprobs += told
         return told
 
-    def _take_prompt_logprobs(self, event: TokenEvent) -> tuple[dict[int, float] | None, ...] | None:
+    def _take_prompt_logprobs(
+        self, event: TokenEvent
+    ) -> tuple[dict[int, float] | None, ...] | None:
         """Those of the prompt, if this event brings them; the first token has none."""
         told = event.prompt_logprobs
         if told is None:
@@ -140,7 +148,9 @@ class CompletionReader:
         self.finish_reason = "stop"
         if metrics is not None:
             now_s = time.monotonic()
-            self.metrics = dataclasses.replace(metrics, finished_s=now_s, num_generated_tokens=num_tokens)
+            self.metrics = dataclasses.replace(
+                metrics, finished_s=now_s, num_generated_tokens=num_tokens
+            )
         self._abort(self.request.request_id)
 
     def _finish(self) -> str:

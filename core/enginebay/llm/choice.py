@@ -32,7 +32,8 @@ class Choice:
     def returned(self, completions: Sequence[CompletionOutput]) -> list[CompletionOutput]:
         """Those of `order`, with indices from 0 on."""
         chosen = [
-            dataclasses.replace(completions[at], index=i) for i, at in enumerate(self.order(completions))
+            dataclasses.replace(completions[at], index=i)
+            for i, at in enumerate(self.order(completions))
         ]
         if self.shows_logprobs:
             return chosen

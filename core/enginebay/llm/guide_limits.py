@@ -11,7 +11,9 @@ from enginebay.constraint import Form
 from enginebay.errors import RequestError, explain
 
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-_RULE = re.compile(r"^[ \t]*[?!]?\w+[^\S\n]*(?:\[[^\]\n]*\][^\S\n]*)?(?:\.-?\d+[^\S\n]*)?:", re.MULTILINE)
+_RULE = re.compile(
+    r"^[ \t]*[?!]?\w+[^\S\n]*(?:\[[^\]\n]*\][^\S\n]*)?(?:\.-?\d+[^\S\n]*)?:", re.MULTILINE
+)
 _WHAT = {"json_schema": "lists and objects", "grammar": "rules", "choice": "choices"}
 
 
@@ -23,7 +25,9 @@ def check_size(form: Form, value: Any, limits: GuidedLimits) -> None:
     if isinstance(value, str):
         _refuse_if(form, "bytes", "size_bytes", _num_bytes(value), limits.size_bytes)
     if form == "json_schema":
-        _check_json(form, _levels_of_text(value) if isinstance(value, str) else _levels(value), limits)
+        _check_json(
+            form, _levels_of_text(value) if isinstance(value, str) else _levels(value), limits
+        )
     elif form == "choice":
         _refuse_if(form, _WHAT[form], "items", len(value), limits.items)
         total = sum(_num_bytes(one) for one in value)

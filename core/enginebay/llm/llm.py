@@ -76,7 +76,11 @@ class LLM:
         named = dict(choices) if model is None else {"model": model, **choices}
         if config is not None and named:
             raise ConfigError(
-                explain(f"config and {', '.join(named)}", "one of them", "Put the choices into the config.")
+                explain(
+                    f"config and {', '.join(named)}",
+                    "one of them",
+                    "Put the choices into the config.",
+                )
             )
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
@@ -93,7 +97,9 @@ class LLM:
             seed=plan.config.seed,
         )
         self._preparer.max_cached = self._parts.engine.ledger.most_tokens
-        self._loop = EngineLoop(self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer)
+        self._loop = EngineLoop(
+            self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer
+        )
         weakref.finalize(
             self, self._loop.close
         )  # one that nobody closed, at exit too: the thread must not outlive JAX
@@ -105,14 +111,19 @@ class LLM:
 
     def __repr__(self) -> str:
         config = self.config
-        parts = f"engine={config.engine.name!r}, platform={config.platform!r}, dtype={config.dtype!r}"
+        parts = (
+            f"engine={config.engine.name!r}, platform={config.platform!r}, dtype={config.dtype!r}"
+        )
         return f"LLM({config.model!r}, {parts}, max_model_len={config.max_model_len})"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -305,7 +316,12 @@ class LLM:
     # asyncio.
 
     async def agenerate(
-        self, prompts: Prompts, params: Params = None, *, priority: Priorities = 0, tenant: Tenants = None
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        priority: Priorities = 0,
+        tenant: Tenants = None,
     ) -> list[RequestOutput]:
         """generate() without blocking the event loop; cancelling ends the requests."""
         prepare = functools.partial(self._preparer.prepare, priority=priority, tenant=tenant)
@@ -335,9 +351,15 @@ class LLM:
             chosen = as_sampling_params(params)
             if chosen.n != 1:
                 raise RequestError(
-                    explain(f"n = {chosen.n} in astream", "n = 1", "Start one stream for each completion.")
+                    explain(
+                        f"n = {chosen.n} in astream",
+                        "n = 1",
+                        "Start one stream for each completion.",
+                    )
                 )
-            prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
+            prepare = functools.partial(
+                self._preparer.prepare_one, priority=priority, tenant=tenant
+            )
             prepared = await in_thread(prepare, prompt, chosen)
             check_streamable(prepared)
             [readers] = self._submit(prepared, tell, only_ends=False)
@@ -378,11 +400,16 @@ class LLM:
         self, prepared: Sequence[Prepared], tell: Tell, *, only_ends: bool
     ) -> list[list[CompletionReader]]:
         groups = [
-            [CompletionReader(request, self.tokenizer, self._loop.abort) for request in one.requests]
+            [
+                CompletionReader(request, self.tokenizer, self._loop.abort)
+                for request in one.requests
+            ]
             for one in prepared
         ]
         readers = list(itertools.chain.from_iterable(groups))
-        self._loop.submit([reader.request for reader in readers], takes(readers, tell, only_ends=only_ends))
+        self._loop.submit(
+            [reader.request for reader in readers], takes(readers, tell, only_ends=only_ends)
+        )
         return groups
 
     def _abandon(self, readers: Readers) -> None:

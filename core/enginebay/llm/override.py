@@ -82,7 +82,9 @@ def overridden(
     undo, forbidden = driver.call(begin)
 
     def end() -> None:
-        end_all(StoppedError("the block of override() that the request ran in has ended: send it again"))
+        end_all(
+            StoppedError("the block of override() that the request ran in has ended: send it again")
+        )
         engine.compilations.forbidden = forbidden
         undo()
 

@@ -115,7 +115,9 @@ class Preparer:
         """Most tokens that the cache holds for one request (`Ledger.most_tokens`); None: max_model_len is the limit."""
         self.abilities = abilities
         self._guides = Guides(
-            lambda: abilities.grammars.make(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids)),
+            lambda: abilities.grammars.make(
+                Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids)
+            ),
             abilities.grammars.limits,
         )
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
@@ -153,12 +155,16 @@ class Preparer:
         filled = self.abilities.defaults.applied_to(params)
         if filled.max_tokens is None or "max_tokens" in params.model_fields_set:
             return filled
-        return filled.model_copy(update={"max_tokens": min(filled.max_tokens, self.room(num_prompt))})
+        return filled.model_copy(
+            update={"max_tokens": min(filled.max_tokens, self.room(num_prompt))}
+        )
 
     def _prepare_all(
         self, prompts: list[Prompt], params: Params, standing: Sequence[Standing]
     ) -> list[Prepared]:
-        given = list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
+        given = (
+            list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
+        )
         each = [as_sampling_params(cast("Param", one)) for one in given]
         if len(each) != len(prompts):
             raise RequestError(
@@ -172,11 +178,15 @@ class Preparer:
 
     def _prepare_one(self, prompt: Prompt, params: SamplingParams, standing: Standing) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        token_ids = (
+            self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        )
         params = self.with_defaults(params, len(token_ids))
         self._check(token_ids, params)
         sampling = self._freeze(params, np.asarray(token_ids, np.int32))
-        others = dataclasses.replace(sampling, num_prompt_logprobs=None)  # the first one tells of the prompt
+        others = dataclasses.replace(
+            sampling, num_prompt_logprobs=None
+        )  # the first one tells of the prompt
         grammar = self._guides.grammar(params)
         request_id = f"request-{next(self._ids)}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
@@ -203,7 +213,9 @@ class Preparer:
         if not token_ids:
             raise RequestError(
                 explain(
-                    "an empty prompt", "at least one token", "Give some text, or a begin-of-sequence token."
+                    "an empty prompt",
+                    "at least one token",
+                    "Give some text, or a begin-of-sequence token.",
                 )
             )
         self._check_ids(token_ids, "token id")
@@ -240,7 +252,9 @@ class Preparer:
     def _freeze(self, params: SamplingParams, prompt: np.ndarray) -> FrozenSampling:
         eos = () if params.ignore_eos else self.tokens.eos_token_ids
         self._check_ids(params.stop_token_ids, "stop token id")
-        self._check_ids(itertools.chain.from_iterable(params.stop_words_ids), "token id in stop_words_ids")
+        self._check_ids(
+            itertools.chain.from_iterable(params.stop_words_ids), "token id in stop_words_ids"
+        )
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         if len(stop_ids) > MAX_STOP_TOKENS:
             raise RequestError(
@@ -257,7 +271,9 @@ class Preparer:
         if takes_best(params.temperature, params.top_k) and not chosen.changes_best(used):
             used = ()
         return FrozenSampling(
-            max_tokens=self.room(len(prompt)) if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=self.room(len(prompt))
+            if params.max_tokens is None
+            else min(params.max_tokens, room),
             temperature=min(params.temperature, MOST_TEMPERATURE),
             top_k=params.top_k if 0 < params.top_k < self.vocab_size else 0,
             top_p=params.top_p,
@@ -310,7 +326,9 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
     chooses = Choice.of(params) is not None
     if not abilities.tells_logprobs and (params.logprobs is not None or chooses):
         field, value = (
-            ("best_of", params.best_of) if params.logprobs is None else ("logprobs", params.logprobs)
+            ("best_of", params.best_of)
+            if params.logprobs is None
+            else ("logprobs", params.logprobs)
         )
         raise RequestError(
             explain(
@@ -327,7 +345,9 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
             raise RequestError(
                 explain(
                     f"{field} = {value} with an engine that tells neither of prompts nor of the whole vocabulary",
-                    f"{field} = None" if field == "prompt_logprobs" else f"logprobs = 0 to {MAX_LOGPROBS}",
+                    f"{field} = None"
+                    if field == "prompt_logprobs"
+                    else f"logprobs = 0 to {MAX_LOGPROBS}",
                     "Leave it out, or choose an engine that declares wide_logprobs, such as oengine.",
                 )
             )

@@ -83,7 +83,9 @@ class Ends:
 class Stream(Iterator[StreamChunk]):
     """The chunks of one prompt's completions. Any thread may close it; closing it, or letting go of it, ends the request."""
 
-    def __init__(self, news: queue.SimpleQueue[News | None], readers: Readers, abandon: Abandon) -> None:
+    def __init__(
+        self, news: queue.SimpleQueue[News | None], readers: Readers, abandon: Abandon
+    ) -> None:
         self._news = news
         self._num_left = len(readers)
         self._end = weakref.finalize(self, abandon, readers)
@@ -157,7 +159,9 @@ def tell_on_loop(news: asyncio.Queue[News] | asyncio.Queue[News | None]) -> Tell
     loop = asyncio.get_running_loop()
 
     def tell(one: News) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody reads any more
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the event loop was closed, so nobody reads any more
             loop.call_soon_threadsafe(news.put_nowait, one)
 
     return tell
@@ -173,5 +177,7 @@ def _answered(function: Callable[..., Result], *args: Any) -> Result:
         return function(*args)
     except Exception:
         raise
-    except BaseException as error:  # the thread's edge: the event loop would end, with all its other tasks
+    except (
+        BaseException
+    ) as error:  # the thread's edge: the event loop would end, with all its other tasks
         raise failure("preparing a request", error) from error

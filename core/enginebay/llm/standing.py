@@ -36,7 +36,9 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether this is several values, and no text."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    return isinstance(value, Sequence) and not isinstance(
+        value, str | bytes | bytearray | memoryview
+    )
 
 
 def _each(num_prompts: int, given: Any, what: str) -> list[Any]:
@@ -74,6 +76,10 @@ def _tenant(given: Any) -> str:
         return ""
     if not isinstance(given, str) or not given:
         raise RequestError(
-            explain(f"tenant = {given!r}", "a text that is not empty, or None", "Name one, or leave it out.")
+            explain(
+                f"tenant = {given!r}",
+                "a text that is not empty, or None",
+                "Name one, or leave it out.",
+            )
         )
     return given

@@ -109,7 +109,9 @@ class Book:
     def add(self, ticket: Ticket) -> Tracked:
         """A new request, at the end of the queue."""
         request = ticket.request
-        metrics = RequestMetrics(arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids))
+        metrics = RequestMetrics(
+            arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids)
+        )
         tracked = Tracked(ticket, metrics, num_prefill=len(request.prompt_token_ids))
         self.waiting[request.request_id] = tracked
         return tracked
@@ -226,7 +228,11 @@ class Book:
 def _tokens_to_prefill(tracked: Tracked) -> np.ndarray:
     """The prompt, and after a preemption the tokens generated before it."""
     prompt = tracked.request.prompt_token_ids
-    return np.concatenate([prompt, np.asarray(tracked.output, prompt.dtype)]) if tracked.output else prompt
+    return (
+        np.concatenate([prompt, np.asarray(tracked.output, prompt.dtype)])
+        if tracked.output
+        else prompt
+    )
 
 
 def record_tokens(
@@ -254,4 +260,6 @@ def record_tokens(
         metrics.finished_s = now_s
         tracked.finished = True
     prompt_logprobs = None if tracked.prompt is None else tracked.prompt.take()
-    return TokenEvent(tuple(new), reason, metrics, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    return TokenEvent(
+        tuple(new), reason, metrics, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )

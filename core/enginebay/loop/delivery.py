@@ -81,6 +81,8 @@ class Delivery:
             with contextlib.suppress(Exception):
                 take(
                     TokenEvent(
-                        (), "error", error=failure(f"reading the tokens of request {request_id}", error)
+                        (),
+                        "error",
+                        error=failure(f"reading the tokens of request {request_id}", error),
                     )
                 )

@@ -30,7 +30,9 @@ def next_mask(tracked: Tracked) -> tuple[RowValues, ...]:
         return ()
     bits = constraint.bits()
     ends = tracked.request.sampling.stop_token_ids
-    return (RowValues(GUIDED, {BITS: with_tokens(bits, ends) if constraint.may_end and ends else bits}),)
+    return (
+        RowValues(GUIDED, {BITS: with_tokens(bits, ends) if constraint.may_end and ends else bits}),
+    )
 
 
 def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
@@ -46,7 +48,9 @@ def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
             _ = constraint.is_done  # computes the mask
     except RequestError as error:
         return error
-    except BaseException as error:  # a grammar library's, such as a panic of Rust: it ends no other request
+    except (
+        BaseException
+    ) as error:  # a grammar library's, such as a panic of Rust: it ends no other request
         log.exception("the constraint of request %s failed", tracked.request.request_id)
         return failure("a constraint", error)
     return None

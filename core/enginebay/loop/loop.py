@@ -17,7 +17,17 @@ from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, StoppedError
 from enginebay.loop.book import Book
 from enginebay.loop.delivery import Delivery
-from enginebay.loop.messages import Abort, Call, Inbox, Message, Stop, Submit, Take, Ticket, TokenEvent
+from enginebay.loop.messages import (
+    Abort,
+    Call,
+    Inbox,
+    Message,
+    Stop,
+    Submit,
+    Take,
+    Ticket,
+    TokenEvent,
+)
 from enginebay.loop.steps import Steps
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Scheduler
@@ -58,7 +68,9 @@ class EngineLoop:
         self._inbox = Inbox()
         self._delivery = Delivery(self.abort)
         self._submitted: Ticket | None = None  # that which is being taken in
-        self.is_paused = False  # set by call(): while it is, messages are handled and nothing is launched
+        self.is_paused = (
+            False  # set by call(): while it is, messages are handled and nothing is launched
+        )
         self._thread = threading.Thread(target=self._run, name="enginebay-loop", daemon=True)
         self._thread.start()
 
@@ -74,7 +86,9 @@ class EngineLoop:
         """Requests that hold a row, as of now."""
         return len(self._book.running)
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[Take] | None = None) -> list[Ticket]:
+    def submit(
+        self, requests: Sequence[Request], takes: Sequence[Take] | None = None
+    ) -> list[Ticket]:
         """Queue requests, all or none; StoppedError after close().
 
         `takes`: for each request a function that is called with its events as they come, on a thread of their own (see
@@ -84,7 +98,9 @@ class EngineLoop:
             tickets = [Ticket(request) for request in requests]
         else:
             each = zip(requests, takes, strict=True)
-            tickets = [Ticket(request, self._delivery.outbox(request, take)) for request, take in each]
+            tickets = [
+                Ticket(request, self._delivery.outbox(request, take)) for request, take in each
+            ]
         self._inbox.put(*(Submit(ticket) for ticket in tickets))
         return tickets
 
@@ -121,9 +137,7 @@ class EngineLoop:
         while going:
             try:
                 going = self._turn()
-            except (
-                BaseException
-            ) as error:  # the loop's outer edge: whatever a part raises, those who wait are answered
+            except BaseException as error:  # the loop's outer edge: whatever a part raises, those who wait are answered
                 log.exception("a step failed")
                 going = self._recover(error)
         # A step that still runs gives arrays back to the interpreter when it ends; should that be ending, the process aborts.
@@ -154,7 +168,9 @@ class EngineLoop:
             if self.watch.is_on:
                 self.watch.carried_out(self._book, ledger)
         if launched:
-            while len(self._steps.in_flight) > self._most_unread:  # a decision may launch several steps
+            while (
+                len(self._steps.in_flight) > self._most_unread
+            ):  # a decision may launch several steps
                 self._steps.commit_next()
         elif self._steps.in_flight:
             self._steps.commit_next()
@@ -204,7 +220,9 @@ class EngineLoop:
         try:
             self._steps.commit_all()
         except BaseException:
-            result.set_exception(StoppedError("a step failed before the call could run: call again"))
+            result.set_exception(
+                StoppedError("a step failed before the call could run: call again")
+            )
             raise  # the failed step is the loop's to handle
         try:
             result.set_result(function())
@@ -240,7 +258,9 @@ class EngineLoop:
 
     def _give_up(self, cause: EnginebayError, last: BaseException) -> None:
         """Answer every request and call with an error, and take in nothing any more."""
-        self._inbox.close(f"the engine broke down ({type(last).__name__}: {last}): make a new one to go on")
+        self._inbox.close(
+            f"the engine broke down ({type(last).__name__}: {last}): make a new one to go on"
+        )
         for tracked in self._book.everything:
             tracked.finished = True
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))

@@ -172,7 +172,9 @@ class Watch:
             0 if tracked.finished else int((row >= 0).sum())
             for tracked, row in zip(rows, tokens, strict=True)
         ]
-        verified = [(drafts, new) for drafts, new in zip(num_drafts, counts, strict=False) if drafts and new]
+        verified = [
+            (drafts, new) for drafts, new in zip(num_drafts, counts, strict=False) if drafts and new
+        ]
         execution = Execution(
             now_s,
             now_s - began_s,
@@ -197,7 +199,8 @@ class Watch:
                 has_failed = False
             except Exception:  # what an observer raises must not end the service
                 log.exception(
-                    "an observer of type %s failed: it is told nothing any more", type(observer).__name__
+                    "an observer of type %s failed: it is told nothing any more",
+                    type(observer).__name__,
                 )
             finally:
                 if has_failed:

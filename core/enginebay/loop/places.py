@@ -38,7 +38,9 @@ class Places:
             )
         )
 
-    def let_in(self, chunks: Sequence[Chunk], *, hold: bool = True) -> tuple[list[Chunk], list[Chunk]]:
+    def let_in(
+        self, chunks: Sequence[Chunk], *, hold: bool = True
+    ) -> tuple[list[Chunk], list[Chunk]]:
         """Those of the chunks whose request runs, is admitted now, or is held back. Nobody overtakes one that is refused.
 
         Where the ledger forks and with `hold`, a completion is held back while another one computes their prompt.
@@ -79,7 +81,9 @@ class Places:
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
         num_shared = tracked.num_shareable
         if tracked.tells_prompt:
-            lease = ledger.admit(row, token_ids[:1], wanted)  # nothing is found of a prompt of one token
+            lease = ledger.admit(
+                row, token_ids[:1], wanted
+            )  # nothing is found of a prompt of one token
         # After a preemption the cache may have some of its output too.
         elif head is None or (tracked.output and ledger.num_cached_tokens(token_ids) > num_shared):
             lease = ledger.admit(row, token_ids, wanted)
@@ -145,4 +149,6 @@ class Places:
         return running[-1]
 
     def _can_go_on(self, tracked: Tracked) -> bool:
-        return tracked.num_computed < tracked.num_prefill or self.reserve(tracked, tracked.num_tokens)
+        return tracked.num_computed < tracked.num_prefill or self.reserve(
+            tracked, tracked.num_tokens
+        )

@@ -20,7 +20,9 @@ class PromptLogprobs:
     def add(self, told: TokenLogprobs) -> None:
         """Those of the next chunk, [tokens, W]."""
         self._parts.append(
-            TokenLogprobs(told.token_ids[:, : self._num_best + 1], told.values[:, : self._num_best + 1])
+            TokenLogprobs(
+                told.token_ids[:, : self._num_best + 1], told.values[:, : self._num_best + 1]
+            )
         )
         self._num_missing -= len(told.token_ids)
         self.is_complete = self._num_missing == 0

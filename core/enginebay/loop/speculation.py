@@ -30,7 +30,9 @@ def can_speculate(sampling: FrozenSampling) -> bool:
 class Speculation:
     """Asks a proposer for drafts, and keeps the standing of each row. Belongs to the loop's thread."""
 
-    def __init__(self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer) -> None:
+    def __init__(
+        self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer
+    ) -> None:
         self.proposer = proposer
         self.most = config.most_drafts
         self.passes = config.draft_passes

@@ -59,7 +59,10 @@ class InFlight:
             own = tokens[row, : counts[row]]
             return TokenLogprobs.of_all(own, self.pending.read_all_logprobs(row)[: len(own)])
 
-        return [None if num_best is None else of_row(row, num_best) for row, num_best in enumerate(asked)]
+        return [
+            None if num_best is None else of_row(row, num_best)
+            for row, num_best in enumerate(asked)
+        ]
 
 
 class Steps:
@@ -128,7 +131,9 @@ class Steps:
         tokens = step.pending.read()
         now_s = time.monotonic()
         counts = (tokens >= 0).sum(axis=1)
-        num_drafts = self.speculation.verified(step.num_drafts or [0] * len(step.rows), counts.tolist())
+        num_drafts = self.speculation.verified(
+            step.num_drafts or [0] * len(step.rows), counts.tolist()
+        )
         if self.watch.is_on:
             self.watch.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
         self.places.append(step.rows, tokens, counts)
@@ -162,7 +167,9 @@ class Steps:
         while self.in_flight:
             self.commit_next()
 
-    def end(self, tracked: Tracked, reason: FinishReason, error: EnginebayError | None = None) -> None:
+    def end(
+        self, tracked: Tracked, reason: FinishReason, error: EnginebayError | None = None
+    ) -> None:
         """End a request before its natural end."""
         tracked.finished = True
         tracked.metrics.finished_s = time.monotonic()
@@ -184,9 +191,16 @@ class Steps:
         tracked = self.book.running.get(request_id)
         if tracked is not None:
             is_decoding = tracked.output and tracked.num_computed >= tracked.num_prefill
-            if arrays_are_good and is_decoding and tracked.request.sampling.processors and tracked.lease:
+            if (
+                arrays_are_good
+                and is_decoding
+                and tracked.request.sampling.processors
+                and tracked.lease
+            ):
                 # Its output is prefilled again, and what its processors have learnt of it goes on.
-                tracked.request = with_processors(tracked.request, self.engine.row_values(tracked.lease))
+                tracked.request = with_processors(
+                    tracked.request, self.engine.row_values(tracked.lease)
+                )
             self.places.free(tracked)
             self.book.requeue(tracked)
             if self.watch.is_on:
@@ -285,7 +299,9 @@ def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
         lease = tracked.lease
         assert lease is not None, "running requests have a lease"
         mask = next_mask(tracked)
-        plans.append(RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, update=mask))
+        plans.append(
+            RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, update=mask)
+        )
         tracked.num_launched += tracked.most_steps(num_steps)
     if plans:
         _launch_step(steps, StepPlan(tuple(plans), num_steps, steps.book.demand()), list(rows))
@@ -313,7 +329,9 @@ def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked]
         if not has_room:
             others.append(tracked)
             continue
-        plan = RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, draft_token_ids=drafts)
+        plan = RowPlan(
+            lease.row, lease, tracked.num_tokens - 1, 1, samples=True, draft_token_ids=drafts
+        )
         plans.append(plan)
         tracked.num_launched += len(drafts) + 1
         chosen.append(tracked)

@@ -79,7 +79,12 @@ class LinearOp(Protocol):
     """
 
     def __call__(
-        self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, out_dtype: Any = None
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        out_dtype: Any = None,
     ) -> jax.Array: ...
 
 
@@ -153,7 +158,13 @@ class SampleOp(Protocol):
     """
 
     def __call__(
-        self, z: jax.Array, seeds: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
+        self,
+        z: jax.Array,
+        seeds: jax.Array,
+        *,
+        top_k: jax.Array,
+        top_p: jax.Array,
+        min_p: jax.Array,
     ) -> jax.Array: ...
 
 

@@ -82,7 +82,9 @@ class Caps:
             (self.context(bucket.max_kv_len), f"a context of {bucket.max_kv_len} tokens"),
             (needed <= self.features, f"features {', '.join(sorted(needed - self.features))}"),
         )
-        reasons = [self.why_not_here(env)] + [f"does not support {text}" for ok, text in tests if not ok]
+        reasons = [self.why_not_here(env)] + [
+            f"does not support {text}" for ok, text in tests if not ok
+        ]
         return "; ".join(r for r in reasons if r) or None
 
 

@@ -24,7 +24,12 @@ class Cost:
 
 
 def attention_cost(
-    spec: AttnSpec, q_lens: Sequence[int], kv_lens: Sequence[int], *, kv_bytes: int = 2, q_bytes: int = 2
+    spec: AttnSpec,
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    kv_bytes: int = 2,
+    q_bytes: int = 2,
 ) -> Cost:
     """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones included)."""
     v_dim = spec.v_head_dim or spec.head_dim
@@ -38,9 +43,13 @@ def attention_cost(
         np.clip(window - first, 0, q) if spec.causal else q * 0
     )  # tokens that see less than a window
     pairs = (
-        num_growing * first + num_growing * (num_growing - 1) / 2 + (q - num_growing) * np.minimum(kv, window)
+        num_growing * first
+        + num_growing * (num_growing - 1) / 2
+        + (q - num_growing) * np.minimum(kv, window)
     ).sum()
-    row_bytes = spec.num_kv_heads * (spec.head_dim + (0 if spec.v_is_k_prefix else v_dim)) * kv_bytes
+    row_bytes = (
+        spec.num_kv_heads * (spec.head_dim + (0 if spec.v_is_k_prefix else v_dim)) * kv_bytes
+    )
     io_bytes = q.sum() * spec.num_q_heads * q_bytes
     return Cost(
         flops=2 * spec.num_q_heads * pairs * (spec.head_dim + v_dim),
@@ -62,7 +71,9 @@ def linear_cost(
 
 def rms_norm_cost(rows: int, features: int, *, io_bytes: int = 2) -> Cost:
     """rows [rows, features] squared, summed, scaled and weighted."""
-    return Cost(4.0 * rows * features, (rows + 1.0) * features * io_bytes, 1.0 * rows * features * io_bytes)
+    return Cost(
+        4.0 * rows * features, (rows + 1.0) * features * io_bytes, 1.0 * rows * features * io_bytes
+    )
 
 
 def rope_cost(rows: int, heads: int, head_dim: int, rotary_dim: int, *, io_bytes: int = 2) -> Cost:

@@ -14,7 +14,9 @@ from enginebay.ops.spec import RopeSpec
 @functools.lru_cache(maxsize=64)
 def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
     """(inverse frequencies f32 [rotary_dim / 2], factor on cos and sin), computed in f64 and rounded once."""
-    plain = 1.0 / spec.theta ** (np.arange(0, spec.rotary_dim, 2, dtype=np.float64) / spec.rotary_dim)
+    plain = 1.0 / spec.theta ** (
+        np.arange(0, spec.rotary_dim, 2, dtype=np.float64) / spec.rotary_dim
+    )
     match spec.scaling:
         case "default":
             inv_freq, factor = plain, 1.0
@@ -25,14 +27,22 @@ def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
         case "yarn":
             inv_freq, factor = _yarn(plain, spec), _yarn_attention_factor(spec)
         case "longrope":
-            inv_freq, factor = plain / np.asarray(spec.frequency_divisors), spec.attention_factor or 1.0
+            inv_freq, factor = (
+                plain / np.asarray(spec.frequency_divisors),
+                spec.attention_factor or 1.0,
+            )
         case "proportional":
             turning = int(spec.proportion * spec.rotary_dim // 2)
-            inv_freq, factor = np.where(np.arange(len(plain)) < turning, plain, 0.0) / spec.factor, 1.0
+            inv_freq, factor = (
+                np.where(np.arange(len(plain)) < turning, plain, 0.0) / spec.factor,
+                1.0,
+            )
         case unknown:
             given = f"rope scaling {unknown!r}"
             allowed = "default, linear, llama3, longrope, proportional, yarn"
-            raise UnsupportedError(explain(given, allowed, "Name one of these in RopeSpec.scaling."))
+            raise UnsupportedError(
+                explain(given, allowed, "Name one of these in RopeSpec.scaling.")
+            )
     inv_freq = inv_freq.astype(np.float32)
     inv_freq.setflags(write=False)
     return inv_freq, np.float32(factor)
@@ -43,7 +53,9 @@ def _llama3(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
     context = spec.original_max_position_embeddings
     wavelength = 2 * math.pi / plain
     longest, shortest = context / spec.low_freq_factor, context / spec.high_freq_factor
-    smooth = (context / wavelength - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    smooth = (context / wavelength - spec.low_freq_factor) / (
+        spec.high_freq_factor - spec.low_freq_factor
+    )
     between = (1 - smooth) * plain / spec.factor + smooth * plain
     return np.where(
         wavelength > longest, plain / spec.factor, np.where(wavelength < shortest, plain, between)

@@ -28,7 +28,9 @@ def update_rows(
     if rows_at_once is None or num_rows <= rows_at_once:
 
         def all_rows() -> Any:
-            return jax.tree.map(lambda new, old: _where(wanted, new, old), update(values, given), values)
+            return jax.tree.map(
+                lambda new, old: _where(wanted, new, old), update(values, given), values
+            )
 
         return lax.cond(jnp.any(wanted), all_rows, lambda: values)
     size = rows_at_once
@@ -39,7 +41,9 @@ def update_rows(
     def some_rows(turn: jax.Array, values: Any) -> Any:
         ids = lax.dynamic_slice(rows, (turn * size,), (size,))
         part = jax.tree.map(lambda array: array.at[ids].get(mode="clip"), (values, given))
-        return jax.tree.map(lambda array, new: array.at[ids].set(new, mode="drop"), values, update(*part))
+        return jax.tree.map(
+            lambda array, new: array.at[ids].set(new, mode="drop"), values, update(*part)
+        )
 
     return lax.fori_loop(0, -(-wanted.sum() // size), some_rows, values)
 

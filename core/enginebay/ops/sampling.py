@@ -51,7 +51,9 @@ def first_best(scores: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.where(scores == best, ids, vocab).min(axis=-1), vocab - 1)
 
 
-def least_that_holds(holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array) -> jax.Array:
+def least_that_holds(
+    holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
+) -> jax.Array:
     """The least int32 limit per row [S, 1] in [low, high] that holds; `holds` is monotone and holds at `high`.
 
     Found by bisection, in as many calls as the widest row has bits: over the bits of floats, instead of a sort of them.
@@ -61,6 +63,8 @@ def least_that_holds(holds: Callable[[jax.Array], jax.Array], low: jax.Array, hi
         low, high = ends
         middle = low + (high - low) // 2
         enough = holds(middle)
-        return jnp.where(enough, low, jnp.minimum(middle + 1, high)), jnp.where(enough, middle, high)
+        return jnp.where(enough, low, jnp.minimum(middle + 1, high)), jnp.where(
+            enough, middle, high
+        )
 
     return lax.while_loop(lambda ends: jnp.any(ends[0] < ends[1]), narrow, (low, high))[1]

@@ -50,7 +50,9 @@ def choose(
         names = [candidate.name for candidate in candidates]
         raise unknown_name(setting, wanted, names, "`enginebay plugins` lists what is installed.")
     ranked = sorted(candidates, key=lambda c: (-c.priority, not c.built_in, c.name))
-    reasons = [(candidate, candidate.unavailable or why_not(candidate.impl)) for candidate in ranked]
+    reasons = [
+        (candidate, candidate.unavailable or why_not(candidate.impl)) for candidate in ranked
+    ]
     able = [candidate for candidate, reason in reasons if reason is None]
     if wanted != AUTO:
         refused = [f"{c.name}: {reason}" for c, reason in reasons if c.name == wanted]
@@ -65,13 +67,17 @@ def choose(
             better = faster([candidate.impl for candidate in able]) if faster is not None else None
             if better is not None:
                 first, why = next(c for c in able if c.impl is better[0]), better[1]
-            others = tuple((c.name, reason or _behind(c, first)) for c, reason in reasons if c is not first)
+            others = tuple(
+                (c.name, reason or _behind(c, first)) for c, reason in reasons if c is not first
+            )
             return first, Reason(setting, first.name, why, others)
     raise UnsupportedError(
         explain(
             f"{setting} = {wanted!r} cannot be used here ({'; '.join(refused) or 'none is installed'})",
             ", ".join(candidate.name for candidate in able) or "nothing that is installed",
-            "Choose one of these, or auto." if able else "`enginebay plugins` lists what is installed.",
+            "Choose one of these, or auto."
+            if able
+            else "`enginebay plugins` lists what is installed.",
         )
     )
 
@@ -80,7 +86,9 @@ def _behind(candidate: Candidate, first: Candidate) -> str:
     if candidate.priority > first.priority:
         return "measured slower, or not measured in the same buckets"
     if candidate.priority == first.priority:
-        how = "later by name" if candidate.built_in == first.built_in else "and the other is built in"
+        how = (
+            "later by name" if candidate.built_in == first.built_in else "and the other is built in"
+        )
         return f"the same priority ({candidate.priority}), {how}"
     return f"lower priority ({candidate.priority})"
 
@@ -89,4 +97,6 @@ def common_layout(preferences: Sequence[Sequence[str]]) -> str | None:
     """The first layout in the first implementation's order that all of them have."""
     if not preferences:
         return None
-    return next((layout for layout in preferences[0] if all(layout in p for p in preferences)), None)
+    return next(
+        (layout for layout in preferences[0] if all(layout in p for p in preferences)), None
+    )

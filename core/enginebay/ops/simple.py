@@ -74,12 +74,18 @@ class SimpleAttention:
         row, page = jnp.minimum(batch.seq_ids, bucket.seqs - 1), batch.positions // size
         slots = (row * bucket.pages_per_seq + page) * size + batch.positions % size
         local = dataclasses.replace(batch, page_table=local_table, slots=jnp.where(real, slots, -1))
-        out = self.function(q, jnp.where(held, k_pages, 0), jnp.where(held, v_pages, 0), local, spec)
+        out = self.function(
+            q, jnp.where(held, k_pages, 0), jnp.where(held, v_pages, 0), local, spec
+        )
         shape = getattr(out, "shape", None)
         if shape != q.shape:
             given = f"{type(out).__name__}{'' if shape is None else list(shape)} from {self.name}"
             raise InputError(
-                explain(given, f"an array {list(q.shape)}, as q has it", "Return one output for each query.")
+                explain(
+                    given,
+                    f"an array {list(q.shape)}, as q has it",
+                    "Return one output for each query.",
+                )
             )
         return jnp.where(real[:, None, None], out, 0).astype(q.dtype), cache, None
 
@@ -102,7 +108,9 @@ def adapt_attention(given: Any, name: str, layouts: Sequence[str]) -> Any:
         inspect.signature(given).bind(*ARGUMENTS)
     except TypeError as error:
         raise InputError(
-            explain(f"{name}{inspect.signature(given)}: {error}", allowed, "Take these five arguments.")
+            explain(
+                f"{name}{inspect.signature(given)}: {error}", allowed, "Take these five arguments."
+            )
         ) from None
     except ValueError:  # a callable that does not tell its arguments: the check will find out
         pass

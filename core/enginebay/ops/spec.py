@@ -51,7 +51,9 @@ class AttnSpec:
     def per_shard(self, num_shards: int) -> AttnSpec:
         """The same layer seen by one of `num_shards` shards of its heads."""
         return dataclasses.replace(
-            self, num_q_heads=self.num_q_heads // num_shards, num_kv_heads=self.num_kv_heads // num_shards
+            self,
+            num_q_heads=self.num_q_heads // num_shards,
+            num_kv_heads=self.num_kv_heads // num_shards,
         )
 
 
@@ -76,7 +78,15 @@ class Bucket:
 
 @functools.partial(
     tree_util.register_dataclass,
-    data_fields=["positions", "cu_q_lens", "kv_lens", "page_table", "slots", "seq_ids", "distribution"],
+    data_fields=[
+        "positions",
+        "cu_q_lens",
+        "kv_lens",
+        "page_table",
+        "slots",
+        "seq_ids",
+        "distribution",
+    ],
     meta_fields=["bucket"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +136,24 @@ def derive_batch(
     decode = (q_lens == 1) & (kv_lens > 1)
     fresh = (q_lens > 0) & (q_lens == kv_lens)
     num_decode, num_fresh = decode.sum(), fresh.sum()
-    distribution = jnp.stack([num_decode, num_decode + num_fresh, (q_lens > 0).sum()]).astype(jnp.int32)
+    distribution = jnp.stack([num_decode, num_decode + num_fresh, (q_lens > 0).sum()]).astype(
+        jnp.int32
+    )
     return AttnBatch(
-        positions, cu, kv_lens, page_table, slots, jnp.where(real, seq, bucket.seqs), distribution, bucket
+        positions,
+        cu,
+        kv_lens,
+        page_table,
+        slots,
+        jnp.where(real, seq, bucket.seqs),
+        distribution,
+        bucket,
     )
 
 
-def _derive_decode(kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket) -> AttnBatch:
+def _derive_decode(
+    kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket
+) -> AttnBatch:
     rows = jnp.arange(bucket.seqs, dtype=jnp.int32)
     live = kv_lens > 0
     positions = jnp.maximum(kv_lens - 1, 0)
@@ -141,7 +162,14 @@ def _derive_decode(kv_lens: jax.Array, page_table: jax.Array, page_size: int, bu
     cu = jnp.arange(bucket.seqs + 1, dtype=jnp.int32)
     distribution = jnp.full((3,), bucket.seqs, jnp.int32)
     return AttnBatch(
-        positions, cu, kv_lens, page_table, slots, jnp.where(live, rows, bucket.seqs), distribution, bucket
+        positions,
+        cu,
+        kv_lens,
+        page_table,
+        slots,
+        jnp.where(live, rows, bucket.seqs),
+        distribution,
+        bucket,
     )
 
 

@@ -34,7 +34,9 @@ Source = Literal["tuned", "tuned for a larger bucket", "default"]
 class Tunable(Protocol):
     """An implementation with a configuration that is worth searching."""
 
-    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[Any]:
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> Sequence[Any]:
         """Configurations that may be the fastest for a problem: frozen dataclasses of the default's type, of plain values.
 
         Empty where nothing can be chosen. It is asked often, so it must be cheap; what would not fit the device's memory
@@ -42,7 +44,9 @@ class Tunable(Protocol):
         """
 
 
-def candidates_of(impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> Sequence[Any]:
+def candidates_of(
+    impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+) -> Sequence[Any]:
     """The implementation's candidates, none where it is not tunable."""
     return impl.candidates(env, spec, bucket, layout) if isinstance(impl, Tunable) else ()
 
@@ -159,7 +163,9 @@ def device_kind(env: Env) -> str:
 def _is_next(entry: Mapping[str, Any], bucket: Mapping[str, Any]) -> bool:
     """Whether an entry's bucket is of the same mode and no smaller in anything."""
     same = ("mode", "rows_are_pages")
-    return all(entry.get(n) == bucket[n] if n in same else entry.get(n, 0) >= bucket[n] for n in bucket)
+    return all(
+        entry.get(n) == bucket[n] if n in same else entry.get(n, 0) >= bucket[n] for n in bucket
+    )
 
 
 def _size(entry: TunedEntry) -> float:
@@ -189,9 +195,13 @@ class TunedConfigs:
         choices = candidates_of(impl, env, spec, bucket, layout)
         if spec.deterministic:
             return default, "default"
-        return self._choose(op, impl, env, Place.of_attention(spec, bucket, layout), default, choices)
+        return self._choose(
+            op, impl, env, Place.of_attention(spec, bucket, layout), default, choices
+        )
 
-    def op_config(self, op: str, impl: TunableOp, env: Env, problem: OpProblem) -> tuple[Any, Source]:
+    def op_config(
+        self, op: str, impl: TunableOp, env: Env, problem: OpProblem
+    ) -> tuple[Any, Source]:
         """The same for an op without phases."""
         default, choices = impl.default_config(env, problem), impl.candidates(env, problem)
         return self._choose(op, impl, env, Place.of_op(problem), default, choices)
@@ -209,7 +219,9 @@ class TunedConfigs:
             return default, "default"
         for table in self.of(op, impl, env):
             for entry, source in _matching(table.entries, place):
-                found = next((c for c in (default, *choices) if dataclasses.asdict(c) == entry.config), None)
+                found = next(
+                    (c for c in (default, *choices) if dataclasses.asdict(c) == entry.config), None
+                )
                 if found is not None:
                     return found, source
         if self.mode == "require":
@@ -223,7 +235,13 @@ class TunedConfigs:
         return default, "default"
 
     def faster_than(
-        self, op: str, first: Any, others: Iterable[Any], env: Env, specs: Sequence[AttnSpec], mode: Mode
+        self,
+        op: str,
+        first: Any,
+        others: Iterable[Any],
+        env: Env,
+        specs: Sequence[AttnSpec],
+        mode: Mode,
     ) -> tuple[Any, str] | None:
         """The implementation that tables measured to be the fastest, where it is not `first`, and by how much.
 
@@ -244,7 +262,10 @@ class TunedConfigs:
         if best is None:
             return None
         ratio, other, count = best
-        return other, f"measured fastest: {ratio:.2f} of the time of {first.name} over {count} tuned buckets"
+        return (
+            other,
+            f"measured fastest: {ratio:.2f} of the time of {first.name} over {count} tuned buckets",
+        )
 
     def _medians(
         self, op: str, impl: Any, env: Env, specs: Sequence[AttnSpec], mode: Mode
@@ -264,6 +285,8 @@ def _matching(entries: Iterable[TunedEntry], place: Place) -> list[tuple[TunedEn
     """The entries that may serve a problem, the best match first."""
     here = (place.spec, place.layout, place.page_size)
     same = [e for e in entries if (e.spec, e.layout, e.page_size) == here and e.config is not None]
-    exact: list[tuple[TunedEntry, Source]] = [(e, "tuned") for e in same if e.bucket == place.bucket]
+    exact: list[tuple[TunedEntry, Source]] = [
+        (e, "tuned") for e in same if e.bucket == place.bucket
+    ]
     larger = [e for e in same if e.bucket != place.bucket and _is_next(e.bucket, place.bucket)]
     return exact + [(e, "tuned for a larger bucket") for e in sorted(larger, key=_size)]

@@ -71,7 +71,8 @@ def make_batch(table: SequenceBuffer) -> ModelRunBatch:
     starts = table.num_computed_tokens[rows]
     req_ids = tuple(table.request(int(row)).request_id for row in rows)
     chunks = [
-        np.arange(start, start + n, dtype=np.int32) for start, n in zip(starts, query_lens, strict=True)
+        np.arange(start, start + n, dtype=np.int32)
+        for start, n in zip(starts, query_lens, strict=True)
     ]
     tokens = [table.token_ids[row, chunk] for row, chunk in zip(rows, chunks, strict=True)]
     empty = np.zeros(0, np.int32)

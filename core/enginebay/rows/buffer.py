@@ -173,7 +173,9 @@ class SequenceBuffer:
     @property
     def max_num_logprobs(self) -> int | None:
         """The most log probabilities that a request wants of each new token, or None when none wants any."""
-        return max((s.num_logprobs for s in self.sparse if s.num_logprobs is not None), default=None)
+        return max(
+            (s.num_logprobs for s in self.sparse if s.num_logprobs is not None), default=None
+        )
 
     def row_of(self, req_id: str) -> int | None:
         """The row of a request, or None."""
@@ -226,7 +228,9 @@ class SequenceBuffer:
         """What the next step can compute. The table stays as it is: who ran the step sets num_computed_tokens."""
         return make_batch(self)
 
-    def add_request(self, request: Request | DocumentedRequest, req_index: int | None = None) -> None:
+    def add_request(
+        self, request: Request | DocumentedRequest, req_index: int | None = None
+    ) -> None:
         """Put a request into row `req_index`, by default the lowest free one. Costs as much as the prompt is long.
 
         Tokens beyond max_model_len are cut off the prompt, then off output that the request brings along. Raises
@@ -306,7 +310,9 @@ class SequenceBuffer:
             self.remove_request(req_id)
 
 
-def append_step(table: SequenceBuffer, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
+def append_step(
+    table: SequenceBuffer, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray
+) -> None:
     """`append_tokens` for many taken rows int [n], each named once: of token_ids int32 [n, steps] the first counts[i].
 
     ValueError when they exceed max_model_len; then nothing is appended.

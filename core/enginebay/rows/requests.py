@@ -83,10 +83,14 @@ def read_entry(
 
     InputError for more pages, stop tokens or cache groups than there is room for, and for a field of NOT_CARRIED.
     """
-    record = request if isinstance(request, Request) else _as_request(request, max_model_len, vocab_size)
+    record = (
+        request if isinstance(request, Request) else _as_request(request, max_model_len, vocab_size)
+    )
     num_stops = len(record.sampling.stop_token_ids)
     if num_stops > MAX_STOP_TOKENS:
-        raise InputError(explain(f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."))
+        raise InputError(
+            explain(f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
+        )
     token_ids = np.asarray(record.prompt_token_ids[:max_model_len], np.int32)
     num_prompt_tokens = len(token_ids)
     output = getattr(request, "output_token_ids", None)
@@ -111,7 +115,9 @@ def free_row(
         row = next((row for row, request in enumerate(requests) if request is None), None)
         if row is None:
             given = f"request {req_id!r} for a table whose {len(requests)} rows are taken"
-            raise RuntimeError(explain(given, "a free row", "Remove a request first, or raise max_num_reqs."))
+            raise RuntimeError(
+                explain(given, "a free row", "Remove a request first, or raise max_num_reqs.")
+            )
         return row
     if not 0 <= req_index < len(requests):
         raise IndexError(explain(f"row {req_index}", f"0 to {len(requests) - 1}", default))
@@ -122,7 +128,9 @@ def free_row(
 
 def _as_request(request: DocumentedRequest, max_model_len: int, vocab_size: int) -> Request:
     missing = [
-        name for name in ("req_id", "prompt_token_ids", "sampling_params") if not hasattr(request, name)
+        name
+        for name in ("req_id", "prompt_token_ids", "sampling_params")
+        if not hasattr(request, name)
     ]
     if missing:
         raise InputError(
@@ -171,13 +179,20 @@ def _frozen(sampling: object, room: int, vocab_size: int) -> FrozenSampling:
     defaults = SamplingParams()
     values = {}
     for field in dataclasses.fields(FrozenSampling):
-        usual = field.default if field.default is not dataclasses.MISSING else getattr(defaults, field.name)
+        usual = (
+            field.default
+            if field.default is not dataclasses.MISSING
+            else getattr(defaults, field.name)
+        )
         values[field.name] = getattr(sampling, field.name, usual)
     values["max_tokens"] = room if values["max_tokens"] is None else values["max_tokens"]
     values["stop_token_ids"] = tuple(values["stop_token_ids"] or ())
     values["processors"] = ()
     sparse = read_sparse(sampling, vocab_size)
-    values["num_logprobs"], values["num_prompt_logprobs"] = sparse.num_logprobs, sparse.num_prompt_logprobs
+    values["num_logprobs"], values["num_prompt_logprobs"] = (
+        sparse.num_logprobs,
+        sparse.num_prompt_logprobs,
+    )
     return FrozenSampling(**values)
 
 

@@ -40,7 +40,9 @@ def read_sparse(sampling: object, vocab_size: int) -> SparseParams:
     min_tokens = getattr(sampling, "min_tokens", None)
     bad_words = getattr(sampling, "bad_words_token_ids", None)
     logprobs = getattr(sampling, "logprobs", getattr(sampling, "num_logprobs", None))
-    prompt_logprobs = getattr(sampling, "prompt_logprobs", getattr(sampling, "num_prompt_logprobs", None))
+    prompt_logprobs = getattr(
+        sampling, "prompt_logprobs", getattr(sampling, "num_prompt_logprobs", None)
+    )
     if not (bias or min_tokens or bad_words) and allowed is logprobs is prompt_logprobs is None:
         return NOTHING
     sparse = SparseParams(
@@ -65,17 +67,23 @@ def _check(sparse: SparseParams, vocab_size: int) -> None:
     if sparse.allowed_token_ids == ():
         raise InputError(
             explain(
-                "an empty allowed_token_ids", "at least one token id", "Leave it out to allow every token."
+                "an empty allowed_token_ids",
+                "at least one token id",
+                "Leave it out to allow every token.",
             )
         )
     _check_ids("logit_bias", sparse.logit_bias, vocab_size)
     _check_ids("allowed_token_ids", sparse.allowed_token_ids or (), vocab_size)
-    _check_ids("bad_words_token_ids", (t for word in sparse.bad_words_token_ids for t in word), vocab_size)
+    _check_ids(
+        "bad_words_token_ids", (t for word in sparse.bad_words_token_ids for t in word), vocab_size
+    )
 
 
 def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     wrong = [token for token in token_ids if not 0 <= token < vocab_size]
     if wrong:
         raise InputError(
-            explain(f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Leave them out.")
+            explain(
+                f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Leave them out."
+            )
         )

@@ -22,12 +22,18 @@ from enginebay.types import FrozenSampling
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
     """Indices that bring rows into AttnBatch's order: single tokens after a prefix, rows without one, the others."""
-    kinds = [0 if r.num_tokens == 1 and r.num_computed else 1 if not r.num_computed else 2 for r in rows]
+    kinds = [
+        0 if r.num_tokens == 1 and r.num_computed else 1 if not r.num_computed else 2 for r in rows
+    ]
     return np.argsort(np.asarray(kinds), kind="stable")
 
 
 def prefill_inputs(
-    rows: Sequence[RowPlan], bucket: Bucket, table: SequenceBuffer, ledger: Ledger, groups: Iterable[str]
+    rows: Sequence[RowPlan],
+    bucket: Bucket,
+    table: SequenceBuffer,
+    ledger: Ledger,
+    groups: Iterable[str],
 ) -> tuple[PrefillInputs, np.ndarray]:
     """The arrays of a prefill of `rows`, and for each row of the plan its place in the bucket."""
     order = sorted_for_attention(rows)
@@ -67,7 +73,9 @@ def prefill_inputs(
 
 def _used(row: RowPlan, table: SequenceBuffer) -> RowUpdate:
     """What a row's request uses of logits processors, with the plan's own values where it has some."""
-    values = {value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)}
+    values = {
+        value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)
+    }
     return RowUpdate(row.row, tuple(values.values()))
 
 
@@ -89,11 +97,14 @@ def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens,
     return tuple(
         KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy())
         for row in rows
-        if 0 < row.num_computed == row.lease.num_cached and _reads_tokens(table.request(row.row).sampling)
+        if 0 < row.num_computed == row.lease.num_cached
+        and _reads_tokens(table.request(row.row).sampling)
     )
 
 
-def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: SequenceBuffer) -> None:
+def _fill_columns(
+    ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: SequenceBuffer
+) -> None:
     request = table.request(row.row)
     sampling = request.sampling
     ints[device.ROW] = row.row
@@ -151,7 +162,9 @@ def verify_inputs(
     groups: Iterable[str],
 ) -> DecodeInputs:
     """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to `drafts_a_step` each."""
-    inputs = decode_inputs(rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger, groups)
+    inputs = decode_inputs(
+        rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger, groups
+    )
     draft_ids = np.full((bucket.seqs, drafts_a_step), -1, np.int32)
     for place, row in enumerate(rows):
         draft_ids[place, : len(row.draft_token_ids)] = row.draft_token_ids

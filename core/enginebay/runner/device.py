@@ -51,11 +51,19 @@ NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
 TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
 NUM_FLOAT_COLUMNS = 6
 
-NEUTRAL = {"finished": True, "top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1, "num_logprobs": -1}
+NEUTRAL = {
+    "finished": True,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "stop_ids": -1,
+    "num_logprobs": -1,
+}
 """What a row without a request has in its columns; the others are 0."""
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=[*COLUMNS, "token_ids"], meta_fields=[])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=[*COLUMNS, "token_ids"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
     """Decoding state of R rows, donated to every step and indexed by row id, so that steps can be launched ahead.
@@ -121,13 +129,16 @@ class DeviceRows:
     def take(self, row_ids: jax.Array, num_tokens: int) -> DeviceRows:
         """The rows with these ids [S] and their first num_tokens tokens; an id past the end is a neutral, finished row."""
         values = {
-            f: getattr(self, f).at[row_ids].get(mode="fill", fill_value=NEUTRAL.get(f, 0)) for f in COLUMNS
+            f: getattr(self, f).at[row_ids].get(mode="fill", fill_value=NEUTRAL.get(f, 0))
+            for f in COLUMNS
         }
         return DeviceRows(**values, token_ids=self.history(row_ids, num_tokens))
 
     def put(self, row_ids: jax.Array, rows: DeviceRows) -> DeviceRows:
         """These rows with `rows` at ids [S], as many of their tokens as those have; an id past the end is dropped."""
-        values = {f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in COLUMNS}
+        values = {
+            f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in COLUMNS
+        }
         width = rows.token_ids.shape[1]
         token_ids = self.token_ids.at[row_ids, :width].set(rows.token_ids, mode="drop")
         return DeviceRows(**values, token_ids=token_ids)

@@ -51,11 +51,17 @@ def dump_program(
     platform has none. Bytes that are aliased belong to arguments and outputs both: that is the cache, updated in place.
     """
     sizes = {name: f"{at.num_pages}x{at.page_size}" for name, at in layouts.items()}
-    name = re.sub(r"[^a-z0-9]+", "-", " ".join([title, *dict.fromkeys(sizes.values())]).lower()).strip("-")
+    name = re.sub(
+        r"[^a-z0-9]+", "-", " ".join([title, *dict.fromkeys(sizes.values())]).lower()
+    ).strip("-")
     (folder / f"{name}.stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
     (folder / f"{name}.hlo.txt").write_text(compiled.as_text() or "", encoding="utf-8")
     analysis = compiled.memory_analysis()
-    memory = None if analysis is None else {figure: getattr(analysis, figure) for figure in MEMORY_FIGURES}
+    memory = (
+        None
+        if analysis is None
+        else {figure: getattr(analysis, figure) for figure in MEMORY_FIGURES}
+    )
     record = {"program": title, "pages": sizes, "memory": memory}
     (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     log.info("described %s in %s", title, folder / name)

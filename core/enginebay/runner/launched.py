@@ -18,7 +18,12 @@ class LaunchedStep(Pending):
     """
 
     def __init__(
-        self, sampled: Sampled, order: np.ndarray, wide: WideInputs | None = None, *, tells_logprobs: bool
+        self,
+        sampled: Sampled,
+        order: np.ndarray,
+        wide: WideInputs | None = None,
+        *,
+        tells_logprobs: bool,
     ) -> None:
         self._sampled = sampled
         self._order = order
@@ -48,7 +53,9 @@ class LaunchedStep(Pending):
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
         told = self._wide().prompt
         if told is None or self._asked is None:
-            raise InternalError("a prompt's log-probabilities are read of a step that does not tell them")
+            raise InternalError(
+                "a prompt's log-probabilities are read of a step that does not tell them"
+            )
         start, count = self._asked.spans[row]
         span = slice(start, start + count)
         return TokenLogprobs(np.asarray(told.token_ids)[span], np.asarray(told.values)[span])

@@ -13,7 +13,9 @@ from enginebay.ops.rows import update_rows
 from enginebay.types import MAX_LOGPROBS
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["token_ids", "values"], meta_fields=[])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=["token_ids", "values"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class Logprobs:
     """Tokens and their log-probabilities, W = MAX_LOGPROBS + 1 for each token that was sampled, or fewer with a small
@@ -29,7 +31,9 @@ class Logprobs:
     def empty(shape: tuple[int, ...], vocab_size: int) -> Logprobs:
         """Zeros for sampled tokens of this shape."""
         width = num_best(vocab_size) + 1
-        return Logprobs(jnp.zeros((*shape, width), jnp.int32), jnp.zeros((*shape, width), jnp.float32))
+        return Logprobs(
+            jnp.zeros((*shape, width), jnp.int32), jnp.zeros((*shape, width), jnp.float32)
+        )
 
 
 def num_best(vocab_size: int) -> int:
@@ -52,10 +56,14 @@ def logprobs_of(
 def _told(_: Logprobs, given: tuple[jax.Array, jax.Array]) -> Logprobs:
     logits, sampled = given
     best, best_ids = lax.top_k(logits, num_best(logits.shape[-1]))
-    largest = logits.max(axis=-1, keepdims=True)  # a second slice of top_k would make XLA:CPU sort all
+    largest = logits.max(
+        axis=-1, keepdims=True
+    )  # a second slice of top_k would make XLA:CPU sort all
     own = jnp.take_along_axis(logits, sampled[:, None], axis=-1)
     log_sum = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
     return Logprobs(
         jnp.concatenate([sampled[:, None], best_ids], axis=-1),
-        jnp.concatenate([own, best], axis=-1) - largest - log_sum,  # so that nothing is lost of one near 0
+        jnp.concatenate([own, best], axis=-1)
+        - largest
+        - log_sum,  # so that nothing is lost of one near 0
     )

@@ -150,11 +150,16 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     row = 4 * info.vocab_size + 2 * config.max_model_len
     verified = (
-        min(config.max_num_seqs, MOST_VERIFIED_ROWS) * (config.most_drafts + 1) if config.most_drafts else 0
+        min(config.max_num_seqs, MOST_VERIFIED_ROWS) * (config.most_drafts + 1)
+        if config.most_drafts
+        else 0
     )
     rows = max(config.max_num_seqs * row, verified * 4 * info.vocab_size)
     own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
-    return 4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows) + 2 * config.max_num_seqs * own
+    return (
+        4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows)
+        + 2 * config.max_num_seqs * own
+    )
 
 
 def _own_bytes(processors: Processors, sizes: Sizes) -> int:

@@ -12,7 +12,9 @@ from enginebay.runner.step import StepState
 
 
 def resize_cache(
-    runner: Runner, layouts: Mapping[str, KVLayout], resize: Callable[[jax.Array, KVLayout], jax.Array]
+    runner: Runner,
+    layouts: Mapping[str, KVLayout],
+    resize: Callable[[jax.Array, KVLayout], jax.Array],
 ) -> None:
     """Replace the runner's cache by one of `layouts` (by group), layer by layer, so that only one layer exists twice.
 
@@ -21,7 +23,9 @@ def resize_cache(
     state = runner.state
     rows, own = state.rows, state.own
     remaining = {group: list(layers) for group, layers in state.cache.items()}
-    runner.state = None  # neither the runner nor this frame may hold the old layers while new ones are made
+    runner.state = (
+        None  # neither the runner nor this frame may hold the old layers while new ones are made
+    )
     del state
     cache = {}
     for group, layers in remaining.items():
@@ -29,7 +33,9 @@ def resize_cache(
         resized = []
         while layers:
             layer = dict(layers.pop(0))
-            resized.append({n: jax.device_put(resize(layer.pop(n), layout), where[n]) for n in list(layer)})
+            resized.append(
+                {n: jax.device_put(resize(layer.pop(n), layout), where[n]) for n in list(layer)}
+            )
         cache[group] = tuple(resized)
     runner.layouts = dict(layouts)
     runner.state = StepState(cache, rows, own)

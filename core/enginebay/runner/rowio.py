@@ -28,7 +28,8 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
         layout = runner.layouts[group]
         position = np.arange(num_cached)
         slots = jnp.asarray(
-            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32
+            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size,
+            jnp.int32,
         )
         pairs = [layout.read_tokens(layer, slots) for layer in layers]
         repeat = runner.info.kv_head_repeat
@@ -72,11 +73,14 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
             )
         position = np.arange(saved.num_cached)
         slots = jnp.asarray(
-            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size, jnp.int32
+            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size,
+            jnp.int32,
         )
         write = jax.jit(layout.write, donate_argnums=0)
         cache[group] = tuple(
-            write(layer, slots, *(np.repeat(x[group][i], repeat, axis=1) for x in (saved.k, saved.v)))
+            write(
+                layer, slots, *(np.repeat(x[group][i], repeat, axis=1) for x in (saved.k, saved.v))
+            )
             for i, layer in enumerate(layers)
         )
     runner.writer.write_all(row, _own_of(saved))

@@ -86,7 +86,9 @@ class RowWriter:
             self._program(name, ahead=True)
         return len(names)
 
-    def _write(self, name: str, row: int, values: Mapping[str, np.ndarray], *, is_used: bool) -> None:
+    def _write(
+        self, name: str, row: int, values: Mapping[str, np.ndarray], *, is_used: bool
+    ) -> None:
         state = self._runner.state
         if name not in state.own:
             raise InternalError(
@@ -122,7 +124,9 @@ class RowWriter:
             values = {n: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for n, a in held.items()}
         outputs = None if self._runner.placement.mesh is None else self._runner.placement.replicated
         write = jax.jit(function, donate_argnums=0, out_shardings=outputs)
-        described = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), held)
+        described = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), held
+        )
         return write.lower(described, row, values)
 
 

@@ -74,12 +74,19 @@ class StepKey:
         wide = ", wide log-probabilities" if self.wide else ""
         return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{wide}"
 
-    def attention(self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False) -> AttentionProblem:
+    def attention(
+        self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
+    ) -> AttentionProblem:
         """The bucket and the layouts that its attention sees: those of the copy, if there is one; `by_rows`: drafts are rows."""
         if self.kind != "compact":
-            return draft_rows(self.bucket) if by_rows and self.kind == "verify" else self.bucket, layouts
+            return draft_rows(
+                self.bucket
+            ) if by_rows and self.kind == "verify" else self.bucket, layouts
         rows, length = self.bucket.seqs, self.bucket.max_kv_len
-        small = {name: layout.resized(num_pages=rows, page_size=length) for name, layout in layouts.items()}
+        small = {
+            name: layout.resized(num_pages=rows, page_size=length)
+            for name, layout in layouts.items()
+        }
         return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
 
 
@@ -212,7 +219,9 @@ class Runner:
         """Allocate an empty cache of these layouts, and rows that are all finished."""
         self.layouts = dict(layouts)
         cache = {
-            group.name: tuple(self._empty_layer(layouts[group.name]) for _ in range(group.num_layers))
+            group.name: tuple(
+                self._empty_layer(layouts[group.name]) for _ in range(group.num_layers)
+            )
             for group in self.info.groups
         }
         rows = DeviceRows.empty(self.num_rows, self.max_model_len)
@@ -255,7 +264,9 @@ class Runner:
             self.writer.update(update.row, update.values)
         key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.need)
         if key.wide and inputs.num_steps > 1:
-            raise InternalError(f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary")
+            raise InternalError(
+                f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary"
+            )
         step = self._compiled(key)
         if self.shadow is not None and inputs.draft_ids is None:
             self.shadow.watch(self, key, inputs)
@@ -265,7 +276,9 @@ class Runner:
 
     def _scoped(self, key: StepKey, need: Need) -> StepKey:
         """The key of the least form that serves and is compiled, or of what is to be compiled."""
-        forms = (dataclasses.replace(key, scope=scope, names=n) for scope, n in self._scoping.forms(need))
+        forms = (
+            dataclasses.replace(key, scope=scope, names=n) for scope, n in self._scoping.forms(need)
+        )
         found = next((form for form in forms if self._cache_key(form) in self._programs), None)
         if found is not None:
             return found
@@ -333,15 +346,20 @@ class Runner:
     def _lower(self, key: StepKey) -> Any:
         bucket = key.bucket
         tables = {
-            g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32) for g in self.layouts
+            g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32)
+            for g in self.layouts
         }
         held = jax.tree.map(_describe, (self.weights, self.state))
         processors = tuple(
-            (name, one) for name, one in self.program.processors if key.names is None or name in key.names
+            (name, one)
+            for name, one in self.program.processors
+            if key.names is None or name in key.names
         )
         program = dataclasses.replace(self.program, is_wide=key.wide, processors=processors)
         if key.kind == "prefill":
-            step = functools.partial(prefill_step, program, dict(self.layouts), bucket, scope=key.scope)
+            step = functools.partial(
+                prefill_step, program, dict(self.layouts), bucket, scope=key.scope
+            )
             args: tuple[Any, ...] = (
                 jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
@@ -352,7 +370,9 @@ class Runner:
         else:
             verifies = key.kind == "verify"
             sizes = (bucket,) if verifies else (bucket, 1 if key.wide else self.max_steps)
-            step = functools.partial(STEPS[key.kind], program, dict(self.layouts), *sizes, scope=key.scope)
+            step = functools.partial(
+                STEPS[key.kind], program, dict(self.layouts), *sizes, scope=key.scope
+            )
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
                 jax.ShapeDtypeStruct(
@@ -361,7 +381,9 @@ class Runner:
                 tables,
             )
         outputs = None
-        if self.placement.mesh is not None:  # donated arrays are reused only when they come back as they went
+        if (
+            self.placement.mesh is not None
+        ):  # donated arrays are reused only when they come back as they went
             outputs = (jax.tree.map(lambda a: a.sharding, self.state), self.placement.replicated)
         # partial objects have no name; this one is what profiles and compile logs show
         step.__name__ = f"enginebay_{key.kind}"  # type: ignore[attr-defined]

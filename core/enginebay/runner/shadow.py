@@ -71,9 +71,14 @@ class Form:
         """The form for a step of `bucket` over a cache of `layouts`."""
         seqs, pages = bucket.seqs, 1 if compact else bucket.pages_per_seq
         size = bucket.max_kv_len if compact else None
-        small = {g: layout.resized(num_pages=seqs * pages, page_size=size) for g, layout in layouts.items()}
+        small = {
+            g: layout.resized(num_pages=seqs * pages, page_size=size)
+            for g, layout in layouts.items()
+        }
         return Form(
-            small, dataclasses.replace(bucket, pages_per_seq=pages, rows_are_pages=pages == 1), compact
+            small,
+            dataclasses.replace(bucket, pages_per_seq=pages, rows_are_pages=pages == 1),
+            compact,
         )
 
     def copy(
@@ -135,7 +140,9 @@ def capture(
         return ops.attention(q, k, v, copy, batch, spec=spec)[0], cache
 
     batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
-    model.hidden(weights, dataclasses.replace(ops, attention=attention), token_ids, state.cache, batches)
+    model.hidden(
+        weights, dataclasses.replace(ops, attention=attention), token_ids, state.cache, batches
+    )
     return {group: tuple(layers) for group, layers in seen.items()}, q_lens, kv_lens
 
 
@@ -157,7 +164,9 @@ def attend(
 
 
 @jax.jit
-def compare(chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+def compare(
+    chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
     """(largest difference, that over the largest value, values not finite, tokens with other keys or values, tokens)."""
     out, k, v, real = chosen
     mine = real[:, None, None]
@@ -224,7 +233,9 @@ class Shadow:
     def report(self) -> ShadowReport:
         """What was found so far. May be called from any thread."""
         phases = tuple(
-            ShadowPhase(name, self.parts.chosen[name], p.num_steps, p.num_compared, p.median(0), p.median(1))
+            ShadowPhase(
+                name, self.parts.chosen[name], p.num_steps, p.num_compared, p.median(0), p.median(1)
+            )
             for name, p in self._phases.items()
         )
         layers = tuple(self._layers.values())
@@ -259,7 +270,10 @@ class Shadow:
                     copy, _ = run(("copy", side, group), copying, (cache, tables[group]))
                     attending = functools.partial(attend, make_ops, form, group, spec)
                     (_, out), seconds = run(
-                        ("attend", side, group), attending, (copy, qkv, q_lens, kv_lens), donated=(0,)
+                        ("attend", side, group),
+                        attending,
+                        (copy, qkv, q_lens, kv_lens),
+                        donated=(0,),
                     )
                     totals[side] += seconds
                     outs.append(out)
@@ -288,7 +302,9 @@ class Shadow:
 
     def _note(self, phase: str, group: str, layer: int, found: tuple[jax.Array, ...]) -> None:
         off, relative, bad, others, tokens = (np.asarray(x).item() for x in found)
-        new = LayerDifference(phase, group, layer, off, relative, int(bad), int(others), int(tokens))
+        new = LayerDifference(
+            phase, group, layer, off, relative, int(bad), int(others), int(tokens)
+        )
         old = self._layers.get((phase, group, layer))
         self._layers[phase, group, layer] = new if old is None else old.joined(new)
 

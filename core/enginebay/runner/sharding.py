@@ -54,7 +54,8 @@ class Placement:
     def cache(self, layout: KVLayout) -> dict[str, Sharding]:
         """Where each array of one layer of the cache lies."""
         return {
-            name: self.sharding((None,) * axis + ("kv_heads",)) for name, axis in layout.head_axis().items()
+            name: self.sharding((None,) * axis + ("kv_heads",))
+            for name, axis in layout.head_axis().items()
         }
 
     @property
@@ -72,11 +73,15 @@ def make_placement(
     if total > len(devices):
         raise ConfigError(
             explain(
-                f"mesh {dict(mesh)} needs {total} devices", f"{len(devices)} here", "Make the mesh smaller."
+                f"mesh {dict(mesh)} needs {total} devices",
+                f"{len(devices)} here",
+                "Make the mesh smaller.",
             )
         )
     if total == 1:
         return Placement(None, dict.fromkeys(rules), devices[0])
     grid = np.array(devices[:total]).reshape(tuple(sizes.values()))
     known = {axis: target if target in sizes else None for axis, target in rules.items()}
-    return Placement(Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)), known, devices[0])
+    return Placement(
+        Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)), known, devices[0]
+    )

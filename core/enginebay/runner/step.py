@@ -33,7 +33,9 @@ OpsFactory = Callable[[Bucket, Layouts], Ops]
 """The chosen ops for a step's bucket and layouts; called while the step is traced."""
 
 
-@functools.partial(tree_util.register_dataclass, data_fields=["cache", "rows", "own"], meta_fields=[])
+@functools.partial(
+    tree_util.register_dataclass, data_fields=["cache", "rows", "own"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class StepState:
     """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a whole.
@@ -47,7 +49,9 @@ class StepState:
 
 
 @functools.partial(
-    tree_util.register_dataclass, data_fields=["tokens", "logprobs", "logits", "wide"], meta_fields=[]
+    tree_util.register_dataclass,
+    data_fields=["tokens", "logprobs", "logits", "wide"],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class Sampled:
@@ -118,20 +122,30 @@ class Program:
         given: Mapping[str, jax.Array] = {}
         if scope == "full":
             scores = logits.astype(jnp.float32)
-            scores, given = process(self.processors, scores, own, state, rows_at_once=self.rows_at_once)
+            scores, given = process(
+                self.processors, scores, own, state, rows_at_once=self.rows_at_once
+            )
         plain = scope == "draw" or (PENALTIES in own and PENALTIES in dict(self.processors))
         tokens = self.sampler(scores, state.without_penalties() if plain else state)
         active = ~rows.finished
-        own = evolve(self.processors, given, tokens, own, state, active, rows_at_once=self.rows_at_once)
+        own = evolve(
+            self.processors, given, tokens, own, state, active, rows_at_once=self.rows_at_once
+        )
         asks = active & (rows.num_logprobs >= 0)
         logprobs = logprobs_of(logits, tokens, asks, rows_at_once=self.rows_at_once)
         return Sampled(jnp.where(rows.finished, -1, tokens), logprobs, told, wide), own
 
 
 def _batches(
-    q_lens: jax.Array, kv_lens: jax.Array, tables: Mapping[str, jax.Array], layouts: Layouts, bucket: Bucket
+    q_lens: jax.Array,
+    kv_lens: jax.Array,
+    tables: Mapping[str, jax.Array],
+    layouts: Layouts,
+    bucket: Bucket,
 ) -> dict[str, AttnBatch]:
-    return {g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
+    return {
+        g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts
+    }
 
 
 def prefill_step(
@@ -166,9 +180,13 @@ def prefill_step(
     whole = state.rows
     if scope == "full":
         whole = whole.record(token_rows, batch.positions, token_ids)
-    rows = device.rows_from_plan(ints, floats, whole.history(row_ids, _history_length(bucket, scope)))
+    rows = device.rows_from_plan(
+        ints, floats, whole.history(row_ids, _history_length(bucket, scope))
+    )
     own = _take(program, state.own, row_ids, scope)
-    sampled, own = program.sample(program.model.logits(weights, ops, hidden[last]), rows, own, scope)
+    sampled, own = program.sample(
+        program.model.logits(weights, ops, hidden[last]), rows, own, scope
+    )
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
     if sampled.wide is not None and targets is not None:
@@ -177,7 +195,9 @@ def prefill_step(
         sampled = dataclasses.replace(sampled, wide=Wide(sampled.wide.rows, told))
     if program.tells_logits:
         sampled = dataclasses.replace(sampled, logits=program.model.logits(weights, ops, hidden))
-    return StepState(cache, whole.put(row_ids, rows), _put(program, state.own, row_ids, own)), sampled
+    return StepState(
+        cache, whole.put(row_ids, rows), _put(program, state.own, row_ids, own)
+    ), sampled
 
 
 def _history_length(bucket: Bucket, scope: Scope) -> int:
@@ -185,12 +205,16 @@ def _history_length(bucket: Bucket, scope: Scope) -> int:
     return bucket.max_kv_len + 1 if scope == "full" else 0
 
 
-def _take(program: Program, own: Mapping[str, Own], row_ids: jax.Array, scope: Scope) -> Mapping[str, Own]:
+def _take(
+    program: Program, own: Mapping[str, Own], row_ids: jax.Array, scope: Scope
+) -> Mapping[str, Own]:
     """The fields of rows [S] of the processors that the step applies; a row past the end uses none."""
     if scope != "full":
         return {}
     applied = {name: dict(own[name]) for name, _ in program.processors if name in own}
-    taken: Mapping[str, Own] = jax.tree.map(lambda a: a.at[row_ids].get(mode="fill", fill_value=0), applied)
+    taken: Mapping[str, Own] = jax.tree.map(
+        lambda a: a.at[row_ids].get(mode="fill", fill_value=0), applied
+    )
     return taken
 
 
@@ -252,7 +276,9 @@ def decode_step(
         Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, wide),
     )
     _, cache, rows, own, sampled = jax.lax.while_loop(unfinished, one, start)
-    return StepState(cache, state.rows.put(row_ids, rows), _put(program, state.own, row_ids, own)), sampled
+    return StepState(
+        cache, state.rows.put(row_ids, rows), _put(program, state.own, row_ids, own)
+    ), sampled
 
 
 def compact_decode_step(
@@ -274,7 +300,10 @@ def compact_decode_step(
     """
     groups = list(layouts)
     copies = {
-        g: [compact_rows(layouts[g], layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]]
+        g: [
+            compact_rows(layouts[g], layer, tables[g], bucket.max_kv_len)
+            for layer in state.cache[g]
+        ]
         for g in groups
     }
     small = {g: copies[g][0][0] for g in groups}
@@ -317,6 +346,8 @@ def _write_back(
     new = position < after[:, None] - 1
     inside = jnp.clip(position, 0, small.page_size - 1)
     k, v = small.read_tokens(part, (row * small.page_size + inside).reshape(-1))
-    pages = jnp.take_along_axis(table, jnp.minimum(inside // layout.page_size, table.shape[1] - 1), axis=1)
+    pages = jnp.take_along_axis(
+        table, jnp.minimum(inside // layout.page_size, table.shape[1] - 1), axis=1
+    )
     slots = jnp.where(new, pages * layout.page_size + inside % layout.page_size, -1)
     return layout.write(cache, slots.reshape(-1), k, v)

@@ -72,20 +72,34 @@ def verify_step(
         fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
         ops = program.make_ops(fed.bucket, layouts)
         hidden, cache = program.model.hidden(weights, ops, fed.token_ids, cache, fed.batches)
-        logits = program.model.logits(weights, ops, hidden if fed.places is None else hidden[fed.places])
+        logits = program.model.logits(
+            weights, ops, hidden if fed.places is None else hidden[fed.places]
+        )
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = _advanced(rows, guessed, new.tokens)
-        new = dataclasses.replace(new, tokens=kept, wide=None)  # rows that ask for wide ones are not drafted
-        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1)
+        new = dataclasses.replace(
+            new, tokens=kept, wide=None
+        )  # rows that ask for wide ones are not drafted
+        put = functools.partial(
+            jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1
+        )
         more = guesses[:, jnp.minimum(number + 1, passes - 1), 0] >= 0
-        return number + 1, cache, rows, jax.tree.map(put, sampled, new), (holds & more | ~real).all()
+        return (
+            number + 1,
+            cache,
+            rows,
+            jax.tree.map(put, sampled, new),
+            (holds & more | ~real).all(),
+        )
 
     shape, vocab_size = (len(row_ids), passes * width), program.model.info.vocab_size
     logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
     empty = Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits)
     start = (jnp.int32(0), state.cache, state.rows.take(row_ids, 0), empty, jnp.bool_(True))
-    _, cache, rows, sampled, _ = one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
+    _, cache, rows, sampled, _ = (
+        one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
+    )
     return StepState(cache, state.rows.put(row_ids, rows), state.own), sampled
 
 
@@ -112,7 +126,9 @@ def _as_chunks(
     """The first num_fed int32 [S] of tokens int32 [S, W] of each row, one row after the other, as a prefill has them."""
     num_rows, width = tokens.shape
     kv_lens = jnp.where(num_fed > 0, lengths - 1 + num_fed, 0)
-    batches = {g: derive_batch(num_fed, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts}
+    batches = {
+        g: derive_batch(num_fed, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts
+    }
     batch = next(iter(batches.values()))
     row = jnp.minimum(batch.seq_ids, num_rows - 1)
     offset = jnp.arange(len(batch.seq_ids)) - batch.cu_q_lens[row]
@@ -140,7 +156,9 @@ def _as_rows(
     ones = jnp.ones(num_rows * width, jnp.int32)
     kv_lens = jnp.where(is_fed, lengths[:, None] + offsets, 0).reshape(-1)
     batches = {
-        g: derive_batch(ones, kv_lens, jnp.repeat(tables[g], width, axis=0), layouts[g].page_size, one_each)
+        g: derive_batch(
+            ones, kv_lens, jnp.repeat(tables[g], width, axis=0), layouts[g].page_size, one_each
+        )
         for g in layouts
     }
     return _Fed(one_each, batches, jnp.where(is_fed, tokens, 0).reshape(-1), None)

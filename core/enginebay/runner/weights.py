@@ -18,17 +18,25 @@ def merge_weights(base: Weights, *changes: Any) -> Weights:
     They are laid out on the devices as those of `base`. InputError for a weight that the model does not have, or of
     another shape or dtype: the compiled programs fit only these.
     """
-    named = {path: value for change in changes if change is not None for path, value in _flatten(change)}
+    named = {
+        path: value for change in changes if change is not None for path, value in _flatten(change)
+    }
     for path, value in named.items():
         if path not in base:
             raise InputError(
                 explain(
-                    f"weight {path!r}", f"the model's own: {', '.join(sorted(base)[:3])}, ...", "Correct it."
+                    f"weight {path!r}",
+                    f"the model's own: {', '.join(sorted(base)[:3])}, ...",
+                    "Correct it.",
                 )
             )
         if not isinstance(value, jax.Array | np.ndarray):
             raise InputError(
-                explain(f"weight {path!r} of type {type(value).__name__}", "an array", "Convert it first.")
+                explain(
+                    f"weight {path!r} of type {type(value).__name__}",
+                    "an array",
+                    "Convert it first.",
+                )
             )
         if value.shape != base[path].shape or value.dtype != base[path].dtype:
             raise InputError(

@@ -50,7 +50,10 @@ def log_softmax(logits: jax.Array) -> jax.Array:
 
 
 def prompt_logprobs(
-    logits_of: Callable[[jax.Array], jax.Array], hidden: jax.Array, targets: jax.Array, vocab_size: int
+    logits_of: Callable[[jax.Array], jax.Array],
+    hidden: jax.Array,
+    targets: jax.Array,
+    vocab_size: int,
 ) -> Logprobs:
     """hidden [T, width], targets int32 [T] (-1: nobody asks) -> [T, W], of each target and of the best tokens.
 

@@ -65,8 +65,14 @@ def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
     }
     first = {axis: ATTENTION.values[axis][0] for axis in FEATURES}
     axes = ATTENTION.within(claims).having(layout=tuple(layouts))
-    axes = axes.having(**{axis: (first[axis],) for axis, f in FEATURES.items() if f not in caps.features})
-    for axis, claim in (("head_dim", caps.head_dim), ("group", caps.group), ("page", caps.page_size)):
+    axes = axes.having(
+        **{axis: (first[axis],) for axis, f in FEATURES.items() if f not in caps.features}
+    )
+    for axis, claim in (
+        ("head_dim", caps.head_dim),
+        ("group", caps.group),
+        ("page", caps.page_size),
+    ):
         if not any(isinstance(v, int) for v in axes.values[axis]):
             others = [size for size in OTHER_SIZES if claim(size)][:2]
             axes = axes.having(**{axis: (*others, *axes.values[axis])})
@@ -74,7 +80,12 @@ def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
 
 
 def covering_cases(
-    kernel: AttentionImpl, env: Env, layouts: Mapping[str, type[KVLayout]], reach: Reach, *, triples: bool
+    kernel: AttentionImpl,
+    env: Env,
+    layouts: Mapping[str, type[KVLayout]],
+    reach: Reach,
+    *,
+    triples: bool,
 ) -> Iterator[tuple[AttentionCase, type[KVLayout]]]:
     """Cases with every pair, or triple, of values that the kernel declares, each in its layout.
 
@@ -97,7 +108,9 @@ def _has_choices(
     for phase in axes.values["phase"]:
         case = _sized({**ordinary, "phase": phase}, 512, 512)
         layout = case.layout(layouts[str(ordinary["layout"])])
-        with contextlib.suppress(Exception):  # what a kernel raises when it is asked is the verdict of a case
+        with contextlib.suppress(
+            Exception
+        ):  # what a kernel raises when it is asked is the verdict of a case
             if len(candidates_of(kernel, env, case.spec, case.bucket, layout)) > 1:
                 return True
     return False
@@ -105,7 +118,11 @@ def _has_choices(
 
 def spec_of(row: Row) -> AttnSpec:
     """The layer kind of a row of values, its window not yet known."""
-    heads, group, dtype = int(cast("int", row["kv_heads"])), int(cast("int", row["group"])), str(row["dtype"])
+    heads, group, dtype = (
+        int(cast("int", row["kv_heads"])),
+        int(cast("int", row["group"])),
+        str(row["dtype"]),
+    )
     return AttnSpec(
         heads * group,
         heads,
@@ -221,7 +238,9 @@ def _case(row: Row, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], block: in
     phase = cast("Mode", row["phase"])
     holes = row["padding"] == "holes"
     if holes and phase == "decode":
-        q_lens, kv_lens = (tuple(n for total in lens for n in (total, 0)) for lens in (q_lens, kv_lens))
+        q_lens, kv_lens = (
+            tuple(n for total in lens for n in (total, 0)) for lens in (q_lens, kv_lens)
+        )
     padding = {"some": (3, 1), "none": (0, 0), "holes": (20, 4)}[str(row["padding"])]
     return AttentionCase(
         _name(row),
@@ -246,7 +265,11 @@ def _name(row: Row) -> str:
     """The row's values that are not the ordinary ones, after its phase, dtype and sizes."""
     sizes = f"{row['phase']}-{row['dtype']}-d{row['head_dim']}-{row['kv_heads']}x{row['group']}-page_{row['page']}"
     plain = ("phase", "dtype", "head_dim", "kv_heads", "group", "page", "layout")
-    rest = [_word(axis, v) for axis, v in row.items() if axis not in plain and v != ATTENTION.values[axis][0]]
+    rest = [
+        _word(axis, v)
+        for axis, v in row.items()
+        if axis not in plain and v != ATTENTION.values[axis][0]
+    ]
     return "-".join([sizes, *rest])
 
 

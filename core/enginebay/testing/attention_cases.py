@@ -101,7 +101,9 @@ class AttentionCase:
     def layout(self, layout_type: type[KVLayout]) -> KVLayout:
         """The cache layout of this case, with pages to spare unless rows are pages."""
         bucket, size = self.bucket, self.actual_page_size
-        num_pages = bucket.seqs if self.rows_are_pages else bucket.seqs * bucket.pages_per_seq + SPARE_PAGES
+        num_pages = (
+            bucket.seqs if self.rows_are_pages else bucket.seqs * bucket.pages_per_seq + SPARE_PAGES
+        )
         if not self.rows_are_pages and num_pages > MANY_PAGES:
             num_pages = sum(-(-total // size) for total in self.kv_lens) + SPARE_PAGES
         spec = self.spec
@@ -145,7 +147,9 @@ def make_problem(
     toward = directions(case.spec, case.scores, rng)
     keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
     values = tuple(
-        np.ones((n, *shape), dtype) if case.constant_v else rng.normal(size=(n, *shape)).astype(dtype)
+        np.ones((n, *shape), dtype)
+        if case.constant_v
+        else rng.normal(size=(n, *shape)).astype(dtype)
         for n in case.kv_lens
     )
     table, q_lens, kv_lens = _tables(case, layout, rng)
@@ -273,7 +277,10 @@ def _places_before(
     k, v = _poisoned(case, (2, *shape), layout.dtype)
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         positions = np.arange(total if case.spec.kv_shared else total - new)
-        slots = table[i, positions // layout.page_size] * layout.page_size + positions % layout.page_size
+        slots = (
+            table[i, positions // layout.page_size] * layout.page_size
+            + positions % layout.page_size
+        )
         k[slots], v[slots] = keys[i][: positions.size], values[i][: positions.size]
     return k, v
 
@@ -308,16 +315,28 @@ def _mode_cases() -> Iterator[AttentionCase]:
             if dtype != "float32" and home not in ("paged", "rows_are_pages"):
                 continue
             yield AttentionCase(f"decode_{home}_{dtype}", "decode", ones, border, spec, **fields)
-            yield AttentionCase(f"prefill_{home}_{dtype}", "prefill", border, border, spec, **fields)
+            yield AttentionCase(
+                f"prefill_{home}_{dtype}", "prefill", border, border, spec, **fields
+            )
             mixed = ((1, 1, 9, 17, 5, 30), (17, 64, 9, 17, 40, 64))
             yield AttentionCase(f"mixed_{home}_{dtype}", "mixed", *mixed, spec, **fields)
     spec = _spec()
-    yield AttentionCase("decode_holes", "decode", (1, 0, 1, 0), (5, 0, 33, 0), spec, rows_are_pages=True)
-    yield AttentionCase("decode_bounded", "decode", (1, 1), (5, 33), spec, rows_are_pages=True, max_kv_len=40)
-    yield AttentionCase("decode_one_row", "decode", (1,), (33,), spec, rows_are_pages=True, padding_rows=0)
-    yield AttentionCase("mixed_bounded", "mixed", (1, 7), (5, 33), spec, contiguous=True, max_kv_len=40)
+    yield AttentionCase(
+        "decode_holes", "decode", (1, 0, 1, 0), (5, 0, 33, 0), spec, rows_are_pages=True
+    )
+    yield AttentionCase(
+        "decode_bounded", "decode", (1, 1), (5, 33), spec, rows_are_pages=True, max_kv_len=40
+    )
+    yield AttentionCase(
+        "decode_one_row", "decode", (1,), (33,), spec, rows_are_pages=True, padding_rows=0
+    )
+    yield AttentionCase(
+        "mixed_bounded", "mixed", (1, 7), (5, 33), spec, contiguous=True, max_kv_len=40
+    )
     alone: dict[str, Any] = {"padding_rows": 0, "capacity": 640, "padding_tokens": 20}
-    yield AttentionCase("prefill_one_row", "prefill", (300,), (300,), spec, **alone, contiguous=True)
+    yield AttentionCase(
+        "prefill_one_row", "prefill", (300,), (300,), spec, **alone, contiguous=True
+    )
     yield AttentionCase("mixed_one_row", "mixed", (290,), (610,), spec, **alone, contiguous=True)
     yield AttentionCase("mixed_one_row_paged", "mixed", (290,), (610,), spec, **alone)
     yield AttentionCase(
@@ -336,7 +355,9 @@ def _shape_cases() -> Iterator[AttentionCase]:
             name = f"group_{group}_dim_{head_dim}_{dtype}"
             if dtype == "float32":
                 yield AttentionCase(f"mixed_{name}", "mixed", (1, 6, 20), (33, 6, 40), spec)
-            yield AttentionCase(f"decode_{name}", "decode", (1, 1), (33, 6), spec, rows_are_pages=True)
+            yield AttentionCase(
+                f"decode_{name}", "decode", (1, 1), (33, 6), spec, rows_are_pages=True
+            )
 
 
 def _feature_cases() -> Iterator[AttentionCase]:
@@ -366,5 +387,7 @@ def _feature_cases() -> Iterator[AttentionCase]:
             f"decode_constant_v_{dtype}", "decode", (1, 1), (40, 9), **constant, rows_are_pages=True
         )
     finite: dict[str, Any] = {"spec": _spec(), "poison": 1e30}
-    yield AttentionCase("decode_finite_poison", "decode", (1, 1), (40, 9), **finite, rows_are_pages=True)
+    yield AttentionCase(
+        "decode_finite_poison", "decode", (1, 1), (40, 9), **finite, rows_are_pages=True
+    )
     yield AttentionCase("mixed_finite_poison", "mixed", *mixed, **finite)

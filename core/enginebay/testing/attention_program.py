@@ -59,7 +59,9 @@ def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KV
     if case.config == "default":
         return default
     found = [default, *candidates_of(impl, env, case.spec, case.bucket, layout)]
-    return (min if case.config == "small" else max)(found, key=lambda config: sum(numbers_of(config)))
+    return (min if case.config == "small" else max)(
+        found, key=lambda config: sum(numbers_of(config))
+    )
 
 
 def numbers_of(config: Any) -> list[int]:

@@ -68,7 +68,9 @@ def _check_repeated(
     wanted = _bits(problem, first)
     for turn in range(1, repeats):
         same = _bits(problem, program(problem)) == wanted
-        assert same, f"{problem.case.name}: run {turn + 1} of the same step gives other bits than the first"
+        assert same, (
+            f"{problem.case.name}: run {turn + 1} of the same step gives other bits than the first"
+        )
 
 
 def _bits(problem: AttentionProblem, result: Result) -> tuple[bytes, ...]:
@@ -77,11 +79,15 @@ def _bits(problem: AttentionProblem, result: Result) -> tuple[bytes, ...]:
     return (result.out.tobytes(), lse, *(np.asarray(array).tobytes() for array in result.read))
 
 
-def _check_neighbours(program: AttentionProgram, case: AttentionCase, layout_type: type[KVLayout]) -> None:
+def _check_neighbours(
+    program: AttentionProgram, case: AttentionCase, layout_type: type[KVLayout]
+) -> None:
     problem, mixed = kernels.with_other_neighbours(case, layout_type)
     mine = problem.token_rows == 0
     first, second = (program(each).out[mine] for each in (problem, mixed))
-    assert first.tobytes() == second.tobytes(), f"{case.name}: the first row changes with its neighbours"
+    assert first.tobytes() == second.tobytes(), (
+        f"{case.name}: the first row changes with its neighbours"
+    )
 
 
 def _work(case: AttentionCase) -> float:

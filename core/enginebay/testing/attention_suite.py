@@ -77,9 +77,16 @@ def constructed_checks(
         if interpreted:
             runs = OFTEN_INTERPRETED if case.name in shortest else INTERPRETED_RUNS
         run = functools.partial(
-            _run_constructed, kernel, case, layout, env, dataclasses.replace(runs, num_seeds=num_seeds)
+            _run_constructed,
+            kernel,
+            case,
+            layout,
+            env,
+            dataclasses.replace(runs, num_seeds=num_seeds),
         )
-        yield AttentionCheck(f"{case.name}[{layout.__name__}]", case, run, representative=not triples)
+        yield AttentionCheck(
+            f"{case.name}[{layout.__name__}]", case, run, representative=not triples
+        )
 
 
 def _shortest(cases: Sequence[AttentionCase]) -> set[str]:
@@ -120,7 +127,11 @@ def named_checks(
 
 
 def _run(
-    held: Callable[..., None], kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env
+    held: Callable[..., None],
+    kernel: AttentionImpl,
+    case: AttentionCase,
+    layout: type[KVLayout],
+    env: Env,
 ) -> None:
     _refuse(kernel, case, layout, env)
     held(kernel, case, layout, env)

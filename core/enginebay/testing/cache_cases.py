@@ -47,7 +47,11 @@ def check_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
     """New tokens lie where the layout's own write puts them, and not a bit of any other place has changed."""
     layout = _layout(case, layouts)
     slots = _slots(case, layout)
-    k, v = case.rng().normal(size=(2, slots.size, layout.num_kv_heads, layout.head_dim)).astype(case.dtype)
+    k, v = (
+        case.rng()
+        .normal(size=(2, slots.size, layout.num_kv_heads, layout.head_dim))
+        .astype(case.dtype)
+    )
 
     # One program: the kernel's write and the layout's own, and what is read of both.
     def both(cache: CacheArrays) -> Any:
@@ -94,4 +98,6 @@ def check_rope_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
     assert (values[places] == v[written]).all(), "v is not at its slots"
     others = np.delete(np.arange(keys.shape[0]), places)
     for name, array in (("k", keys), ("v", values)):
-        assert np.isnan(array[others].astype(np.float64)).all(), f"{name}: other places have changed"
+        assert np.isnan(array[others].astype(np.float64)).all(), (
+            f"{name}: other places have changed"
+        )

@@ -114,7 +114,9 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
     except (
         ModuleNotFoundError
     ) as error:  # the suites of some kinds generate their cases with a library of the extra
-        todo = explain(f"the suite needs {error.name}", "the extra test", "Install enginebay[test].")
+        todo = explain(
+            f"the suite needs {error.name}", "the extra test", "Install enginebay[test]."
+        )
         yield _unsupported("run", todo)
         return
     kernels = {case.name: case for case in _kernel_cases(registry, entry, platform)}
@@ -163,7 +165,9 @@ def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
     if not cases:
         yield _unsupported("interpret", f"there is no suite of op {entry.op}")
     for case in cases:
-        yield Case("interpret", "interpreter", case.name, case.run, case.representative, case.traits)
+        yield Case(
+            "interpret", "interpreter", case.name, case.run, case.representative, case.traits
+        )
 
 
 def _compiler_target(entry: Entry) -> str:
@@ -176,7 +180,11 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
 
     declared = _compiler_target(entry)
     if not declared:
-        what = "the capability `compiler`" if entry.kind == "kernel" else f"a kernel, this is a {entry.kind}"
+        what = (
+            "the capability `compiler`"
+            if entry.kind == "kernel"
+            else f"a kernel, this is a {entry.kind}"
+        )
         yield _unsupported("compile", f"compiling for other devices needs {what}")
         return
     kernel = registry.load(entry)
@@ -187,7 +195,9 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
     found = False
     for check in compile_checks(entry.op, kernel, compiler, layouts):
         found = True
-        yield Case("compile", check.target, check.name, check.run, check.representative, check.traits)
+        yield Case(
+            "compile", check.target, check.name, check.run, check.representative, check.traits
+        )
     if not found:
         yield _unsupported("compile", f"there are no problems of op {entry.op} to compile")
 

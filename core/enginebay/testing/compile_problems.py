@@ -36,7 +36,9 @@ class OpProblem:
         first = len(self.arguments) - len(self.keywords)
 
         def call(*given: Any) -> Any:
-            return op(*given[:first], **dict(zip(self.keywords, given[first:], strict=True)), **self.bound)
+            return op(
+                *given[:first], **dict(zip(self.keywords, given[first:], strict=True)), **self.bound
+            )
 
         return call
 
@@ -83,7 +85,12 @@ def _kv_write(layouts: Layouts) -> list[OpProblem]:
         short = tokens == 32 and layout.head_dim == 128 and layout.dtype == "bfloat16"
         arguments = (layout.shapes(), _array((tokens,), "int32"), new, new)
         return OpProblem(
-            name, arguments, {"layout": layout}, donated=(0,), representative=short, dtype=layout.dtype
+            name,
+            arguments,
+            {"layout": layout},
+            donated=(0,),
+            representative=short,
+            dtype=layout.dtype,
         )
 
     return [

@@ -77,7 +77,9 @@ class Program:
     def bucket(self) -> Bucket:
         """The step's static shapes."""
         tokens, seqs, max_q_len, max_kv_len = BUCKETS[self.mode]
-        return Bucket(tokens, seqs, -(-max_kv_len // self.page_size), max_q_len, max_kv_len, self.mode)
+        return Bucket(
+            tokens, seqs, -(-max_kv_len // self.page_size), max_q_len, max_kv_len, self.mode
+        )
 
     def layout(self, layout_type: type[KVLayout]) -> KVLayout:
         """A cache in which every row has its longest context."""
@@ -123,9 +125,16 @@ def compile_checks(
         if op != "attention":
             for problem in problems_of(op, layouts):
                 run = functools.partial(
-                    _compile, compiler, target, problem.function(kernel), problem.arguments, problem.donated
+                    _compile,
+                    compiler,
+                    target,
+                    problem.function(kernel),
+                    problem.arguments,
+                    problem.donated,
                 )
-                yield CompileCheck(target, problem.name, run, problem.representative, problem.traits)
+                yield CompileCheck(
+                    target, problem.name, run, problem.representative, problem.traits
+                )
             continue
         for program in programs() if layouts else ():
             at = _with_claimed_page(program, kernel)
@@ -160,9 +169,13 @@ def compile_attention(
     def step(q: Any, k: Any, v: Any, cache: Any, batch: AttnBatch) -> Any:
         return kernel(q, k, v, cache, batch, spec=spec, layout=layout, config=config)
 
-    fresh = jax.ShapeDtypeStruct((bucket.tokens, spec.num_kv_heads, spec.head_dim), jnp.dtype(spec.kv_dtype))
+    fresh = jax.ShapeDtypeStruct(
+        (bucket.tokens, spec.num_kv_heads, spec.head_dim), jnp.dtype(spec.kv_dtype)
+    )
     k = v = fresh if "fused_write" in kernel.caps.features else None
-    q = jax.ShapeDtypeStruct((bucket.tokens, spec.num_q_heads, spec.head_dim), jnp.dtype(spec.q_dtype))
+    q = jax.ShapeDtypeStruct(
+        (bucket.tokens, spec.num_q_heads, spec.head_dim), jnp.dtype(spec.q_dtype)
+    )
     figures = _compile(compiler, target, step, (q, k, v, layout.shapes(), batch_of(bucket)), (3,))
     aliased, needed = figures.get("alias_bytes"), layout.num_bytes()
     if aliased is not None and aliased < needed:

@@ -66,7 +66,9 @@ class _Table:
 
     def _number(self, axis: str, value: Value) -> int:
         at = self.axis_names.index(axis)
-        return next(i for i in np.flatnonzero(self._axis == at).tolist() if self._values[i] == value)
+        return next(
+            i for i in np.flatnonzero(self._axis == at).tolist() if self._values[i] == value
+        )
 
     def value(self, number: int) -> Value:
         return self._values[number]
@@ -85,7 +87,11 @@ class _Table:
             if axis in chosen:
                 continue
             others = np.array(list(chosen.values()))
-            able = [i for i in np.flatnonzero(self._axis == axis).tolist() if self._together[i, others].all()]
+            able = [
+                i
+                for i in np.flatnonzero(self._axis == axis).tolist()
+                if self._together[i, others].all()
+            ]
             if not able:
                 return None
             at = np.ix_(*[others] * (missing.ndim - 1))

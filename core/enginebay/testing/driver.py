@@ -25,7 +25,9 @@ class Driver:
         total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
         lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
         assert lease is not None, "an empty engine refuses a short request"
-        assert self.engine.ledger.reserve(lease, total), "an empty engine has no room for a short request"
+        assert self.engine.ledger.reserve(lease, total), (
+            "an empty engine has no room for a short request"
+        )
         self.lease = lease
 
     def prefill(self) -> list[int]:

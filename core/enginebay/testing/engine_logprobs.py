@@ -35,7 +35,9 @@ def logprobs_are_the_models(subject: Subject) -> None:
             _check_refused(llm, prompts[0])
             return
         together = llm.generate(prompts, params)
-        alone = [llm.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)]
+        alone = [
+            llm.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)
+        ]
         if Abilities.of(llm.plan).tells_wide:
             _check_wide(subject.reference(), llm, max(prompts, key=len))
     for outputs in (together, alone):
@@ -49,7 +51,10 @@ def asking(params: SamplingParams, num_best: int | None) -> SamplingParams:
 
 
 def check_logprobs(
-    reference: ReferenceModel, prompt: Sequence[int], completion: CompletionOutput, num_best: int | None
+    reference: ReferenceModel,
+    prompt: Sequence[int],
+    completion: CompletionOutput,
+    num_best: int | None,
 ) -> None:
     """What a completion tells is what `num_best` asks for, and the reference's log_softmax within TOLERANCE."""
     told, token_ids = completion.logprobs, completion.token_ids
@@ -83,7 +88,9 @@ def check_prompt_logprobs(
     expected = log_softmax(reference.logits(prompt))
     for at, (token_id, one) in enumerate(zip(prompt[1:], told[1:], strict=True)):
         assert one is not None, f"{case}, token {at + 1}: nothing is told"
-        _check_entry(expected[at], token_id, one, min(num_best, expected.shape[1]), f"{case}, token {at + 1}")
+        _check_entry(
+            expected[at], token_id, one, min(num_best, expected.shape[1]), f"{case}, token {at + 1}"
+        )
 
 
 def _check_wide(reference: ReferenceModel, llm: LLM, prompt: list[int]) -> None:
@@ -104,9 +111,13 @@ def _check_entry(
     assert not wrong, f"{case}: {wrong}, the reference has {[float(expected[t]) for t in wrong]}"
     assert len(told) - num_best in (0, 1), f"{case}: {len(told)} entries"
     best = np.sort(expected)[::-1][:num_best]
-    assert np.abs(np.asarray(values[:num_best]) - best).max(initial=0.0) <= TOLERANCE, f"{case}: not the best"
+    assert np.abs(np.asarray(values[:num_best]) - best).max(initial=0.0) <= TOLERANCE, (
+        f"{case}: not the best"
+    )
     if len(told) > num_best:
-        assert list(told)[-1] == token_id, f"{case}: a token that is neither sampled nor among the best"
+        assert list(told)[-1] == token_id, (
+            f"{case}: a token that is neither sampled nor among the best"
+        )
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

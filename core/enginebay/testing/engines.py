@@ -17,7 +17,15 @@ from enginebay.llm import LLM
 from enginebay.testing.driver import Driver, request_of
 from enginebay.testing.engine_logprobs import logprobs_are_the_models
 from enginebay.testing.ledgers import ledger_checks
-from enginebay.testing.subject import LENGTHS, Subject, generate, greedy, penalised, prompts_of, seeded
+from enginebay.testing.subject import (
+    LENGTHS,
+    Subject,
+    generate,
+    greedy,
+    penalised,
+    prompts_of,
+    seeded,
+)
 from enginebay.testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
 from enginebay.testing.waits import watching_for_waits
 from enginebay.types import SamplingParams
@@ -58,7 +66,9 @@ def greedy_tokens_are_the_models(subject: Subject) -> None:
         prompts = prompts_of(subject.vocab_size, LENGTHS)
         for prompt, output in zip(prompts, generate(llm, prompts, greedy()), strict=True):
             wrong = reference.first_wrong_token(prompt, output, TOLERANCE)
-            assert wrong is None, f"a prompt of {len(prompt)} tokens: token {wrong} is not the best one"
+            assert wrong is None, (
+                f"a prompt of {len(prompt)} tokens: token {wrong} is not the best one"
+            )
 
 
 def seeded_tokens_are_the_samplers(subject: Subject) -> None:
@@ -73,7 +83,9 @@ def seeded_tokens_are_the_samplers(subject: Subject) -> None:
     for params, of_all in zip(both, outputs, strict=True):
         for prompt, output in zip(prompts, of_all, strict=True):
             wrong = first_impossible_token(subject.reference(), prompt, output, params)
-            assert wrong is None, f"a prompt of {len(prompt)} tokens: token {wrong} is not the sampler's"
+            assert wrong is None, (
+                f"a prompt of {len(prompt)} tokens: token {wrong} is not the sampler's"
+            )
 
 
 def penalised_tokens_are_the_models(subject: Subject) -> None:
@@ -88,10 +100,14 @@ def penalised_tokens_are_the_models(subject: Subject) -> None:
         for _ in range(2):
             outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
             different = sum(a != b for a, b in zip(plain, outputs, strict=True))
-            assert different > len(prompts) // 2, f"penalties change {different} of {len(prompts)} outputs"
+            assert different > len(prompts) // 2, (
+                f"penalties change {different} of {len(prompts)} outputs"
+            )
             for prompt, output, own in zip(prompts, outputs, params, strict=True):
                 wrong = subject.reference().first_wrong_token(prompt, output, TOLERANCE, own)
-                assert wrong is None, f"{len(prompt)} tokens, then {own}: token {wrong} is not the best one"
+                assert wrong is None, (
+                    f"{len(prompt)} tokens, then {own}: token {wrong} is not the best one"
+                )
 
 
 def recomputed_rows_keep_their_counts(subject: Subject) -> None:
@@ -107,7 +123,9 @@ def recomputed_rows_keep_their_counts(subject: Subject) -> None:
             assert wrong is None, f"{params}: token {wrong} is not the best one"
 
 
-def _interrupt_and_recompute(engine: Engine, prompt: list[int], params: SamplingParams) -> list[int]:
+def _interrupt_and_recompute(
+    engine: Engine, prompt: list[int], params: SamplingParams
+) -> list[int]:
     """24 tokens, of which the first twelve are prefilled again in another row."""
     first = Driver(engine, request_of(prompt, params))
     tokens = first.prefill() + first.decode(4) + first.decode(4) + first.decode(3)
@@ -128,10 +146,14 @@ def alone_equals_batch(subject: Subject) -> None:
 
 def seeded_alone_equals_batch(subject: Subject) -> None:
     """So are its sampled tokens, when it has a seed."""
-    _compare_alone_with_batch(subject, prompts_of(subject.vocab_size, LENGTHS * 2, seed=1), seeded())
+    _compare_alone_with_batch(
+        subject, prompts_of(subject.vocab_size, LENGTHS * 2, seed=1), seeded()
+    )
 
 
-def _compare_alone_with_batch(subject: Subject, prompts: list[list[int]], params: SamplingParams) -> None:
+def _compare_alone_with_batch(
+    subject: Subject, prompts: list[list[int]], params: SamplingParams
+) -> None:
     with subject.shared() as llm:
         together = generate(llm, prompts, params)
         alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
@@ -145,7 +167,9 @@ def same_buckets_give_equal_bits(subject: Subject) -> None:
         for params in (greedy(), seeded()):
             first = generate(llm, [target, *others[:3]], params)[0]
             last = generate(llm, [*others[3:], target], params)[-1]
-            assert first == last, f"{first} in the first row, {last} in the last one with other neighbours"
+            assert first == last, (
+                f"{first} in the first row, {last} in the last one with other neighbours"
+            )
 
 
 def chunk_sizes_do_not_matter(subject: Subject) -> None:
@@ -156,7 +180,9 @@ def chunk_sizes_do_not_matter(subject: Subject) -> None:
 
 def decode_steps_do_not_matter(subject: Subject) -> None:
     """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the host's work or do not."""
-    prompts = prompts_of(subject.vocab_size, (*LENGTHS[:4], 5), seed=3)  # more than rows, so that one waits
+    prompts = prompts_of(
+        subject.vocab_size, (*LENGTHS[:4], 5), seed=3
+    )  # more than rows, so that one waits
     choices = [(1, True), (1, False), (3, True), (16, False)]
     _compare_choices(
         subject,
@@ -165,7 +191,9 @@ def decode_steps_do_not_matter(subject: Subject) -> None:
     )
 
 
-def _compare_choices(subject: Subject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]) -> None:
+def _compare_choices(
+    subject: Subject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]
+) -> None:
     """Greedy and sampled tokens are the same with all of these choices."""
     both = (greedy(), seeded())
     outputs = []
@@ -183,7 +211,9 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
         prompts = prompts_of(subject.vocab_size, (5, 40), seed=4)
         for prompt, whole in zip(prompts, generate(llm, prompts, greedy(20)), strict=True):
             stop = whole[9]
-            params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
+            params = SamplingParams(
+                max_tokens=20, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,)
+            )
             found = llm.generate([prompt], params)[0].outputs[0]
             assert found.token_ids == whole[: whole.index(stop) + 1], (
                 "the row did not end with its stop token"
@@ -272,7 +302,9 @@ def everything_is_released(subject: Subject) -> None:
         for stream in _left_early(llm, prompts[:3]):
             stream.close()  # type: ignore[attr-defined]
         llm.run_on_engine(llm.engine.ledger.check)
-        assert llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens) == free, "cache space was leaked"
+        assert llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens) == free, (
+            "cache space was leaked"
+        )
         assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0, "a row was leaked"
 
 
@@ -315,7 +347,9 @@ def nothing_compiles_after_warmup(subject: Subject) -> None:
         for kind in (greedy, penalised):
             outputs = llm.generate(prompts, [kind(n) for n in lengths])
             assert tuple(len(o.outputs[0].token_ids) for o in outputs) == lengths
-        assert _num_compiled(llm) == before, f"{_num_compiled(llm) - before} programs compiled after warmup()"
+        assert _num_compiled(llm) == before, (
+            f"{_num_compiled(llm) - before} programs compiled after warmup()"
+        )
 
 
 def dropped_arrays_come_back_warm(subject: Subject) -> None:

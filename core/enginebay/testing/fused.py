@@ -37,7 +37,9 @@ def check_add_rms_norm(op: AddRmsNormOp, dtype: str) -> None:
             assert (got.shape, got.dtype) == wanted, (
                 f"{name}: {got.shape} {got.dtype}, expected {shape} {dtype}"
             )
-        assert (total == x + residual).all(), f"add_rms_norm {dtype}: the sum differs from that of {dtype}"
+        assert (total == x + residual).all(), (
+            f"add_rms_norm {dtype}: the sum differs from that of {dtype}"
+        )
         exact = oracle.rms_norm(total, weight, eps=1e-5)
         error = np.abs(normed.astype(np.float64) - exact)
         allowed = 2 * max(oracle.EPS[dtype], 4e-7) * np.abs(exact)
@@ -62,14 +64,18 @@ def check_rope_kv_write(
         q = rng.normal(size=(shape[0], group * shape[1], shape[2])).astype(jnp.dtype(dtype))
         k, v = rng.normal(size=(2, *shape)).astype(jnp.dtype(dtype))
         steps.append((q, k, v, positions, slots))
-    poisoned = [{n: np.full(s.shape, np.nan, s.dtype) for n, s in layout.shapes().items()} for _ in steps]
+    poisoned = [
+        {n: np.full(s.shape, np.nan, s.dtype) for n, s in layout.shapes().items()} for _ in steps
+    ]
     # One program for all: it donates the caches, and reads them for us.
     run = jax.jit(functools.partial(_turn_and_read, op, spec, layout), donate_argnums=0)
     for step, found in zip(steps, run(poisoned, steps), strict=True):
         _check_step(layout, spec, step, found)
 
 
-def _turn_and_read(op: RopeKvWriteOp, spec: RopeSpec, layout: KVLayout, caches: Any, steps: Any) -> Any:
+def _turn_and_read(
+    op: RopeKvWriteOp, spec: RopeSpec, layout: KVLayout, caches: Any, steps: Any
+) -> Any:
     """For each step the turned q, the cache, and k and v of all its places."""
     found = []
     for cache, (q, k, v, positions, slots) in zip(caches, steps, strict=True):
@@ -94,7 +100,9 @@ def _check_step(layout: KVLayout, spec: RopeSpec, step: Any, found: Any) -> None
         )
 
 
-def _check_turned(got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str) -> None:
+def _check_turned(
+    got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str
+) -> None:
     assert (got.shape, got.dtype) == (x.shape, x.dtype), (
         f"{what}: {got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
     )

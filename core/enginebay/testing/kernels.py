@@ -63,7 +63,9 @@ def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
     return BUILTIN_LAYOUTS[next(name for name in impl.caps.layouts if name in BUILTIN_LAYOUTS)]
 
 
-def why_not(impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env) -> str | None:
+def why_not(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
+) -> str | None:
     """The implementation's own reason not to serve a case, for a test to skip with, or None."""
     return impl.caps.why_not(env, case.spec, case.bucket, case.layout(layout_type))
 
@@ -97,7 +99,9 @@ def check_all(
     expected = expected_of(problem)
     _check_output(problem, expected, out)
     if problem.case.spec.return_lse:
-        assert lse is not None, f"{problem.case.name}: return_lse is set, but no log-sum-exp came back"
+        assert lse is not None, (
+            f"{problem.case.name}: return_lse is set, but no log-sum-exp came back"
+        )
         _check_lse(problem, expected, lse)
     _check_cache(problem, after)
 
@@ -109,7 +113,9 @@ def check_rows_are_independent(
     problem, mixed = with_other_neighbours(case, layout_type)
     mine = problem.token_rows == 0
     first, second = (run_attention(impl, each, env)[0][mine] for each in (problem, mixed))
-    assert first.tobytes() == second.tobytes(), f"{case.name}: the first row changes with its neighbours"
+    assert first.tobytes() == second.tobytes(), (
+        f"{case.name}: the first row changes with its neighbours"
+    )
 
 
 def with_other_neighbours(
@@ -137,7 +143,9 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
 
 def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
     """`other` with the pages of the first row taken from `mine`: pages are the first axis of every layout's arrays."""
-    pages = np.asarray(problem.batch.page_table)[0][: -(-problem.case.kv_lens[0] // problem.layout.page_size)]
+    pages = np.asarray(problem.batch.page_table)[0][
+        : -(-problem.case.kv_lens[0] // problem.layout.page_size)
+    ]
     mixed = np.array(other)
     mixed[pages] = np.asarray(mine)[pages]
     return jax.device_put(mixed)
@@ -159,20 +167,32 @@ def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray
     )
     got = out.astype(np.float64)
     padding = got[problem.token_rows < 0]
-    assert not padding.any(), f"{case.name}: padding tokens give {np.abs(padding).max()}, expected exactly 0"
+    assert not padding.any(), (
+        f"{case.name}: padding tokens give {np.abs(padding).max()}, expected exactly 0"
+    )
     strange = np.flatnonzero(~np.isfinite(got).all(axis=(1, 2)))
     where = f"{case.name}, layout {problem.layout.name}"
     if strange.size and strange[0] not in expected.tokens:
-        raise InexactError(f"{where}: token {strange[0]} is off by nan, allowed 0", float("nan"), 0.0)
+        raise InexactError(
+            f"{where}: token {strange[0]} is off by nan, allowed 0", float("nan"), 0.0
+        )
     errors = np.abs(got[expected.tokens] - expected.out)
-    name_of = lambda i: f"{where}: token {expected.tokens[i]} of row {problem.token_rows[expected.tokens[i]]}"  # noqa: E731
+    name_of = lambda i: (
+        f"{where}: token {expected.tokens[i]} of row {problem.token_rows[expected.tokens[i]]}"
+    )  # noqa: E731
     _hold(errors.max(axis=(1, 2), initial=0.0), expected.allowed, name_of)
     if expected.allowed_rms is not None and errors.size:
         rms = float(np.sqrt(np.mean(errors**2)))
-        _hold(np.array([rms]), expected.allowed_rms, f"{where}: the root mean square of {errors.size} errors")
+        _hold(
+            np.array([rms]),
+            expected.allowed_rms,
+            f"{where}: the root mean square of {errors.size} errors",
+        )
 
 
-def _hold(error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str) -> None:
+def _hold(
+    error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str
+) -> None:
     """Raise InexactError at the worst of `error` [places] unless each is within `allowed`; a NaN is the worst of all."""
     error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
     if (error <= allowed).all():
@@ -220,7 +240,8 @@ def expected_of(problem: AttentionProblem) -> Expected:
         allowed[at] = F32_BOUND * (1.0 + score) * np.abs(values.astype(np.float64)).max()
         if narrow is not None:
             rounding[at] = (
-                oracle.attend(q[mine], keys, values, spec, **row, weights_dtype=narrow)[0] - exact[at]
+                oracle.attend(q[mine], keys, values, spec, **row, weights_dtype=narrow)[0]
+                - exact[at]
             )
     largest = float(np.abs(rounding).max(initial=0.0))
     allowed_rms = None
@@ -285,7 +306,9 @@ ROPE_SPECS: dict[str, RopeSpec] = {
     "default": RopeSpec(10000.0, 64),
     "partial": RopeSpec(10000.0, 32),
     "linear": RopeSpec(10000.0, 64, "linear", factor=4.0),
-    "llama3": RopeSpec(500000.0, 64, "llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+    "llama3": RopeSpec(
+        500000.0, 64, "llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
     "yarn": RopeSpec(10000.0, 64, "yarn", 4.0, 2048),
     "yarn_untruncated": RopeSpec(150000.0, 64, "yarn", 32.0, 4096, truncate=False),
     "yarn_mscale": RopeSpec(10000.0, 64, "yarn", 40.0, 4096, mscale=0.707, mscale_all_dim=1.0),
@@ -318,7 +341,8 @@ def check_rms_norm(op: RmsNormOp, dtype: str) -> None:
     rng = np.random.default_rng(0)
     for shape in ((5, 64), (3, 4, 32)):
         x = (
-            rng.normal(size=shape) * np.logspace(-3, 2, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+            rng.normal(size=shape)
+            * np.logspace(-3, 2, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
         ).astype(jnp.dtype(dtype))
         weight = rng.normal(size=shape[-1]).astype(jnp.dtype(dtype))
         got = np.asarray(jax.jit(functools.partial(op, eps=1e-5))(x, weight))
@@ -326,7 +350,10 @@ def check_rms_norm(op: RmsNormOp, dtype: str) -> None:
             f"{got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
         )
         _assert_close(
-            got, oracle.rms_norm(x, weight, eps=1e-5), 2 * max(oracle.EPS[dtype], 4e-7), f"rms_norm {dtype}"
+            got,
+            oracle.rms_norm(x, weight, eps=1e-5),
+            2 * max(oracle.EPS[dtype], 4e-7),
+            f"rms_norm {dtype}",
         )
 
 

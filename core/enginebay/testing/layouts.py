@@ -33,10 +33,16 @@ def check_layout(layout: KVLayout) -> None:
     done = jax.tree.map(np.asarray, _exercise(layout, poisoned, *tokens))
     _check_shapes(layout, done["made"])
     _check_equal(
-        layout, done["written"][:, order], np.stack(everything), "what is read is not what was written"
+        layout,
+        done["written"][:, order],
+        np.stack(everything),
+        "what is read is not what was written",
     )
     _check_equal(
-        layout, done["tokens"], np.stack(everything), "read_tokens gives other values than were written"
+        layout,
+        done["tokens"],
+        np.stack(everything),
+        "read_tokens gives other values than were written",
     )
     _check_equal(
         layout,
@@ -105,18 +111,30 @@ def _check_shapes(layout: KVLayout, made: dict[str, np.ndarray]) -> None:
         assert found == (shape.shape, shape.dtype), (
             f"{layout.name}: init made {found} for {name}, shapes says {shape}"
         )
-        assert 0 <= axes[name] < len(shape.shape), f"{layout.name}: head_axis of {name} is {axes[name]}"
-        assert shape.shape[0] == layout.num_pages, f"{layout.name}: the first axis of {name} must be pages"
-    assert layout.num_bytes() == sum(a.nbytes for a in made.values()), f"{layout.name}: num_bytes is wrong"
+        assert 0 <= axes[name] < len(shape.shape), (
+            f"{layout.name}: head_axis of {name} is {axes[name]}"
+        )
+        assert shape.shape[0] == layout.num_pages, (
+            f"{layout.name}: the first axis of {name} must be pages"
+        )
+    assert layout.num_bytes() == sum(a.nbytes for a in made.values()), (
+        f"{layout.name}: num_bytes is wrong"
+    )
     bigger = layout.resized(num_pages=layout.num_pages + 3)
-    assert bigger.num_pages == layout.num_pages + 3, f"{layout.name}: resized does not change num_pages"
+    assert bigger.num_pages == layout.num_pages + 3, (
+        f"{layout.name}: resized does not change num_pages"
+    )
 
 
 def _check_axes(layout: KVLayout) -> None:
     """Twice the heads lengthen head_axis alone, twice the tokens of a page offset_axis alone."""
     shapes = layout.shapes()
     for what, other, axis_of in (
-        ("head_axis", dataclasses.replace(layout, num_kv_heads=2 * layout.num_kv_heads), layout.head_axis()),
+        (
+            "head_axis",
+            dataclasses.replace(layout, num_kv_heads=2 * layout.num_kv_heads),
+            layout.head_axis(),
+        ),
         (
             "offset_axis",
             layout.resized(page_size=2 * layout.page_size),
@@ -125,7 +143,9 @@ def _check_axes(layout: KVLayout) -> None:
     ):
         for name, shape in other.shapes().items():
             grown = [
-                i for i, (a, b) in enumerate(zip(shape.shape, shapes[name].shape, strict=True)) if a != b
+                i
+                for i, (a, b) in enumerate(zip(shape.shape, shapes[name].shape, strict=True))
+                if a != b
             ]
             assert grown == [axis_of[name]], (
                 f"{layout.name}: {what} of {name} is {axis_of[name]}, its axes {grown} are the ones that grow"
@@ -143,7 +163,9 @@ def _check_equal(
         assert (left == right).all(), f"{layout.name}: {what}"
         return
     # Rounding to the dtype comes on top of what the layout loses.
-    allowed = (layout.tolerance + float(jnp.finfo(dtype).eps)) * np.abs(right).max(axis=-1, keepdims=True)
+    allowed = (layout.tolerance + float(jnp.finfo(dtype).eps)) * np.abs(right).max(
+        axis=-1, keepdims=True
+    )
     error = np.abs(left - right)
     assert (error <= allowed).all(), (
         f"{layout.name}: {what}: off by {(error / np.abs(right).max(axis=-1, keepdims=True)).max():.3g} of the largest value"

@@ -88,17 +88,25 @@ class LedgerWorld:
     def add(self, row: int, prompt: list[int], num_new: int) -> bool:
         """Admit a request to a free row, which may get `num_new` tokens more; whether there was room."""
         free = self.ledger.num_free_tokens
-        wanted = len(prompt) + (1 if self.ledger.grows else min(num_new, self.max_tokens - len(prompt)))
+        wanted = len(prompt) + (
+            1 if self.ledger.grows else min(num_new, self.max_tokens - len(prompt))
+        )
         token_ids = np.asarray(prompt, np.int32)
         told = self.ledger.num_cached_tokens(token_ids)
         lease = self.ledger.admit(row, token_ids, wanted)
         self.ledger.check()
         if lease is None:
             assert self.ledger.num_free_tokens == free, "a refused admission takes something"
-            assert self.rows or free < wanted, f"{wanted} tokens are refused, {free} are free and nobody runs"
+            assert self.rows or free < wanted, (
+                f"{wanted} tokens are refused, {free} are free and nobody runs"
+            )
             return False
-        assert lease.capacity >= wanted, f"{wanted} tokens were promised, the lease has {lease.capacity}"
-        assert lease.num_cached == told, f"{told} tokens were cached before admission, {lease.num_cached} are"
+        assert lease.capacity >= wanted, (
+            f"{wanted} tokens were promised, the lease has {lease.capacity}"
+        )
+        assert lease.num_cached == told, (
+            f"{told} tokens were cached before admission, {lease.num_cached} are"
+        )
         assert lease.num_cached < len(prompt), "nothing of a prompt is left to compute"
         self.rows[row] = Row(lease, prompt, len(prompt), lease.num_cached)
         return True
@@ -116,7 +124,9 @@ class LedgerWorld:
         if lease is None:
             assert self.ledger.num_free_tokens == free, "a refused fork takes something"
             return False
-        assert lease.capacity > num_cached, f"a fork of {num_cached} tokens has no room for the next one"
+        assert lease.capacity > num_cached, (
+            f"a fork of {num_cached} tokens has no room for the next one"
+        )
         assert lease.num_cached == num_cached, (
             f"{num_cached} tokens are shared, the lease has {lease.num_cached}"
         )
@@ -128,7 +138,9 @@ class LedgerWorld:
         """Compute more tokens of a row, as a step does; whether there was room."""
         one = self.rows[row]
         left = one.num_prompt - one.num_computed
-        end = min(one.num_computed + (min(num_tokens, left) if left > 0 else num_tokens), self.max_tokens)
+        end = min(
+            one.num_computed + (min(num_tokens, left) if left > 0 else num_tokens), self.max_tokens
+        )
         if not self.ledger.grows:
             end = min(end, one.lease.capacity)
         free, table = self.ledger.num_free_tokens, self._table(one)
@@ -235,7 +247,9 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
             world.fork(row, free[into % len(free)], less)
 
     @stateful.precondition(lambda self: self.world.rows)
-    @stateful.rule(which=st.integers(0, 40), tokens=st.integers(1, 64), commit=st.sampled_from((True, False)))
+    @stateful.rule(
+        which=st.integers(0, 40), tokens=st.integers(1, 64), commit=st.sampled_from((True, False))
+    )
     def step(self, which: int, tokens: int, *, commit: bool) -> None:
         """Compute some tokens of a row."""
         row = self.row(which)

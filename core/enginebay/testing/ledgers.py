@@ -37,14 +37,17 @@ class Books:
         assert lease.capacity >= num_tokens, (
             f"{num_tokens} tokens were promised, the lease has {lease.capacity}"
         )
-        assert lease.num_cached == 0, f"{lease.num_cached} tokens of a new prompt are said to be cached"
+        assert lease.num_cached == 0, (
+            f"{lease.num_cached} tokens of a new prompt are said to be cached"
+        )
         assert not lease.released, "a new lease is already released"
         return lease
 
     def admit_small(self) -> list[Lease]:
         """A lease for every row, together no more than one row's room."""
         return [
-            self.must_admit(row, max(1, self.max_tokens // self.num_rows)) for row in range(self.num_rows)
+            self.must_admit(row, max(1, self.max_tokens // self.num_rows))
+            for row in range(self.num_rows)
         ]
 
     def table(self, leases: list[Lease], fill: int = 0) -> np.ndarray:
@@ -96,7 +99,9 @@ def everything_given_back_is_free_again(books: Books) -> None:
     """In whatever order the leases are released."""
     ledger = books.ledger
     free = ledger.num_free_tokens
-    assert free >= books.max_tokens, f"{free} tokens are free in an empty ledger of {books.max_tokens} a row"
+    assert free >= books.max_tokens, (
+        f"{free} tokens are free in an empty ledger of {books.max_tokens} a row"
+    )
     for order in (1, -1):
         leases = books.admit_small()
         ledger.check()
@@ -104,7 +109,9 @@ def everything_given_back_is_free_again(books: Books) -> None:
         books.release(leases[::order])
         assert all(lease.released for lease in leases), "a released lease does not say so"
         ledger.check()
-        assert ledger.num_free_tokens == free, f"{free} tokens were free, now {ledger.num_free_tokens} are"
+        assert ledger.num_free_tokens == free, (
+            f"{free} tokens were free, now {ledger.num_free_tokens} are"
+        )
 
 
 def promises_never_exceed_what_is_free(books: Books) -> None:
@@ -136,7 +143,9 @@ def refused_calls_change_nothing(books: Books) -> None:
     assert ledger.num_free_tokens == free, "a refused admission takes something"
     lease = books.must_admit(0, 1)
     before = (ledger.num_free_tokens, dataclasses.astuple(lease), books.pages(lease))
-    assert not ledger.reserve(lease, free + 1), f"a row grows to {free + 1} tokens, {free} were free"
+    assert not ledger.reserve(lease, free + 1), (
+        f"a row grows to {free + 1} tokens, {free} were free"
+    )
     ledger.check()
     after = (ledger.num_free_tokens, dataclasses.astuple(lease), books.pages(lease))
     assert after == before, f"a refused reserve() changes {before} to {after}"
@@ -193,7 +202,9 @@ def tables_of_rows_do_not_overlap(books: Books) -> None:
         seen: dict[int, int] = {}
         for lease in leases:
             for page in books.pages(lease):
-                assert page not in seen, f"page {page} is in the tables of rows {seen[page]} and {lease.row}"
+                assert page not in seen, (
+                    f"page {page} is in the tables of rows {seen[page]} and {lease.row}"
+                )
                 seen[page] = lease.row
         if change == 0:
             books.release([leases.pop()])
@@ -206,8 +217,12 @@ def tables_hold_nothing_else(books: Books) -> None:
     leases = books.admit_small()
     written = books.table(leases)
     for fill in (-1, 7):
-        assert np.array_equal(books.table(leases, fill), written), f"a table that held {fill} still does"
-    assert np.array_equal(books.table(leases[::-1]), written[::-1]), "rows are not in the order of the leases"
+        assert np.array_equal(books.table(leases, fill), written), (
+            f"a table that held {fill} still does"
+        )
+    assert np.array_equal(books.table(leases[::-1]), written[::-1]), (
+        "rows are not in the order of the leases"
+    )
     books.release(leases)
 
 
@@ -215,10 +230,16 @@ def a_row_that_is_alone_gets_the_most(books: Books) -> None:
     """most_tokens are promised to a row that is alone, at once and bit by bit, and not one more."""
     ledger = books.ledger
     most = books.max_tokens if ledger.most_tokens is None else ledger.most_tokens
-    assert most >= books.max_tokens, f"a row gets {most} of the {books.max_tokens} tokens that it should have"
+    assert most >= books.max_tokens, (
+        f"a row gets {most} of the {books.max_tokens} tokens that it should have"
+    )
     for first in (1, most):
         lease = books.must_admit(0, first)
         assert ledger.reserve(lease, most), f"a row that is alone is refused {most} tokens"
-        assert not ledger.reserve(lease, most + 1), f"a row gets {most + 1} tokens, {most} are the most"
+        assert not ledger.reserve(lease, most + 1), (
+            f"a row gets {most + 1} tokens, {most} are the most"
+        )
         books.release([lease])
-    assert books.admit(0, most + 1) is None, f"a row is admitted with {most + 1} tokens, {most} are the most"
+    assert books.admit(0, most + 1) is None, (
+        f"a row is admitted with {most + 1} tokens, {most} are the most"
+    )

@@ -12,7 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.processor import IS_USED, Processors, RowFacts, Sizes, empty_rows, process, row_values
+from enginebay.processor import (
+    IS_USED,
+    Processors,
+    RowFacts,
+    Sizes,
+    empty_rows,
+    process,
+    row_values,
+)
 from enginebay.sampler import Sampler, SamplingState
 from enginebay.testing.sampler_runs import WIDTH, History, check_fits
 from enginebay.testing.sampling_oracle import Params
@@ -66,7 +74,9 @@ def check_mixed_draws(
         for row, drawn in enumerate(tokens[:, : num_draws - start]):
             counts[row] += np.bincount(drawn, minlength=vocab)
     for (name, mix), seen in zip(mixes.items(), counts, strict=True):
-        assert abs(mix.shares.sum() - 1.0) < 1e-9, f"{name}: shares that sum up to {mix.shares.sum()}"
+        assert abs(mix.shares.sum() - 1.0) < 1e-9, (
+            f"{name}: shares that sum up to {mix.shares.sum()}"
+        )
         never = np.flatnonzero((seen > 0) & (mix.shares == 0.0))
         assert not never.size, f"{name}: tokens {never[:8]} were drawn, which must never come"
         check_fits(seen, mix.shares * num_draws, name)
@@ -104,7 +114,9 @@ class _Rows:
         return dataclasses.replace(self._state, keys=jax.device_put(keys.astype(np.uint32)))
 
 
-def _fields(processors: Processors, mixes: list[Mix], sizes: Sizes) -> dict[str, dict[str, jax.Array]]:
+def _fields(
+    processors: Processors, mixes: list[Mix], sizes: Sizes
+) -> dict[str, dict[str, jax.Array]]:
     """Each processor's fields of all rows; those that do not use it have what rows begin with."""
     own = {
         n: {f: np.asarray(v).copy() for f, v in fields.items()}
@@ -116,7 +128,9 @@ def _fields(processors: Processors, mixes: list[Mix], sizes: Sizes) -> dict[str,
                 continue
             facts = RowFacts(np.asarray(mix.history.prompt, np.int32), mix.eos_token_ids, sizes)
             own[name][IS_USED][row] = True
-            for field, value in row_values(name, processor, mix.options[name], facts).values.items():
+            for field, value in row_values(
+                name, processor, mix.options[name], facts
+            ).values.items():
                 own[name][field][row] = value
     return {n: {f: _of_each(v, v.dtype) for f, v in fields.items()} for n, fields in own.items()}
 

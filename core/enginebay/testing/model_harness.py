@@ -49,13 +49,16 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return values * np.float32(0.1) + np.float32("norm" in name)
 
 
-def random_weights(model: Model, placement: Placement, *, dtype: str, seed: int = 0) -> dict[str, jax.Array]:
+def random_weights(
+    model: Model, placement: Placement, *, dtype: str, seed: int = 0
+) -> dict[str, jax.Array]:
     """Weights put together from random checkpoint tensors, so that every sharding of a model gets equal ones."""
     weights = {}
     for path, source in model.tensor_sources().items():
         spec = model.weight_specs()[path]
         tensors = [
-            random_tensor(name, shape, seed) for name, shape in zip(source.names, source.shapes, strict=True)
+            random_tensor(name, shape, seed)
+            for name, shape in zip(source.names, source.shapes, strict=True)
         ]
         value = source.build(tensors, (slice(None),) * len(spec.shape))
         weights[path] = jax.device_put(
@@ -97,7 +100,9 @@ class ModelHarness:
     def empty_cache(self) -> ModelCache:
         """Zeroed arrays for all groups, where the placement wants them."""
         return {
-            group.name: tuple(self._empty_layer(self.layouts[group.name]) for _ in range(group.num_layers))
+            group.name: tuple(
+                self._empty_layer(self.layouts[group.name]) for _ in range(group.num_layers)
+            )
             for group in self.model.info.groups
         }
 
@@ -122,13 +127,17 @@ class ModelHarness:
             bucket, self.weights, self.cache, token_ids, q_lens, kv_lens, table
         )
         whole = np.asarray(logits)
-        return [whole[end - len(chunk.token_ids) : end] for chunk, end in zip(chunks, ends, strict=True)]
+        return [
+            whole[end - len(chunk.token_ids) : end] for chunk, end in zip(chunks, ends, strict=True)
+        ]
 
     def _traced(self, bucket: Bucket, weights: Weights, cache: ModelCache, *plan: Any) -> Any:
         token_ids, q_lens, kv_lens, table = plan
         ops = self._make_ops(bucket, self.layouts)
         batch_of = functools.partial(derive_batch, q_lens, kv_lens, table)
-        batches = {name: batch_of(layout.page_size, bucket) for name, layout in self.layouts.items()}
+        batches = {
+            name: batch_of(layout.page_size, bucket) for name, layout in self.layouts.items()
+        }
         hidden, cache = self.model.hidden(weights, ops, token_ids, cache, batches)
         return hidden, self.model.logits(weights, ops, hidden), cache
 
@@ -138,7 +147,9 @@ class ModelHarness:
             jax.ShapeDtypeStruct(n, jnp.int32)
             for n in ((bucket.tokens,), (bucket.seqs,), (bucket.seqs,), (bucket.seqs, 1))
         ]
-        return jax.eval_shape(functools.partial(self._traced, bucket), self.weights, self.cache, *ints)
+        return jax.eval_shape(
+            functools.partial(self._traced, bucket), self.weights, self.cache, *ints
+        )
 
 
 def teacher_forced(
@@ -146,7 +157,8 @@ def teacher_forced(
 ) -> list[np.ndarray]:
     """Logits [prompt + continuation, vocab] of each row, all in one prefill."""
     chunks = [
-        Chunk(page, 0, [*p, *c]) for page, (p, c) in enumerate(zip(prompts, continuations, strict=True))
+        Chunk(page, 0, [*p, *c])
+        for page, (p, c) in enumerate(zip(prompts, continuations, strict=True))
     ]
     longest = max(len(chunk.token_ids) for chunk in chunks)
     tokens = sum(len(chunk.token_ids) for chunk in chunks)

@@ -62,12 +62,18 @@ def read_model_config(path: str) -> dict[str, Any]:
             explain(f"{what}: {error}", "a readable JSON file", "Pass --config FILE.")
         ) from None
     if not isinstance(values, dict):
-        raise ConfigError(explain(f"{what} is no object", "the fields of a config.json", "Mend the file."))
+        raise ConfigError(
+            explain(f"{what} is no object", "the fields of a config.json", "Mend the file.")
+        )
     return values
 
 
 def model_checks(
-    family: ModelFamily, make_ops: MakeOps, *, config: Mapping[str, Any] | None = None, num_devices: int = 1
+    family: ModelFamily,
+    make_ops: MakeOps,
+    *,
+    config: Mapping[str, Any] | None = None,
+    num_devices: int = 1,
 ) -> list[Check]:
     """Every check of a family.
 
@@ -98,10 +104,14 @@ def harness_steps(
 ) -> list[AttentionProblem]:
     """The attention problems of the checks: each row has one page."""
     layouts = {
-        g.name: layout_type(NUM_ROWS, CAPACITY, g.num_kv_heads, g.head_dim, info.attention[g.name].kv_dtype)
+        g.name: layout_type(
+            NUM_ROWS, CAPACITY, g.num_kv_heads, g.head_dim, info.attention[g.name].kv_dtype
+        )
         for g in info.groups
     }
-    return [(bucket, layouts) for bucket in (DECODE, MIXED, dataclasses.replace(MIXED, mode="prefill"))]
+    return [
+        (bucket, layouts) for bucket in (DECODE, MIXED, dataclasses.replace(MIXED, mode="prefill"))
+    ]
 
 
 class _Lab:
@@ -122,7 +132,9 @@ class _Lab:
         placement = place_over(num_devices)
         model = self.model(placement.num_shards("kv_heads"), dtype)
         weights = random_weights(model, placement, dtype=dtype)
-        return ModelHarness(model, weights, self._make_ops, placement, num_rows=NUM_ROWS, capacity=CAPACITY)
+        return ModelHarness(
+            model, weights, self._make_ops, placement, num_rows=NUM_ROWS, capacity=CAPACITY
+        )
 
     def harness(self) -> ModelHarness:
         """The shared harness, its cache empty."""
@@ -140,12 +152,18 @@ def _declarations_agree(lab: _Lab) -> None:
     model = lab.model()
     specs, sources, info = model.weight_specs(), model.tensor_sources(), model.info
     assert specs, "the model has no weights"
-    assert specs.keys() == sources.keys(), f"weights and sources differ in {specs.keys() ^ sources.keys()}"
+    assert specs.keys() == sources.keys(), (
+        f"weights and sources differ in {specs.keys() ^ sources.keys()}"
+    )
     for path, spec in specs.items():
-        assert len(spec.shape) == len(spec.axes), f"{path}: shape {spec.shape} with axes {spec.axes}"
+        assert len(spec.shape) == len(spec.axes), (
+            f"{path}: shape {spec.shape} with axes {spec.axes}"
+        )
         unknown = {axis for axis in spec.axes if axis} - set(DEFAULT_AXIS_RULES)
         assert not unknown, f"{path}: logical axes {unknown} are unknown"
-        assert len(sources[path].names) == len(sources[path].shapes), f"{path}: as many shapes as tensors"
+        assert len(sources[path].names) == len(sources[path].shapes), (
+            f"{path}: as many shapes as tensors"
+        )
         stored = sum(int(np.prod(shape)) for shape in sources[path].shapes)
         assert stored == np.prod(spec.shape), f"{path}: {spec.shape} of {stored} stored values"
     names = [name for source in sources.values() for name in source.names]
@@ -198,7 +216,9 @@ def _shapes_and_dtypes(lab: _Lab) -> None:
         assert (logits.shape, logits.dtype.name) == wanted, (
             f"{dtype}: logits are {logits.dtype} {logits.shape}"
         )
-        before, after = (jax.tree.map(lambda a: (a.shape, a.dtype), dict(c)) for c in (harness.cache, cache))
+        before, after = (
+            jax.tree.map(lambda a: (a.shape, a.dtype), dict(c)) for c in (harness.cache, cache)
+        )
         assert before == after, f"{dtype}: the cache changed its structure"
 
 
@@ -213,7 +233,9 @@ def _padding_changes_nothing(lab: _Lab) -> None:
 
 def _rows_are_independent(lab: _Lab) -> None:
     harness = lab.harness()
-    chunks = [Chunk(page, 0, lab.text(length, length)) for page, length in ((2, 21), (0, 1), (3, 30))]
+    chunks = [
+        Chunk(page, 0, lab.text(length, length)) for page, length in ((2, 21), (0, 1), (3, 30))
+    ]
     together = harness.run(chunks, MIXED)
     for chunk, batched in zip(chunks, together, strict=True):
         alone = lab.harness().run([chunk], MIXED)[0]
@@ -225,7 +247,9 @@ def _chunked_prefill_equals_whole(lab: _Lab) -> None:
     whole = lab.harness().run([Chunk(1, 0, text)], MIXED)[0]
     for size in (7, 16, 39):
         harness = lab.harness()
-        parts = [harness.run([Chunk(1, at, text[at : at + size])], MIXED)[0] for at in range(0, 40, size)]
+        parts = [
+            harness.run([Chunk(1, at, text[at : at + size])], MIXED)[0] for at in range(0, 40, size)
+        ]
         _close(np.concatenate(parts), whole, f"chunks of {size}")
 
 
@@ -250,10 +274,14 @@ def _devices_equal_one(lab: _Lab, num_devices: int) -> None:
     for row in (0, 1):
         _close(many[row], one[row], f"decode of row {row} on {num_devices} devices")
     arrays = jax.tree.leaves((dict(harnesses[1].weights), dict(harnesses[1].cache)))
-    assert any(not a.is_fully_replicated for a in arrays if isinstance(a, jnp.ndarray)), "nothing is sharded"
+    assert any(not a.is_fully_replicated for a in arrays if isinstance(a, jnp.ndarray)), (
+        "nothing is sharded"
+    )
 
 
 def _close(got: np.ndarray, wanted: np.ndarray, case: str) -> None:
     scale = max(1.0, float(np.abs(wanted).max()))
     error = float(np.abs(got - wanted).max()) / scale
-    assert error <= TOLERANCE, f"{case}: logits differ by {error:.2e} of the largest, allowed {TOLERANCE}"
+    assert error <= TOLERANCE, (
+        f"{case}: logits differ by {error:.2e} of the largest, allowed {TOLERANCE}"
+    )

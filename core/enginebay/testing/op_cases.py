@@ -65,7 +65,9 @@ def op_verdicts(
         yield case, judge(case.run)
 
 
-def _attention(kernel: Any, env: Env, layouts: Sequence[type[KVLayout]], extent: Extent) -> Iterator[OpCase]:
+def _attention(
+    kernel: Any, env: Env, layouts: Sequence[type[KVLayout]], extent: Extent
+) -> Iterator[OpCase]:
     from enginebay.testing.attention_suite import attention_checks
     from enginebay.testing.traits import traits_of
 
@@ -75,7 +77,9 @@ def _attention(kernel: Any, env: Env, layouts: Sequence[type[KVLayout]], extent:
         yield OpCase(check.name, check.run, check.representative, traits)
 
 
-def _plain(op: str, kernel: Any, layouts: Sequence[type[KVLayout]], extent: Extent) -> Iterator[OpCase]:
+def _plain(
+    op: str, kernel: Any, layouts: Sequence[type[KVLayout]], extent: Extent
+) -> Iterator[OpCase]:
     if op == "sample":
         from enginebay.testing.sample_op import sample_checks
 
@@ -113,7 +117,9 @@ def _name(axes: OpAxes, row: Row) -> str:
     return "-".join([*always, *others]) or "ordinary"
 
 
-def _run_plain(op: str, kernel: Any, row: Row, layouts: Mapping[str, type[KVLayout]], extent: Extent) -> None:
+def _run_plain(
+    op: str, kernel: Any, row: Row, layouts: Mapping[str, type[KVLayout]], extent: Extent
+) -> None:
     from enginebay.testing import cache_cases, plain_cases, sample_op
 
     for seed in range(extent.num_seeds):

@@ -47,7 +47,10 @@ def attend(
         weights = weights.astype(weights_dtype).astype(np.float64)
     out = weights @ v.astype(np.float64).transpose(1, 0, 2)[:, None] / total
     lse = (highest + np.log(total))[..., 0]
-    out, lse = out.transpose(2, 0, 1, 3).reshape(q.shape), lse.transpose(2, 0, 1).reshape(q.shape[:2])
+    out, lse = (
+        out.transpose(2, 0, 1, 3).reshape(q.shape),
+        lse.transpose(2, 0, 1).reshape(q.shape[:2]),
+    )
     return (out if weights_dtype is None else out.astype(weights_dtype).astype(np.float64)), lse
 
 
@@ -61,7 +64,9 @@ def _visible(positions: np.ndarray, kv_len: int, spec: AttnSpec) -> np.ndarray:
 def largest_score(q: np.ndarray, k: np.ndarray, spec: AttnSpec) -> float:
     """A bound on |score| before any cap: softmax turns an absolute error of a score into a relative one of a weight."""
     norms = np.linalg.norm(q.astype(np.float64), axis=-1).max(initial=0.0)
-    return float(norms * np.linalg.norm(k.astype(np.float64), axis=-1).max(initial=0.0) * spec.softmax_scale)
+    return float(
+        norms * np.linalg.norm(k.astype(np.float64), axis=-1).max(initial=0.0) * spec.softmax_scale
+    )
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -77,7 +82,9 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 def rms_norm(x: np.ndarray, weight: np.ndarray, *, eps: float) -> np.ndarray:
     """x [..., features] / rms(x) * weight, f64."""
     wide = x.astype(np.float64)
-    return wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + eps) * weight.astype(np.float64)
+    return (
+        wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + eps) * weight.astype(np.float64)
+    )
 
 
 def rope(x: np.ndarray, positions: np.ndarray, spec: RopeSpec) -> np.ndarray:
@@ -96,7 +103,9 @@ def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, float]:
     pairs = [_frequency(i, spec) for i in range(spec.rotary_dim // 2)]
     factor = (spec.attention_factor or 1.0) if spec.scaling == "longrope" else 1.0
     if spec.scaling == "yarn":
-        factor = _growth(spec.factor, 1.0) if spec.attention_factor is None else spec.attention_factor
+        factor = (
+            _growth(spec.factor, 1.0) if spec.attention_factor is None else spec.attention_factor
+        )
         if spec.attention_factor is None and spec.mscale and spec.mscale_all_dim:
             factor = _growth(spec.factor, spec.mscale) / _growth(spec.factor, spec.mscale_all_dim)
     return np.array(pairs), factor
@@ -135,7 +144,9 @@ def _yarn_range(spec: RopeSpec) -> tuple[float, float]:
     context = spec.original_max_position_embeddings
 
     def pair(turns: float) -> float:
-        return spec.rotary_dim / 2 * math.log(context / (2 * math.pi * turns)) / math.log(spec.theta)
+        return (
+            spec.rotary_dim / 2 * math.log(context / (2 * math.pi * turns)) / math.log(spec.theta)
+        )
 
     low, high = pair(spec.beta_fast), pair(spec.beta_slow)
     if spec.truncate:

@@ -115,7 +115,9 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
     row, rng = case.row, case.rng()
     in_dims, out_dims = (_split(case.int(f"{n}puts"), case.int(f"{n}_dims")) for n in ("in", "out"))
     x = _spread(rng, (case.int("rows"), *in_dims), str(row["data"])).astype(case.dtype)
-    weight = _spread(rng, (*out_dims, *in_dims), "one_sign" if row["data"] == "one_sign" else "plain")
+    weight = _spread(
+        rng, (*out_dims, *in_dims), "one_sign" if row["data"] == "one_sign" else "plain"
+    )
     weight = weight.astype(case.dtype)
     bias = None if row["bias"] == "none" else rng.normal(size=out_dims).astype(case.dtype)
     finite = np.isfinite(x.astype(np.float64)).all(axis=tuple(range(1, x.ndim)))
@@ -149,7 +151,14 @@ def _configured(kernel: Any, config: str) -> Any:
     return kernel.tuned(choose)
 
 
-NORM_SCALES = {"plain": 1.0, "tiny": 1e-3, "large": 300.0, "zero": 1.0, "outlier": 1.0, "nan_row": 1.0}
+NORM_SCALES = {
+    "plain": 1.0,
+    "tiny": 1e-3,
+    "large": 300.0,
+    "zero": 1.0,
+    "outlier": 1.0,
+    "nan_row": 1.0,
+}
 
 
 def _norm_input(case: PlainCase, shape: tuple[int, ...]) -> np.ndarray:
@@ -178,12 +187,16 @@ def _norm_shape(case: PlainCase) -> tuple[int, ...]:
     return (rows, features) if case.int("dims") == 2 else (rows, 3, features)
 
 
-def _hold_norm(got: np.ndarray, x: np.ndarray, weight: np.ndarray, case: PlainCase, what: str) -> None:
+def _hold_norm(
+    got: np.ndarray, x: np.ndarray, weight: np.ndarray, case: PlainCase, what: str
+) -> None:
     _same_type(got, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64)).all(axis=-1)
     expected = oracle.rms_norm(x[real], weight, eps=float(cast("float", case.row["eps"])))
     # A compiler may keep a fused sum unrounded, so that the norm's input, too, is off by a rounding.
-    allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + float(jnp.finfo(case.dtype).smallest_subnormal)
+    allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + float(
+        jnp.finfo(case.dtype).smallest_subnormal
+    )
     error = np.abs(got[real].astype(np.float64) - expected)
     hold(error, allowed, what, rms=None if str(case.dtype) == "float32" else 0.4)
 
@@ -200,7 +213,8 @@ def check_add_rms_norm(kernel: Any, case: PlainCase) -> None:
     """The sum is the dtype's own, bit by bit, and its norm within two roundings."""
     x = _norm_input(case, _norm_shape(case))
     residual = (
-        np.random.default_rng([case.seed, 9]).normal(size=x.shape) * NORM_SCALES[str(case.row["size"])]
+        np.random.default_rng([case.seed, 9]).normal(size=x.shape)
+        * NORM_SCALES[str(case.row["size"])]
     ).astype(case.dtype)
     if case.row["size"] == "zero":
         residual[::2] = 0
@@ -229,12 +243,14 @@ def rope_positions(case: PlainCase, tokens: int) -> np.ndarray:
         return (37 * np.arange(tokens)[::-1]).astype(np.int32)
     if kind == "equal":
         return np.full(tokens, 513, np.int32)
-    return np.concatenate([[0, 1, 7, 100, 1000, 4095], rng.integers(0, 9000, tokens)])[:tokens].astype(
-        np.int32
-    )
+    return np.concatenate([[0, 1, 7, 100, 1000, 4095], rng.integers(0, 9000, tokens)])[
+        :tokens
+    ].astype(np.int32)
 
 
-def hold_turned(got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str) -> None:
+def hold_turned(
+    got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str
+) -> None:
     """Raise AssertionError unless features are rotated within rounding, angles included, and the others as they were."""
     _same_type(got, x.shape, x.dtype)
     if not x.size:
@@ -250,7 +266,9 @@ def hold_turned(got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: Rop
     expected = oracle.rope(x, positions, spec)[..., : spec.rotary_dim]
     allowed = np.concatenate([pairs, pairs], axis=-1) * factor * (2 * angle + 4 * EPS_F32)
     allowed = (
-        allowed + oracle.EPS[str(x.dtype)] * np.abs(expected) + float(jnp.finfo(x.dtype).smallest_subnormal)
+        allowed
+        + oracle.EPS[str(x.dtype)] * np.abs(expected)
+        + float(jnp.finfo(x.dtype).smallest_subnormal)
     )
     error = np.abs(got[..., : spec.rotary_dim].astype(np.float64) - expected)
     hold(error, allowed, what, rms=None if str(x.dtype) == "float32" else 0.36)

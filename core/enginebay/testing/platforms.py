@@ -95,7 +95,9 @@ def devices_are_there(platform: Platform, registry: Registry) -> None:
     local = jax.local_devices(backend=devices[0].platform)
     places = [local.index(device) for device in devices if device in local]
     assert len(places) == len(devices), f"{devices} are not all among the local devices {local}"
-    assert places == sorted(set(places)), f"devices {devices} are repeated, or not in JAX's order {local}"
+    assert places == sorted(set(places)), (
+        f"devices {devices} are repeated, or not in JAX's order {local}"
+    )
     kind = platform.env().device_kind
     # JAX has no name for the kind of a host's processor.
     assert devices[0].platform == "cpu" or kind in ("", devices[0].device_kind), (

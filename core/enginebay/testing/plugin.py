@@ -42,7 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect no files when parts are named and paths are not."""
-    if config.getoption("enginebay_check") and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if (
+        config.getoption("enginebay_check")
+        and config.args_source is not pytest.Config.ArgsSource.ARGS
+    ):
         config.args = []
 
 
@@ -62,7 +65,9 @@ def pytest_collection_modifyitems(
     try:
         registry = load_registry()
         entries = {
-            label(entry): entry for selector in selectors for entry in select_parts(registry, selector)
+            label(entry): entry
+            for selector in selectors
+            for entry in select_parts(registry, selector)
         }
     except EnginebayError as error:
         raise pytest.UsageError(f"{OPTION}: {error}") from None
@@ -70,7 +75,9 @@ def pytest_collection_modifyitems(
         part = Part.from_parent(session, name=name, nodeid=name)
         items += [
             PartCheck.from_parent(
-                part, name=f"{case.name}@{case.target}" if level == "compile" else case.name, check=case.run
+                part,
+                name=f"{case.name}@{case.target}" if level == "compile" else case.name,
+                check=case.run,
             )
             for case in part_cases(registry, entry, level)
         ]

@@ -115,7 +115,9 @@ class _Subject:
     def _call(self) -> Any:
         named = ((NAME, self.processor),)
         return jax.jit(
-            lambda logits, rows, state: process(named, logits, rows, state, rows_at_once=ROWS_AT_ONCE)[0]
+            lambda logits, rows, state: process(
+                named, logits, rows, state, rows_at_once=ROWS_AT_ONCE
+            )[0]
         )
 
     @functools.cached_property
@@ -151,7 +153,11 @@ def _cases(options: Any, seed: int) -> list[_Case]:
     """What each options meet: usual logits, few possible tokens, equal ones, large ones, and none."""
     rng = np.random.default_rng(seed)
     usual, other, large = (rng.normal(size=(3, VOCAB)) * [[2.0], [2.0], [40.0]]).astype(np.float32)
-    half, one, none = other.copy(), np.full(VOCAB, -np.inf, np.float32), np.full(VOCAB, -np.inf, np.float32)
+    half, one, none = (
+        other.copy(),
+        np.full(VOCAB, -np.inf, np.float32),
+        np.full(VOCAB, -np.inf, np.float32),
+    )
     half[::2], one[seed % 3 + 3] = -np.inf, 1.5
     rows = [
         ("usual", usual, 6, 11, 1.0),
@@ -169,7 +175,11 @@ def _cases(options: Any, seed: int) -> list[_Case]:
 def _text(case: _Case) -> np.ndarray:
     """Its tokens, of a dozen, so that they repeat one another."""
     seed = 100 * case.num_prompt + case.num_output
-    return np.random.default_rng(seed).integers(0, 12, case.num_prompt + case.num_output).astype(np.int32)
+    return (
+        np.random.default_rng(seed)
+        .integers(0, 12, case.num_prompt + case.num_output)
+        .astype(np.int32)
+    )
 
 
 def _state(cases: Sequence[_Case]) -> SamplingState:
@@ -273,7 +283,9 @@ def _unused_rows_keep_their_logits(subject: _Subject) -> None:
     }
     got = subject.scores((logits, {NAME: own}, state))
     wanted = np.where(unused[:, None], np.asarray(logits), subject.together)
-    assert np.array_equal(got[unused], wanted[unused]), "a row that does not use it has other logits"
+    assert np.array_equal(got[unused], wanted[unused]), (
+        "a row that does not use it has other logits"
+    )
     _check_same(subject.cases, got, wanted, "beside rows that do not use it")
 
 
@@ -314,7 +326,11 @@ def _tokens_are_read_as_declared(subject: _Subject) -> None:
     others = (state.token_ids + 11) % VOCAB
     token_ids: Any = np.where(known & reads, state.token_ids, others)
     got = subject.scores((logits, fields, dataclasses.replace(state, token_ids=token_ids)))
-    what = "other tokens past its position" if reads else "other tokens, though reads_tokens is not declared"
+    what = (
+        "other tokens past its position"
+        if reads
+        else "other tokens, though reads_tokens is not declared"
+    )
     _check_same(subject.cases, got, subject.together, what)
 
 
@@ -349,8 +365,12 @@ def _fields_evolve_as_declared(subject: _Subject) -> None:
         alone = [step(one, np.ones(1, bool))[0] for one in alone]
     for name, value in singly[1][NAME].items():
         wanted = np.asarray(value)
-        _check_same(subject.cases, looped[1][NAME][name], wanted, f"field {name}, in a loop on the device")
+        _check_same(
+            subject.cases, looped[1][NAME][name], wanted, f"field {name}, in a loop on the device"
+        )
         ordered = [subject.cases[i] for i in order]
         _check_same(ordered, mixed[1][NAME][name], wanted[order], f"field {name}, in another order")
         for row, one in enumerate(alone):
-            _check_same([subject.cases[row]], one[1][NAME][name], wanted[[row]], f"field {name}, alone")
+            _check_same(
+                [subject.cases[row]], one[1][NAME][name], wanted[[row]], f"field {name}, alone"
+            )

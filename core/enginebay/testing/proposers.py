@@ -40,7 +40,9 @@ def drafts_are_few_tokens(make: Callable[[], Proposer]) -> None:
             assert drafts.ndim == 1, case
             assert len(drafts) <= most, case
             are_tokens = (drafts >= 0) & (drafts < VOCAB_SIZE)
-            assert are_tokens.all(), f"{case}: no tokens of a vocabulary of {VOCAB_SIZE}, which the rows show"
+            assert are_tokens.all(), (
+                f"{case}: no tokens of a vocabulary of {VOCAB_SIZE}, which the rows show"
+            )
 
 
 def equal_rows_get_equal_drafts(make: Callable[[], Proposer]) -> None:
@@ -51,7 +53,9 @@ def equal_rows_get_equal_drafts(make: Callable[[], Proposer]) -> None:
         used.propose(row, MOST)
     for row in reversed(asked):
         again, fresh = used.propose(row, MOST), make().propose(row, MOST)
-        assert np.array_equal(again, fresh), f"{row!r} gets {again!r}, and from a new proposer {fresh!r}"
+        assert np.array_equal(again, fresh), (
+            f"{row!r} gets {again!r}, and from a new proposer {fresh!r}"
+        )
 
 
 def rows_are_left_as_they_are(make: Callable[[], Proposer]) -> None:

@@ -51,7 +51,9 @@ def quick_check(op: str, impl: Any, setting: Setting, what: str, switch: str) ->
         except AssertionError as error:
             raise _incorrect(what, str(error), switch) from None
         except Exception as error:  # whatever a stranger's function raises is told with its case
-            raise _incorrect(what, f"{name}: it raised {type(error).__name__}: {error}", switch) from error
+            raise _incorrect(
+                what, f"{name}: it raised {type(error).__name__}: {error}", switch
+            ) from error
     return len(checks)
 
 
@@ -104,7 +106,10 @@ def _linear(impl: Any, setting: Setting) -> Iterator[Check]:
         "to float32": {"out_dtype": "float32"},
     }
     for name, fields in cases.items():
-        yield f"linear, {name}", functools.partial(kernels.check_linear, impl, setting.dtype, **fields)
+        yield (
+            f"linear, {name}",
+            functools.partial(kernels.check_linear, impl, setting.dtype, **fields),
+        )
 
 
 def _rms_norm(impl: Any, setting: Setting) -> Iterator[Check]:

@@ -62,7 +62,9 @@ class ReferenceModel:
         ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
         table = jnp.arange(num_pages, dtype=jnp.int32)[None]
         batches = {name: derive_batch(count, count, table, page_size, bucket) for name in layouts}
-        cache = {g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups}
+        cache = {
+            g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups
+        }
         hidden, _ = plan.model.hidden(weights, ops, token_ids, cache, batches)
         return plan.model.logits(weights, ops, hidden)
 

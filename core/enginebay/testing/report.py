@@ -76,7 +76,9 @@ class Filter:
             if not any(has_text(name, text) for name in names):
                 near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or sorted(names)[:3]
                 given = f"no case of these parts has {text!r} in its name"
-                raise UnknownNameError(explain(given, f"such as {', '.join(near)}", "Pass --case TEXT."))
+                raise UnknownNameError(
+                    explain(given, f"such as {', '.join(near)}", "Pass --case TEXT.")
+                )
         targets = {target for _, target in self.seen}
         if self.seen and self.target is not None and self.target not in targets:
             raise unknown_name("target of a case", self.target, targets, "Pass --target TARGET.")

@@ -46,9 +46,13 @@ def sample_checks(op: SampleOp) -> list[Check]:
     call = jax.jit(op)
     cases = [case for vocab in VOCABS for case in sample_cases(vocab)]
     checks: list[Check] = [
-        (f"sample[{c.name}]", functools.partial(check_sample, call, c, seed)) for seed, c in enumerate(cases)
+        (f"sample[{c.name}]", functools.partial(check_sample, call, c, seed))
+        for seed, c in enumerate(cases)
     ]
-    return [*checks, ("sample[rows_are_independent]", functools.partial(_rows_are_independent, call))]
+    return [
+        *checks,
+        ("sample[rows_are_independent]", functools.partial(_rows_are_independent, call)),
+    ]
 
 
 def sample_cases(vocab: int) -> list[SampleCase]:
@@ -104,7 +108,9 @@ def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
         rival = int(np.argmax(rivals))
         behind = rivals[rival] - scores[row, token]
         allowed = SCORE_BOUND * (1.0 + abs(rivals[rival]))
-        assert behind <= allowed, f"{what} scores {behind:.3g} less than {rival}, allowed {allowed:.3g}"
+        assert behind <= allowed, (
+            f"{what} scores {behind:.3g} less than {rival}, allowed {allowed:.3g}"
+        )
 
 
 def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
@@ -166,7 +172,9 @@ def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """
     mixed = (ids.astype(np.uint64) * sampling.SPREAD + seeds[:, :1]).astype(np.uint32)
     bits = _mix(_mix(mixed) ^ seeds[:, 1:])
-    uniform = (bits >> np.uint32(1)).astype(np.float32) * np.float32(2.0**-31) + np.float32(2.0**-32)
+    uniform = (bits >> np.uint32(1)).astype(np.float32) * np.float32(2.0**-31) + np.float32(
+        2.0**-32
+    )
     exact = np.minimum(uniform, np.float32(1.0 - 2.0**-24)).astype(np.float64)
     return np.asarray(-np.log(-np.log1p(-exact)))
 
@@ -201,10 +209,14 @@ def check_sample_row(op: SampleOp, row: Row, seed: int, repeats: int) -> None:
 def _case_of(row: Row, seed: int) -> SampleCase:
     vocab, rows = int(cast("int", row["vocab"])), int(cast("int", row["rows"]))
     top_k = {**TOP_K, "most": max(1, vocab * 7 // 8), "all_but_one": vocab - 1}[str(row["top_k"])]
-    asked = Params(top_k=min(top_k, vocab), top_p=TOP_P[str(row["top_p"])], min_p=MIN_P[str(row["min_p"])])
+    asked = Params(
+        top_k=min(top_k, vocab), top_p=TOP_P[str(row["top_p"])], min_p=MIN_P[str(row["min_p"])]
+    )
     params = tuple(Params() if i % 4 == 3 else asked for i in range(rows))
     return SampleCase(
-        "-".join(f"{axis}_{v}" for axis, v in row.items()), _logits_of(row, vocab, rows, seed), params
+        "-".join(f"{axis}_{v}" for axis, v in row.items()),
+        _logits_of(row, vocab, rows, seed),
+        params,
     )
 
 

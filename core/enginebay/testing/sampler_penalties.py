@@ -46,7 +46,10 @@ def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
         ("penalised_row_does_not_depend_on_the_batch", _row_does_not_depend_on_the_batch),
         ("tokens_of_minus_infinity_stay_out", _tokens_of_minus_infinity_stay_out),
         *(
-            (f"penalised_support_and_frequencies[{name}]", functools.partial(_frequencies, params=params))
+            (
+                f"penalised_support_and_frequencies[{name}]",
+                functools.partial(_frequencies, params=params),
+            )
             for name, params in CASES.items()
         ),
     ]
@@ -71,7 +74,10 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
         logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
         histories = [History((), ()), *(history_of(row, i) for i, row in enumerate(logits[1:]))]
         tokens = _in_batches(run, logits, params, histories)
-        scores = [oracle.penalised(row, p, *h) for row, p, h in zip(logits, params, histories, strict=True)]
+        scores = [
+            oracle.penalised(row, p, *h)
+            for row, p, h in zip(logits, params, histories, strict=True)
+        ]
         moved = sum(int(s.argmax() != row.argmax()) for s, row in zip(scores, logits, strict=True))
         assert moved >= len(params) // 3, f"penalties move the best token of {moved} rows only"
         for row, (token, score) in enumerate(zip(tokens, scores, strict=True)):
@@ -97,11 +103,19 @@ def _in_batches(
 def _row_does_not_depend_on_the_batch(run: Runner) -> None:
     for vocab in (SMALL, LARGE):
         greedy = [dataclasses.replace(p, temperature=0.0) for p in PENALTIES]
-        plain = [Params(temperature=0.0), Params(), Params(top_k=5), Params(min_p=0.1), Params(top_p=0.8)]
+        plain = [
+            Params(temperature=0.0),
+            Params(),
+            Params(top_k=5),
+            Params(min_p=0.1),
+            Params(top_p=0.8),
+        ]
         params = [*plain, *CASES.values(), *greedy]
         assert len(params) == FEW_ROWS
         logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
-        check_alone_and_together(run, logits, params, [history_of(row, i) for i, row in enumerate(logits)])
+        check_alone_and_together(
+            run, logits, params, [history_of(row, i) for i, row in enumerate(logits)]
+        )
 
 
 def _tokens_of_minus_infinity_stay_out(run: Runner) -> None:
@@ -113,7 +127,9 @@ def _tokens_of_minus_infinity_stay_out(run: Runner) -> None:
             for temperature in (0.0, 3.0):
                 params = dataclasses.replace(penalties, temperature=temperature)
                 tokens = run.draws(logits, params, ROWS_PER_CALL, history)
-                assert np.isfinite(logits[tokens]).all(), f"{params}: a token of logit -inf was chosen"
+                assert np.isfinite(logits[tokens]).all(), (
+                    f"{params}: a token of logit -inf was chosen"
+                )
 
 
 def _frequencies(run: Runner, params: Params) -> None:

@@ -67,7 +67,11 @@ class Runner:
         return self._tokens(logits, _columns(params), seeds, positions, texts)
 
     def draws(
-        self, logits: np.ndarray, params: Params, num: int = NUM_DRAWS, history: History | None = None
+        self,
+        logits: np.ndarray,
+        params: Params,
+        num: int = NUM_DRAWS,
+        history: History | None = None,
     ) -> np.ndarray:
         """`num` draws int [num] from logits [vocab]: one key, one position after the other.
 
@@ -112,7 +116,8 @@ def _columns(params: Sequence[Params]) -> dict[str, np.ndarray]:
     """Each parameter of the rows: [S]."""
     return {
         field.name: np.asarray(
-            [getattr(p, field.name) for p in params], np.int32 if field.name == "top_k" else np.float32
+            [getattr(p, field.name) for p in params],
+            np.int32 if field.name == "top_k" else np.float32,
         )
         for field in dataclasses.fields(Params)
     }
@@ -145,7 +150,9 @@ def check_alone_and_together(
 
     def of(order: np.ndarray) -> np.ndarray:
         own = [histories[i] for i in order] if histories else ()
-        return run.rows(logits[order], [params[i] for i in order], seeds[order], positions[order], own)
+        return run.rows(
+            logits[order], [params[i] for i in order], seeds[order], positions[order], own
+        )
 
     together = of(np.arange(num))
     alone = np.concatenate([of(np.asarray([i])) for i in range(num)])
@@ -154,8 +161,12 @@ def check_alone_and_together(
         order = np.random.default_rng(seed).permutation(num)
         check_equal(of(order), together[order], f"rows in the order {order}")
     for i in range(num):
-        check_equal(of(np.asarray([i, i])), together[[i, i]], f"row {i} ({params[i]}) beside itself")
-        check_equal(of(np.asarray([0, i])), together[[0, i]], f"row {i} ({params[i]}) beside a greedy row")
+        check_equal(
+            of(np.asarray([i, i])), together[[i, i]], f"row {i} ({params[i]}) beside itself"
+        )
+        check_equal(
+            of(np.asarray([0, i])), together[[0, i]], f"row {i} ({params[i]}) beside a greedy row"
+        )
 
 
 def check_drawn_from(scores: np.ndarray, params: Params, tokens: np.ndarray) -> None:
@@ -186,4 +197,6 @@ def check_fits(counts: np.ndarray, expected: np.ndarray, case: str) -> None:
 def check_equal(got: np.ndarray, wanted: np.ndarray, case: str) -> None:
     """Tokens are equal, row by row."""
     wrong = np.flatnonzero(got != wanted)
-    assert not wrong.size, f"{case}: rows {wrong[:8]} got tokens {got[wrong[:8]]}, wanted {wanted[wrong[:8]]}"
+    assert not wrong.size, (
+        f"{case}: rows {wrong[:8]} got tokens {got[wrong[:8]]}, wanted {wanted[wrong[:8]]}"
+    )

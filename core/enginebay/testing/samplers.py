@@ -59,7 +59,10 @@ def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check
             ("top_k_1_is_first_best", _top_k_1_is_first_best),
             ("greedy_row_among_sampled_rows_is_exact", _greedy_row_among_sampled_rows_is_exact),
             ("row_does_not_depend_on_the_batch", _row_does_not_depend_on_the_batch),
-            ("equal_keys_and_positions_give_equal_tokens", _equal_keys_and_positions_give_equal_tokens),
+            (
+                "equal_keys_and_positions_give_equal_tokens",
+                _equal_keys_and_positions_give_equal_tokens,
+            ),
             ("key_and_position_change_the_draw", _key_and_position_change_the_draw),
             ("neighbouring_draws_are_independent", _neighbouring_draws_are_independent),
             ("equals_of_the_kth_best_are_kept", _equals_of_the_kth_best_are_kept),
@@ -89,7 +92,9 @@ def _mixed_batch(vocab: int) -> tuple[np.ndarray, list[Params]]:
 def _result_is_int32_per_row(run: Runner) -> None:
     for rows, vocab in ((1, 1), (3, 2), (FEW_ROWS, LARGE)):
         logits = np.stack([logits_of(vocab, 1.0, i) for i in range(rows)])
-        tokens = run.rows(logits, [Params(temperature=0.0)] * rows, np.arange(rows), np.arange(rows))
+        tokens = run.rows(
+            logits, [Params(temperature=0.0)] * rows, np.arange(rows), np.arange(rows)
+        )
         got = (tokens.shape, str(tokens.dtype))
         assert got == ((rows,), "int32"), f"{rows} rows: got {tokens.dtype} {tokens.shape}"
 
@@ -102,16 +107,25 @@ def _temperature_0_is_first_best(run: Runner) -> None:
             logits, [Params(temperature=0.0)] * FEW_ROWS, np.arange(FEW_ROWS), np.arange(FEW_ROWS)
         )
         check_equal(
-            tokens, oracle.first_best(logits), f"temperature 0, vocabulary {vocab}, with equal best scores"
+            tokens,
+            oracle.first_best(logits),
+            f"temperature 0, vocabulary {vocab}, with equal best scores",
         )
 
 
 def _top_k_1_is_first_best(run: Runner) -> None:
     for vocab in (SMALL, LARGE):
         logits = np.round(np.stack([logits_of(vocab, 1.0, i) for i in range(FEW_ROWS)]))
-        params = [Params(temperature=0.1 + i, top_k=1, top_p=0.9 if i % 2 else 1.0) for i in range(FEW_ROWS)]
+        params = [
+            Params(temperature=0.1 + i, top_k=1, top_p=0.9 if i % 2 else 1.0)
+            for i in range(FEW_ROWS)
+        ]
         tokens = run.rows(logits, params, np.arange(FEW_ROWS), np.arange(FEW_ROWS))
-        check_equal(tokens, oracle.first_best(logits), f"top_k 1, vocabulary {vocab}, with equal best scores")
+        check_equal(
+            tokens,
+            oracle.first_best(logits),
+            f"top_k 1, vocabulary {vocab}, with equal best scores",
+        )
 
 
 def _greedy_row_among_sampled_rows_is_exact(run: Runner) -> None:
@@ -141,7 +155,10 @@ def _equal_keys_and_positions_give_equal_tokens(run: Runner) -> None:
 def _key_and_position_change_the_draw(run: Runner) -> None:
     num = ROWS_PER_CALL
     flat, same = np.zeros((num, LARGE), np.float32), np.full(num, 3)
-    for what, seeds, positions in (("key", np.arange(num), same), ("position", same, np.arange(num))):
+    for what, seeds, positions in (
+        ("key", np.arange(num), same),
+        ("position", same, np.arange(num)),
+    ):
         tokens = run.rows(flat, [Params()] * num, seeds, positions)[:64]
         assert len(set(tokens)) > 40, (
             f"64 draws of equal tokens, another {what} each: only {len(set(tokens))} differ"
@@ -191,7 +208,9 @@ def _extreme_values(run: Runner) -> None:
             tokens = run.draws(logits, params, ROWS_PER_CALL)
             assert np.isfinite(logits[tokens]).all(), f"{params}: a token of logit -inf was chosen"
         for scale, temperature in ((1e4, 1.0), (1.0, 1e-30), (1e30, 0.5)):
-            tokens = run.draws(logits_of(vocab) * np.float32(scale), Params(temperature=temperature), 64)
+            tokens = run.draws(
+                logits_of(vocab) * np.float32(scale), Params(temperature=temperature), 64
+            )
             check_equal(
                 tokens,
                 np.full(64, logits_of(vocab).argmax()),
@@ -199,7 +218,11 @@ def _extreme_values(run: Runner) -> None:
             )
         for params in (Params(min_p=1.0), Params(top_p=1e-9)):
             tokens = run.draws(logits_of(vocab), params, 64)
-            check_equal(tokens, np.full(64, logits_of(vocab).argmax()), f"{params} keeps the best token only")
+            check_equal(
+                tokens,
+                np.full(64, logits_of(vocab).argmax()),
+                f"{params} keeps the best token only",
+            )
 
 
 def _frequencies(run: Runner, params: Params, logits: np.ndarray | None = None) -> None:

@@ -21,12 +21,16 @@ class Params:
     repetition_penalty: float = 1.0
 
 
-def penalised(logits: np.ndarray, params: Params, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+def penalised(
+    logits: np.ndarray, params: Params, prompt: Sequence[int], output: Sequence[int]
+) -> np.ndarray:
     """logits [vocab] -> float64 [vocab], after the penalties for these tokens: repetition, frequency, presence."""
     scores = logits.astype(np.float64)
     for token in {*prompt, *output}:
         score = scores[token]
-        scores[token] = score / params.repetition_penalty if score > 0 else score * params.repetition_penalty
+        scores[token] = (
+            score / params.repetition_penalty if score > 0 else score * params.repetition_penalty
+        )
     for token in output:
         scores[token] -= params.frequency_penalty
     for token in set(output):

@@ -73,7 +73,9 @@ class World:
     A request that has got its last token holds its row for one decision more, until the loop has read that token.
     """
 
-    def __init__(self, scheduler: Scheduler, setting: Setting, *, seconds_per_decision: float = 0.01) -> None:
+    def __init__(
+        self, scheduler: Scheduler, setting: Setting, *, seconds_per_decision: float = 0.01
+    ) -> None:
         self.scheduler = scheduler
         self.setting = setting
         self.seconds_per_decision = seconds_per_decision
@@ -87,7 +89,13 @@ class World:
         self._num_added = 0
 
     def add(
-        self, num_prompt: int, max_new: int, num_cached: int = 0, *, priority: int = 0, tenant: str = ""
+        self,
+        num_prompt: int,
+        max_new: int,
+        num_cached: int = 0,
+        *,
+        priority: int = 0,
+        tenant: str = "",
     ) -> str:
         """A new request, of lengths cut to what the engine could serve."""
         most = self.setting.max_model_len
@@ -117,7 +125,10 @@ class World:
             return
         prompt = max(gone.num_tokens, gone.view.num_prompt_tokens)
         view = dataclasses.replace(
-            gone.view, num_prompt_tokens=prompt, max_new_tokens=gone.max_new_left, num_cached_tokens=0
+            gone.view,
+            num_prompt_tokens=prompt,
+            max_new_tokens=gone.max_new_left,
+            num_cached_tokens=0,
         )
         self.waiting = {name: _Sequence(view), **self.waiting}
 
@@ -125,7 +136,9 @@ class World:
     def free_tokens(self) -> int:
         """Cache that is promised to nobody."""
         if self.setting.grows:
-            return self.setting.num_cache_tokens - sum(s.num_promised for s in self.running.values())
+            return self.setting.num_cache_tokens - sum(
+                s.num_promised for s in self.running.values()
+            )
         return (self.setting.max_num_seqs - len(self.running)) * self.setting.max_model_len
 
     def view(self) -> SchedulerView:
@@ -162,7 +175,9 @@ class World:
         again = self.scheduler.decide(_copied(view), copy.deepcopy(self.state))
         case = _Told(view, before, decision)
         assert repr(self.state) == before, f"decide changed its state to {self.state!r}{case}"
-        assert again == (decision, state), f"the same view and state gave {again[0]} the second time{case}"
+        assert again == (decision, state), (
+            f"the same view and state gave {again[0]} the second time{case}"
+        )
         check_state(state, case)
         check_decision(view, decision, case)
         idle = is_empty(decision) and _something_could_run(view)
@@ -302,8 +317,12 @@ def check_decision(view: SchedulerView, decision: Decision, case: object) -> Non
     prefilled = [name for name, _ in decision.prefill]
     names = [*prefilled, *decision.decode, *decision.preempt]
     assert len(set(names)) == len(names), f"a request is named twice{case}"
-    assert set(names) <= waiting.keys() | running.keys(), f"a request is named that is not in the view{case}"
-    assert set(decision.preempt) <= running.keys(), f"a request is preempted that does not run{case}"
+    assert set(names) <= waiting.keys() | running.keys(), (
+        f"a request is named that is not in the view{case}"
+    )
+    assert set(decision.preempt) <= running.keys(), (
+        f"a request is preempted that does not run{case}"
+    )
     assert 1 <= decision.decode_steps <= view.limits.max_decode_steps, (
         f"decode_steps is not between 1 and {view.limits.max_decode_steps}{case}"
     )
@@ -332,7 +351,9 @@ def check_decision(view: SchedulerView, decision: Decision, case: object) -> Non
 def _something_could_run(view: SchedulerView) -> bool:
     """Whether a row can go on as it is, or the first of the waiting can be admitted while nothing runs."""
     for row in view.running:
-        fits = row.num_promised is None or row.num_tokens - row.num_promised <= view.limits.free_tokens
+        fits = (
+            row.num_promised is None or row.num_tokens - row.num_promised <= view.limits.free_tokens
+        )
         if row.num_left > 0 or (row.max_new_left > 0 and fits):
             return True
     if view.running or not view.waiting or view.limits.free_rows < 1:

@@ -70,14 +70,20 @@ def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Chec
         ("a_run_can_be_replayed", functools.partial(_a_run_can_be_replayed, make)),
     ]
     for name in FLOODS:
-        checks.append((f"nobody_starves_in_a_flood[{name}]", functools.partial(_nobody_starves, make, name)))
+        checks.append(
+            (f"nobody_starves_in_a_flood[{name}]", functools.partial(_nobody_starves, make, name))
+        )
     for name, setting in SETTINGS.items():
-        checks.append((f"everything_ends[{name}]", functools.partial(_everything_ends, make, setting)))
+        checks.append(
+            (f"everything_ends[{name}]", functools.partial(_everything_ends, make, setting))
+        )
         if order is not None:
             kept = functools.partial(_order_is_kept, make, setting, order)
             checks.append((f"order_is_kept[{order}-{name}]", kept))
     for name in ("rows", "pool", "pages"):
-        checks.append((f"invariants_hold[{name}]", functools.partial(_invariants_hold, make, SETTINGS[name])))
+        checks.append(
+            (f"invariants_hold[{name}]", functools.partial(_invariants_hold, make, SETTINGS[name]))
+        )
     return checks
 
 
@@ -101,7 +107,9 @@ def _add_any(world: World, chance: random.Random) -> int:
     """Add a request of any sort; how many tokens it is long."""
     prompt, new = chance.choice([1, 3, 31, 32, 33, 70]), chance.choice([1, 2, 9, 40])
     cached = chance.choice([0, 0, prompt // 2, prompt])
-    world.add(prompt, new, cached, priority=chance.choice([-1, 0, 0, 2]), tenant=chance.choice("aab"))
+    world.add(
+        prompt, new, cached, priority=chance.choice([-1, 0, 0, 2]), tenant=chance.choice("aab")
+    )
     return prompt + new
 
 

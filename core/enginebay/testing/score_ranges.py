@@ -23,7 +23,11 @@ def directions(spec: AttnSpec, scores: str, rng: np.random.Generator) -> np.ndar
 
 
 def random_keys(
-    spec: AttnSpec, scores: str, kv_lens: Sequence[int], rng: np.random.Generator, toward: np.ndarray
+    spec: AttnSpec,
+    scores: str,
+    kv_lens: Sequence[int],
+    rng: np.random.Generator,
+    toward: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     """[kv_len, Hkv, D] of each row: an outlier is one key of a head, elsewhere in each row and head."""
     keys = []

@@ -49,7 +49,10 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     kind, *rest = selector.split(":")
     if kind not in INTERFACE_VERSIONS:
         raise unknown_name(
-            "kind", kind, INTERFACE_VERSIONS, f"Write {EVERYTHING}, KIND, KIND:NAME or kernel:OP:NAME."
+            "kind",
+            kind,
+            INTERFACE_VERSIONS,
+            f"Write {EVERYTHING}, KIND, KIND:NAME or kernel:OP:NAME.",
         )
     op = rest.pop(0) if kind == "kernel" and rest else ""
     if rest:
@@ -57,7 +60,10 @@ def select(registry: Registry, selector: str) -> list[Entry]:
     found = [e for e in registry.entries if e.kind == kind and op in ("", e.op)]
     if not found:
         raise unknown_name(
-            "part", selector, map(label, registry.entries), "`enginebay plugins` lists what is installed."
+            "part",
+            selector,
+            map(label, registry.entries),
+            "`enginebay plugins` lists what is installed.",
         )
     return found
 
@@ -72,7 +78,9 @@ def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None
         return [("loads", functools.partial(_fail, entry.reason))]
     if entry.state == "unavailable":
         return [("loads", functools.partial(_skip, entry.reason))]
-    checks: list[Check] = [("declaration_holds", functools.partial(_declaration_holds, registry, entry))]
+    checks: list[Check] = [
+        ("declaration_holds", functools.partial(_declaration_holds, registry, entry))
+    ]
     try:
         registry.load(entry)
     except PluginError:
@@ -85,7 +93,8 @@ def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None
     if entry.kind == "model":
         suite = functools.partial(_model, config=choices.config)
     run_there = [
-        (name, functools.partial(run_on, here, check)) for name, check in suite(registry, entry, here)
+        (name, functools.partial(run_on, here, check))
+        for name, check in suite(registry, entry, here)
     ]
     return [*checks, *run_there]
 
@@ -107,7 +116,9 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         made = registry.options(entry, {})
         assert isinstance(made, BaseModel), f"options {declaration.options} is no pydantic model"
         assert made.model_config.get("frozen"), f"{declaration.options} is not frozen"
-        assert made.model_config.get("extra") == "forbid", f'{declaration.options} has no extra="forbid"'
+        assert made.model_config.get("extra") == "forbid", (
+            f'{declaration.options} has no extra="forbid"'
+        )
     if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
@@ -182,13 +193,17 @@ def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check
     config = EngineConfig(sampler=Choice(name=entry.name))
     found, _ = choose_plain(registry, config, platform.env(), "sample")
     sampler = make_sampler(registry, config, found.impl)
-    return sampler_checks(sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only")))
+    return sampler_checks(
+        sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only"))
+    )
 
 
 def _logits_processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay.testing.processors import processor_checks
 
-    return processor_checks(registry.load(entry), functools.partial(_example_options, registry, entry))
+    return processor_checks(
+        registry.load(entry), functools.partial(_example_options, registry, entry)
+    )
 
 
 def _example_options(registry: Registry, entry: Entry) -> list[BaseModel | None]:
@@ -226,10 +241,14 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     from enginebay.testing.subject import Subject
 
     is_best = platform.name == best_platform(registry).name
-    return engine_checks(Subject(entry.name, choices={} if is_best else {"platform": platform.name}))
+    return engine_checks(
+        Subject(entry.name, choices={} if is_best else {"platform": platform.name})
+    )
 
 
-def _model(registry: Registry, entry: Entry, platform: Platform, config: str | None = None) -> list[Check]:
+def _model(
+    registry: Registry, entry: Entry, platform: Platform, config: str | None = None
+) -> list[Check]:
     from enginebay.build.binding import OpsBinder
     from enginebay.build.kernels import choose_kernels
     from enginebay.testing.models import harness_steps, model_checks, read_model_config
@@ -237,11 +256,15 @@ def _model(registry: Registry, entry: Entry, platform: Platform, config: str | N
     def make_ops(info: Any, placement: Any) -> OpsBinder:
         chosen_layout = EngineConfig(layout="hnd")  # what the harness lays its cache out in
         steps = functools.partial(harness_steps, info)
-        chosen = choose_kernels(registry, chosen_layout, platform.env(), info, placement, "hnd", steps)
+        chosen = choose_kernels(
+            registry, chosen_layout, platform.env(), info, placement, "hnd", steps
+        )
         return OpsBinder(chosen, info, placement)
 
     given = None if config is None else read_model_config(config)
-    return model_checks(registry.load(entry), make_ops, config=given, num_devices=len(platform.devices()))
+    return model_checks(
+        registry.load(entry), make_ops, config=given, num_devices=len(platform.devices())
+    )
 
 
 def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
@@ -252,7 +275,9 @@ def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
         return [
             (
                 "runs_here",
-                functools.partial(_skip, f"needs platform {' or '.join(platforms)}, this is {env.platform}"),
+                functools.partial(
+                    _skip, f"needs platform {' or '.join(platforms)}, this is {env.platform}"
+                ),
             )
         ]
     try:
@@ -272,7 +297,9 @@ def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[C
     """
     from enginebay.testing.op_cases import Extent, op_cases
 
-    cases = op_cases(entry.op, kernel, env, kernel_layouts(registry, entry, kernel), Extent(triples=False))
+    cases = op_cases(
+        entry.op, kernel, env, kernel_layouts(registry, entry, kernel), Extent(triples=False)
+    )
     return [(case.name, case.run) for case in cases]
 
 
@@ -288,7 +315,11 @@ def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[K
 def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
     """The registered layouts of an attention kernel, in its order of preference."""
     known = registry.names("layout")
-    return [registry.load(registry.find("layout", name)) for name in kernel.caps.layouts if name in known]
+    return [
+        registry.load(registry.find("layout", name))
+        for name in kernel.caps.layouts
+        if name in known
+    ]
 
 
 def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
@@ -305,11 +336,17 @@ def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
 
     # One program for all, which donates the caches of the kernel.
     def both(caches: Any, steps: Any) -> Any:
-        got = [kernel(cache, *step, layout=layout) for cache, step in zip(caches, steps, strict=True)]
+        got = [
+            kernel(cache, *step, layout=layout) for cache, step in zip(caches, steps, strict=True)
+        ]
         return got, [layout.write(layout.init(), *step) for step in steps]
 
-    empty = [{name: np.zeros(s.shape, s.dtype) for name, s in layout.shapes().items()} for _ in steps]
-    for (slots, *_), got, wanted in zip(steps, *jax.jit(both, donate_argnums=0)(empty, steps), strict=True):
+    empty = [
+        {name: np.zeros(s.shape, s.dtype) for name, s in layout.shapes().items()} for _ in steps
+    ]
+    for (slots, *_), got, wanted in zip(
+        steps, *jax.jit(both, donate_argnums=0)(empty, steps), strict=True
+    ):
         for name, array in wanted.items():
             assert np.array_equal(got[name], array), (
                 f"slots {slots.tolist()}: {name} differs from the layout's own write"

@@ -35,13 +35,17 @@ def assert_same_tokens(
     """Each row is equal in both runs, or differs first where rounding decides between the two tokens; few rows may."""
     different = 0
     for prompt, a, b in zip(prompts, first, second, strict=True):
-        assert len(a) == len(b), f"a prompt of {len(prompt)} tokens gave {len(a)} and {len(b)} tokens"
+        assert len(a) == len(b), (
+            f"a prompt of {len(prompt)} tokens gave {len(a)} and {len(b)} tokens"
+        )
         at = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
         if at is None:
             continue
         different += 1
         tie = {a[at], b[at]} <= possible_tokens(reference, prompt, params, a[:at])
-        assert tie, f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
+        assert tie, (
+            f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
+        )
     assert different <= MOST_NEAR_TIES * len(prompts), f"{different} of {len(prompts)} rows differ"
 
 

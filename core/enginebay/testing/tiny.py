@@ -38,7 +38,11 @@ def write_word_tokenizer(folder: Path, vocab_size: int) -> None:
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w0"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {f"w{i}": i for i in range(vocab_size)},
+            "unk_token": "w0",
+        },
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

@@ -14,7 +14,13 @@ FEATURES = ("window", "softcap", "sinks", "lse", "kv_share")
 
 def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
     """The value of a problem on each axis; several features are joined by "+", none is ""."""
-    on = (spec.window is not None, spec.softcap is not None, spec.sinks, spec.return_lse, spec.kv_shared)
+    on = (
+        spec.window is not None,
+        spec.softcap is not None,
+        spec.sinks,
+        spec.return_lse,
+        spec.kv_shared,
+    )
     return {
         "mode": mode,
         "dtype": spec.q_dtype,

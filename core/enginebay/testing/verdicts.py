@@ -71,7 +71,9 @@ def judge(run: Run) -> Outcome:
             return outcome("INCORRECT", str(wrong) or "an assertion of the kit without a text")
         return outcome("ERROR", describe(wrong))
     except PluginError as error:
-        if isinstance(error.__cause__, UnsupportedError):  # a kernel that found out when it was imported
+        if isinstance(
+            error.__cause__, UnsupportedError
+        ):  # a kernel that found out when it was imported
             return outcome("UNSUPPORTED", str(error.__cause__))
         return outcome("ERROR", describe(error))
     except CompilationError as error:

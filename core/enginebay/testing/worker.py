@@ -85,10 +85,15 @@ def serve(requests: int, answers: int) -> None:
     from enginebay.build.jaxconfig import configure_compile_cache
 
     for pipe in (requests, answers):
-        os.set_inheritable(pipe, False)  # what a check starts must not keep the pipes open after we are gone
+        os.set_inheritable(
+            pipe, False
+        )  # what a check starts must not keep the pipes open after we are gone
     configure_compile_cache("auto")
     bench = Bench()
-    with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(answers, "w", encoding="utf-8") as out:
+    with (
+        os.fdopen(requests, encoding="utf-8") as lines,
+        os.fdopen(answers, "w", encoding="utf-8") as out,
+    ):
         _tell(out, READY)
         for line in lines:
             _tell(out, bench.answer(json.loads(line)))

@@ -84,7 +84,13 @@ class Worker:
         ask_read, self._ask = os.pipe()
         self.answers, answer_write = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
-        command = [sys.executable, "-m", "enginebay.testing.worker", str(ask_read), str(answer_write)]
+        command = [
+            sys.executable,
+            "-m",
+            "enginebay.testing.worker",
+            str(ask_read),
+            str(answer_write),
+        ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -92,7 +98,11 @@ class Worker:
             stderr=self._said,
             pass_fds=(ask_read, answer_write),
             env=os.environ
-            | {"XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")},
+            | {
+                "XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get(
+                    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+                )
+            },
             start_new_session=True,  # so that what a check started ends with it
         )
         os.close(ask_read)
@@ -257,7 +267,9 @@ class Pool:
         job, said = worker.job, self._dismiss(worker)
         if job is None:
             raise InternalError(f"{said}: it was not ready after {START_LIMIT_S:.0f} s")
-        yield _result(job, Outcome("TIMEOUT", f"no answer within {self._timeout_s:g} s", seconds=seconds))
+        yield _result(
+            job, Outcome("TIMEOUT", f"no answer within {self._timeout_s:g} s", seconds=seconds)
+        )
 
     def _dismiss(self, worker: Worker) -> str:
         self._selector.unregister(worker.answers)

@@ -78,7 +78,9 @@ def _limit(which: int, value: int) -> None:
     """Set a soft limit, within the hard one."""
     hard = resource.getrlimit(which)[1]
     with contextlib.suppress(ValueError, OSError):  # a system that does not have this limit
-        resource.setrlimit(which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+        resource.setrlimit(
+            which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard)
+        )
 
 
 def main(stack_bytes: int) -> None:

@@ -150,18 +150,26 @@ def check_messages(messages: Sequence[Message]) -> None:
     todo = 'Give a list such as [{"role": "user", "content": "Hello"}].'
     allowed = "mappings with a text for role, and a content"
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError(explain(f"messages of type {type(messages).__name__}", "a list of mappings", todo))
+        raise RequestError(
+            explain(f"messages of type {type(messages).__name__}", "a list of mappings", todo)
+        )
     if not messages:
         raise RequestError(explain("no messages", "at least one", todo))
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(explain(f"message {index} of type {type(message).__name__}", allowed, todo))
+            raise RequestError(
+                explain(f"message {index} of type {type(message).__name__}", allowed, todo)
+            )
         if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RequestError(explain(f"message {index} with role {message.get('role')!r}", allowed, todo))
+            raise RequestError(
+                explain(f"message {index} with role {message.get('role')!r}", allowed, todo)
+            )
         if "content" not in message or not isinstance(message["content"], str | list | None):
             raise RequestError(
                 explain(
-                    f"message {index} ({message['role']}) without a text or list as content", allowed, todo
+                    f"message {index} ({message['role']}) without a text or list as content",
+                    allowed,
+                    todo,
                 )
             )
 
@@ -173,7 +181,11 @@ def _renders_itself(tokenizer: Any) -> bool:
 
 def _rendered_by(tokenizer: Any, chat: Chat) -> str:
     """The text that a tokenizer with a renderer of its own makes of a chat."""
-    more = {"continue_final_message": chat.continue_final_message} if chat.continue_final_message else {}
+    more = (
+        {"continue_final_message": chat.continue_final_message}
+        if chat.continue_final_message
+        else {}
+    )
     try:
         text = tokenizer.apply_chat_template(
             chat.messages,
@@ -200,14 +212,18 @@ def _template(own: Any, chat: Chat) -> str:
     if chat.template in named:
         template = named[chat.template]
     elif chat.template is None and named:
-        template = named.get("tool_use") if chat.tools and "tool_use" in named else named.get("default")
+        template = (
+            named.get("tool_use") if chat.tools and "tool_use" in named else named.get("default")
+        )
     if isinstance(template, str):
         return template
     given = f"a chat template of type {type(template).__name__}"
     if named:
         given = f"a model whose chat templates are {', '.join(map(str, named))}"
     raise RequestError(
-        explain(given, "a Jinja text, or several of which one is named default", "Give chat_template.")
+        explain(
+            given, "a Jinja text, or several of which one is named default", "Give chat_template."
+        )
     )
 
 

@@ -81,7 +81,9 @@ class LimitedWorker:
         with self._lock:
             try:
                 outcome = self._exchange(message)
-            except BaseException:  # interrupted ones too: the answer is still to come, so nobody else may ask
+            except (
+                BaseException
+            ):  # interrupted ones too: the answer is still to come, so nobody else may ask
                 self._end()
                 raise
             if "exceeded" in outcome:  # memory may be short, and what holds it is unknown

@@ -157,7 +157,10 @@ def _marked(message: dict[str, Any], field: str) -> dict[str, Any]:
     """A message whose text in `field` ends with MARK. TemplateError when there is none."""
     value = message.get(field)
     if isinstance(value, str):
-        same = [field, *(name for name in REASONING if field in REASONING and message.get(name) == value)]
+        same = [
+            field,
+            *(name for name in REASONING if field in REASONING and message.get(name) == value),
+        ]
         return message | dict.fromkeys(same, value + MARK)
     parts = value if isinstance(value, Sequence) else []
     for index in reversed(range(len(parts))):
@@ -172,5 +175,7 @@ def _cut(text: str) -> str:
     """The text before MARK, stripped at its end where the template strips the text of its messages."""
     at = text.rfind(MARK.strip())
     if at < 0:
-        raise jinja2.TemplateError("the template changes the final message, which cannot be continued then")
+        raise jinja2.TemplateError(
+            "the template changes the final message, which cannot be continued then"
+        )
     return text[:at] if text.startswith(MARK, at) else text[:at].rstrip()

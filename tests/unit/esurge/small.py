@@ -53,7 +53,9 @@ def foretold(output: RequestOutput, ends: tuple[int, ...] = ()) -> list[int]:
     """The tokens that a fake engine gives greedily for the prompt of an output, as many as it has unless one of `ends` comes."""
     prompt = np.asarray(output.prompt_token_ids, np.int32)
     num = output.num_generated_tokens
-    return expected_tokens(make_request("", max_tokens=num, prompt_token_ids=prompt, stop_token_ids=ends))
+    return expected_tokens(
+        make_request("", max_tokens=num, prompt_token_ids=prompt, stop_token_ids=ends)
+    )
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -74,7 +76,9 @@ def assert_idle(engine: eSurge) -> None:
     """Nothing is under way, and every page is free or kept for later. Aborts come before this in the engine's inbox."""
     inner = engine.engine
     engine.run_on_engine(inner.ledger.check)
-    assert engine.run_on_engine(lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)) == (0, 0)
+    assert engine.run_on_engine(
+        lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)
+    ) == (0, 0)
     assert (engine.num_pending_requests, engine.num_running_requests) == (0, 0)
     assert engine.get_metrics_summary().get("active_requests", 0) == 0
 

@@ -66,7 +66,9 @@ def test_requests_of_other_threads_join_the_next_steps(engine: eSurge) -> None: 
     assert [token_ids([o])[0] for o in outputs.values()] == [foretold(o) for o in outputs.values()]
 
 
-def test_completions_compute_their_prompt_once_and_end_by_themselves(engine: eSurge) -> None:  # holds S08
+def test_completions_compute_their_prompt_once_and_end_by_themselves(
+    engine: eSurge,
+) -> None:  # holds S08
     plans, params = Plans(engine), with_(HOT, n=4, seed=5)
     prompt = list(range(500, 560))
     (output,) = engine.generate([prompt], params)
@@ -95,8 +97,12 @@ def test_only_the_rest_of_a_known_prompt_is_computed(engine: eSurge) -> None:  #
     assert counts[-2:] == [12, 60], "of 24 pages, those of the prompt used longest ago are evicted"
 
 
-def test_a_request_that_never_fits_is_refused_and_others_are_served(make_faked: Make) -> None:  # holds S20
-    with make_faked(engine_options={"num_pages": 4}) as engine:  # three of 16 tokens, and one of padding
+def test_a_request_that_never_fits_is_refused_and_others_are_served(
+    make_faked: Make,
+) -> None:  # holds S20
+    with make_faked(
+        engine_options={"num_pages": 4}
+    ) as engine:  # three of 16 tokens, and one of padding
         with pytest.raises(ValueError, match=r"Allowed: "):
             engine.generate([list(range(500, 600))], GREEDY_ON)
         output = engine.generate(PROMPT, GREEDY_ON)[0]
@@ -114,4 +120,6 @@ def test_a_request_that_waits_for_another_says_how_long(make_faked: Make) -> Non
     assert second.first_token_time > waited, "both are since its submission"
     assert second.processing_time == pytest.approx(waited + second.time_spent_generating, abs=1e-6)
     alone = 23 / (second.processing_time - second.first_token_time)
-    assert second.tokens_per_second == pytest.approx(alone, rel=1e-6), "neither queue nor first token counts"
+    assert second.tokens_per_second == pytest.approx(alone, rel=1e-6), (
+        "neither queue nor first token counts"
+    )

@@ -48,7 +48,9 @@ def test_prompt_new_tokens_and_reserve_always_fit_the_context(
         assert rule.auto_truncate_prompt or lengths.num_prompt == num_prompt
         assert rule.auto_cap_new_tokens or lengths.num_new == wanted
     if num_prompt > rule.budget:
-        assert lengths.num_prompt == max(1, rule.budget - wanted), "whatever prefer_preserve_prompt says"
+        assert lengths.num_prompt == max(1, rule.budget - wanted), (
+            "whatever prefer_preserve_prompt says"
+        )
     elif rule.auto_truncate_prompt == rule.auto_cap_new_tokens:
         if rule.prefer_preserve_prompt:
             assert lengths.num_prompt == min(num_prompt, rule.budget - 1)
@@ -72,12 +74,16 @@ def test_what_goes_first_and_what_is_forbidden() -> None:  # holds S04
     rule = ContextRules(100, 10)
     assert fit_lengths(60, 50, rule) == Lengths(60, 30)
     assert fit_lengths(60, None, rule) == Lengths(60, 30)
-    assert fit_lengths(90, 50, rule) == Lengths(89, 1), "a prompt as long as the budget leaves room for one"
+    assert fit_lengths(90, 50, rule) == Lengths(89, 1), (
+        "a prompt as long as the budget leaves room for one"
+    )
     honour = dataclasses.replace(rule, prefer_preserve_prompt=False)
     assert fit_lengths(60, 50, honour) == Lengths(40, 50)
     never_capped = dataclasses.replace(rule, auto_cap_new_tokens=False)
     assert fit_lengths(60, 50, never_capped) == Lengths(40, 50)
-    assert fit_lengths(60, 500, never_capped) == Lengths(1, 89), "without strict_context there is an answer"
+    assert fit_lengths(60, 500, never_capped) == Lengths(1, 89), (
+        "without strict_context there is an answer"
+    )
     for change in ({"auto_cap_new_tokens": False}, {"auto_truncate_prompt": False}):
         strict = dataclasses.replace(rule, strict_context=True, **change)
         with pytest.raises(ValueError, match="strict_context"):
@@ -86,7 +92,9 @@ def test_what_goes_first_and_what_is_forbidden() -> None:  # holds S04
 
 
 @pytest.mark.parametrize("preserves", [False, True])
-def test_a_prompt_over_the_budget_leaves_room_for_the_new_tokens(preserves: bool) -> None:  # holds S04
+def test_a_prompt_over_the_budget_leaves_room_for_the_new_tokens(
+    preserves: bool,
+) -> None:  # holds S04
     rule = ContextRules(160, 40, prefer_preserve_prompt=preserves)
     assert fit_lengths(200, 30, rule) == Lengths(90, 30)
     assert fit_lengths(200, None, rule) == Lengths(119, 1)

@@ -95,7 +95,10 @@ def test_a_local_server_is_started_provisioned_and_ended(
     home.mkdir()
     (home / "defaults.ini").touch()
     urls = monitored.start_monitoring(
-        prometheus_port=0, grafana_port=port, grafana_admin_user="me", grafana_admin_password="not told"
+        prometheus_port=0,
+        grafana_port=port,
+        grafana_admin_user="me",
+        grafana_admin_password="not told",
     )
     assert urls["grafana"] == f"http://localhost:{port}"
     assert urllib.request.urlopen(urls["grafana"], timeout=30).status == 200
@@ -108,14 +111,18 @@ def test_a_local_server_is_started_provisioned_and_ended(
     assert variables["GF_SECURITY_ADMIN_PASSWORD"] == "not told"
     assert variables["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
     provisioning = Path(variables["GF_PATHS_PROVISIONING"])
-    [source] = yaml.safe_load((provisioning / "datasources" / "esurge.yaml").read_text())["datasources"]
+    [source] = yaml.safe_load((provisioning / "datasources" / "esurge.yaml").read_text())[
+        "datasources"
+    ]
     assert (source["name"], source["uid"], source["type"]) == (
         "eSurge Prometheus",
         "esurge-prometheus",
         "prometheus",
     )
     assert source["url"] == urls["prometheus"].removesuffix("/metrics")
-    [provider] = yaml.safe_load((provisioning / "dashboards" / "esurge.yaml").read_text())["providers"]
+    [provider] = yaml.safe_load((provisioning / "dashboards" / "esurge.yaml").read_text())[
+        "providers"
+    ]
     dashboard = json.loads((Path(provider["options"]["path"]) / "esurge.json").read_text())
     check_dashboard(dashboard, "esurge-prometheus", urls["prometheus"])
     [folder] = folders(tmp_path)
@@ -130,14 +137,18 @@ def check_dashboard(dashboard: dict[str, Any], uid: str, url: str) -> None:
     panels = dashboard["panels"]
     assert {panel["datasource"]["uid"] for panel in panels} == {uid}
     assert len({panel["id"] for panel in panels}) == len(panels)
-    read_names = set(re.findall(r"esurge_\w+", " ".join(t["expr"] for p in panels for t in p["targets"])))
+    read_names = set(
+        re.findall(r"esurge_\w+", " ".join(t["expr"] for p in panels for t in p["targets"]))
+    )
     text = urllib.request.urlopen(url, timeout=30).read().decode()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     exported = {re.split(r"[ {]", line)[0] for line in lines}
     buckets = re.findall(r"# TYPE (\w+) histogram", text)
     assert read_names <= exported | {f"{name}_bucket" for name in buckets}
     families = {
-        re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exported if "_created" not in name
+        re.sub(r"_(bucket|count|sum|created)$", "", name)
+        for name in exported
+        if "_created" not in name
     }
     assert {name.removesuffix("_bucket") for name in read_names} == families
     assert len(families) == 16
@@ -163,7 +174,9 @@ def test_names_addresses_and_anonymous_access_are_the_callers(
     assert variables["GF_AUTH_ANONYMOUS_ENABLED"] == "false"
     assert variables["GF_SERVER_HTTP_ADDR"] == "", "others reach it by that name"
     provisioning = Path(variables["GF_PATHS_PROVISIONING"])
-    [source] = yaml.safe_load((provisioning / "datasources" / "esurge.yaml").read_text())["datasources"]
+    [source] = yaml.safe_load((provisioning / "datasources" / "esurge.yaml").read_text())[
+        "datasources"
+    ]
     assert (source["name"], source["uid"], source["url"]) == (
         'My "source": #1',
         "mine",
@@ -173,7 +186,9 @@ def test_names_addresses_and_anonymous_access_are_the_callers(
     assert {panel["datasource"]["uid"] for panel in json.loads(dashboard)["panels"]} == {"mine"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a container has a network of its own")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a container has a network of its own"
+)
 def test_a_container_is_started_only_when_asked_for(
     monitored: eSurge, install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # holds S14
@@ -222,7 +237,9 @@ def test_without_a_server_there_is_no_address_and_one_warning(
             urls = monitored.start_monitoring(prometheus_port=0, grafana_port=port)
     assert list(urls) == ["prometheus"]
     [record] = caplog.records
-    expected = {"none": "not on PATH", "fails": "the database is locked", "port": f"port {port}"}[trouble]
+    expected = {"none": "not on PATH", "fails": "the database is locked", "port": f"port {port}"}[
+        trouble
+    ]
     assert expected in record.message
     assert not folders(tmp_path)
 

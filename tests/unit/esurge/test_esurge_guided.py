@@ -47,7 +47,9 @@ def assert_kept(outputs: Sequence[RequestOutput]) -> None:
 
 
 def one_by_one(engine: eSurge) -> list[RequestOutput]:
-    return [engine.generate(prompt, params)[0] for prompt, params in zip(PROMPTS, MIXED, strict=True)]
+    return [
+        engine.generate(prompt, params)[0] for prompt, params in zip(PROMPTS, MIXED, strict=True)
+    ]
 
 
 def test_generate_gives_guided_and_free_requests_of_a_batch_their_own(
@@ -66,7 +68,9 @@ def test_generate_gives_guided_and_free_requests_of_a_batch_their_own(
 
 def test_streams_and_chats_are_guided_beside_one_another(real_engine: eSurge) -> None:  # holds SG1
     expected = one_by_one(real_engine)
-    streams = [real_engine.stream(prompt, params) for prompt, params in zip(PROMPTS, MIXED, strict=True)]
+    streams = [
+        real_engine.stream(prompt, params) for prompt, params in zip(PROMPTS, MIXED, strict=True)
+    ]
     parts = [list(stream) for stream in streams]
     assert ["".join(part.delta_text for part in updates) for updates in parts] == [
         one.get_text() for one in expected
@@ -94,7 +98,9 @@ def test_a_guided_request_that_is_cut_says_so_and_a_wrong_one_is_refused(
         real_engine.stream(PROMPT, with_(HOT, regex="["))
 
 
-def test_an_aborted_guided_request_gives_what_there_is(slow_real_engine: eSurge) -> None:  # holds SG1
+def test_an_aborted_guided_request_gives_what_there_is(
+    slow_real_engine: eSurge,
+) -> None:  # holds SG1
     stream = slow_real_engine.stream(PROMPT, ENDLESS, request_id="mine")
     begun = next(stream)
     slow_real_engine.abort_request("mine")

@@ -32,7 +32,9 @@ def assert_complete(completion: CompletionOutput, num_best: int) -> None:
     assert completion.logprobs is not None
     assert len(completion.logprobs) == len(completion.token_ids)
     assert {len(one) for one in completion.logprobs} <= {max(num_best, 1), num_best + 1}
-    chosen = [one[token] for one, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+    chosen = [
+        one[token] for one, token in zip(completion.logprobs, completion.token_ids, strict=True)
+    ]
     assert completion.cumulative_logprob == sum(chosen)
     assert all(value <= 0 for value in chosen)
 
@@ -90,13 +92,19 @@ def test_sampler_metrics_tell_the_chosen_tokens_of_every_request(
     assert_complete(every.outputs[0], 0)
     assert_complete(asked.outputs[0], 2)
     assert token_ids([every]) == token_ids([asked]) == plain
-    assert every.outputs[0].cumulative_logprob == pytest.approx(asked.outputs[0].cumulative_logprob, abs=1e-3)
+    assert every.outputs[0].cumulative_logprob == pytest.approx(
+        asked.outputs[0].cumulative_logprob, abs=1e-3
+    )
 
 
-def test_the_likeliest_completions_and_stop_sequences(real_engine: eSurge) -> None:  # holds G103, G104
+def test_the_likeliest_completions_and_stop_sequences(
+    real_engine: eSurge,
+) -> None:  # holds G103, G104
     params = with_(HOT, seed=4, n=3, logprobs=0)
     made = real_engine.generate(PROMPT, params)[0]
-    ranked = sorted(made.outputs, key=lambda one: -(one.cumulative_logprob or 0.0) / len(one.token_ids))
+    ranked = sorted(
+        made.outputs, key=lambda one: -(one.cumulative_logprob or 0.0) / len(one.token_ids)
+    )
     [chosen] = real_engine.generate(PROMPT, with_(HOT, seed=4, best_of=3))
     assert [(one.index, one.token_ids) for one in chosen.outputs] == [(0, ranked[0].token_ids)]
     assert (chosen.get_text(), chosen.outputs[0].logprobs) == (ranked[0].text, None)

@@ -39,7 +39,12 @@ parser = pytest.importorskip("prometheus_client.parser")
 pytestmark = pytest.mark.xdist_group("esurge")
 
 PROMISED = [
-    *("requests_total", "request_duration_seconds", "time_to_first_token_seconds", "tokens_generated_total"),
+    *(
+        "requests_total",
+        "request_duration_seconds",
+        "time_to_first_token_seconds",
+        "tokens_generated_total",
+    ),
     *("tokens_per_second", "waiting_requests", "running_requests", "scheduled_tokens"),
     *("preempted_requests_total", "schedule_duration_seconds", "model_execution_duration_seconds"),
     *("batch_size", "cache_pages_total", "cache_pages_used", "cache_hit_rate", "system_info"),
@@ -76,7 +81,9 @@ def monitored(engine: eSurge) -> Iterator[eSurge]:
     yield engine
     engine.stop_monitoring()
     assert not engine.monitoring_active
-    until(lambda: threading.active_count() <= before)  # requests to the server have threads of their own
+    until(
+        lambda: threading.active_count() <= before
+    )  # requests to the server have threads of their own
     assert len(engine.audience) == 0
 
 
@@ -132,7 +139,12 @@ def test_metrics_are_scraped_with_the_values_of_real_requests(
         assert seen[f"esurge_{name}_count"] == 6
         assert seen[f"esurge_{name}_sum"] == pytest.approx(sum(values))
     steps = seen["esurge_model_execution_duration_seconds_count"]
-    assert steps >= seen["esurge_schedule_duration_seconds_count"] == seen["esurge_batch_size_count"] > 0
+    assert (
+        steps
+        >= seen["esurge_schedule_duration_seconds_count"]
+        == seen["esurge_batch_size_count"]
+        > 0
+    )
     assert seen["esurge_model_execution_duration_seconds_sum"] > 0
     assert seen["esurge_batch_size_sum"] >= steps
     assert seen["esurge_scheduled_tokens"] > 0
@@ -142,18 +154,26 @@ def test_metrics_are_scraped_with_the_values_of_real_requests(
     monitored.stop_monitoring()
 
 
-def test_every_metric_is_shown_in_both_formats_and_nowhere_else(monitored: eSurge) -> None:  # holds S14
+def test_every_metric_is_shown_in_both_formats_and_nowhere_else(
+    monitored: eSurge,
+) -> None:  # holds S14
     url = monitored.start_monitoring(**ONLY_METRICS)["prometheus"]
     for accept in ("text/plain", "application/openmetrics-text; version=1.0.0"):
         text = fetch(url, accept)
-        samples = {re.split(r"[ {]", line)[0] for line in text.splitlines() if not line.startswith("#")}
-        shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name in samples if "_created" not in name}
+        samples = {
+            re.split(r"[ {]", line)[0] for line in text.splitlines() if not line.startswith("#")
+        }
+        shown = {
+            re.sub(r"_(bucket|count|sum)$", "", name) for name in samples if "_created" not in name
+        }
         assert shown == {f"esurge_{name}" for name in PROMISED}
         assert len(shown) == 16
     [line] = [line for line in fetch(url).splitlines() if line.startswith("esurge_system_info{")]
     assert f'name="{monitored.esurge_name}"' in line
     assert f'model="{BRIEF}"' in line
-    ours = [one.name for one in prometheus_client.REGISTRY.collect() if one.name.startswith("esurge")]
+    ours = [
+        one.name for one in prometheus_client.REGISTRY.collect() if one.name.startswith("esurge")
+    ]
     assert not ours, "the registry of the process is not ours to fill"
 
 
@@ -212,7 +232,9 @@ def test_a_second_call_changes_nothing_and_two_engines_do_not_collide(
     assert scrape(urls["prometheus"])["esurge_requests_total/completed"] == 1
 
 
-def test_monitoring_stays_while_the_service_stops_and_starts(monitored: eSurge) -> None:  # holds S14
+def test_monitoring_stays_while_the_service_stops_and_starts(
+    monitored: eSurge,
+) -> None:  # holds S14
     url = monitored.start_monitoring(**ONLY_METRICS)["prometheus"]
     monitored.terminate()
     assert monitored.monitoring_active
@@ -257,7 +279,9 @@ def test_without_the_package_there_is_no_exporter_and_one_warning(
     monitored.generate(PROMPT, GREEDY_ON)
 
 
-def test_the_log_has_figures_and_every_request(monitored: eSurge, tmp_path: Path) -> None:  # holds S14
+def test_the_log_has_figures_and_every_request(
+    monitored: eSurge, tmp_path: Path
+) -> None:  # holds S14
     for detailed in (True, False):
         path = tmp_path / "logs" / f"{detailed}.jsonl"
         monitored.start_monitoring(
@@ -276,7 +300,9 @@ def test_the_log_has_figures_and_every_request(monitored: eSurge, tmp_path: Path
         assert {line["request_id"] for line in requests} == (
             {f"logged {i}" for i in range(4)} if detailed else set()
         )
-        assert all(line["num_generated_tokens"] == 16 and line["latency_s"] > 0 for line in requests)
+        assert all(
+            line["num_generated_tokens"] == 16 and line["latency_s"] > 0 for line in requests
+        )
         last = lines[-1]
         assert (last["event"], last["num_completed"], last["num_tokens"]) == ("figures", 4, 64)
         assert last["tokens_per_second"] > 0
@@ -297,7 +323,11 @@ def test_only_so_much_history_is_kept(service: Service) -> None:  # holds S14
         history.executed(Execution(time.monotonic(), i / 10, i, 16))
         history.completed(RequestOutput("", "", [], [], processing_time=i, first_token_time=i / 2))
     figures = history.figures()
-    assert (figures.mean_batch_size, figures.mean_latency_s, figures.mean_first_token_s) == (3.5, 3.5, 1.75)
+    assert (figures.mean_batch_size, figures.mean_latency_s, figures.mean_first_token_s) == (
+        3.5,
+        3.5,
+        1.75,
+    )
     means = (figures.mean_schedule_s, figures.mean_execute_s)
     assert means == (pytest.approx(0.035), pytest.approx(0.35))
     assert (figures.num_tokens, figures.num_preempted, figures.num_scheduled_tokens) == (64, 4, 40)
@@ -355,7 +385,9 @@ def test_an_engine_that_is_collected_leaves_no_thread_and_no_port(
     engine = eSurge(BRIEF, **OPTIONS)
     engine.initiate()
     log_file = str(tmp_path / "log.jsonl")
-    url = engine.start_monitoring(**ONLY_METRICS, log_file=log_file, enable_console=True)["prometheus"]
+    url = engine.start_monitoring(**ONLY_METRICS, log_file=log_file, enable_console=True)[
+        "prometheus"
+    ]
     engine.start_profiling(tmp_path / "profile")
     fetch(url)
     gone = weakref.ref(engine)

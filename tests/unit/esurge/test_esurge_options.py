@@ -76,20 +76,34 @@ def test_options_reach_the_paged_engine_as_they_are() -> None:  # holds S03
         engine_options={"prefix_ttl_s": 9.0},
     ).config("demo", 1024, 1, 1)
     assert (config.dtype, config.max_model_len, config.max_num_seqs) == ("float32", 512, 8)
-    assert (config.max_num_batched_tokens, config.decode_steps, config.forbid_compiling) == (64, 4, True)
+    assert (config.max_num_batched_tokens, config.decode_steps, config.forbid_compiling) == (
+        64,
+        4,
+        True,
+    )
     assert (config.overlap_execution, settings().config("demo", 1024, 1, 1).overlap_execution) == (
         True,
         False,
     )
     assert config.engine.name == "oengine"
-    wanted = {"page_size": 128, "prefix_caching": False, "memory_utilization": 0.5, "prefix_ttl_s": 9.0}
+    wanted = {
+        "page_size": 128,
+        "prefix_caching": False,
+        "memory_utilization": 0.5,
+        "prefix_ttl_s": 9.0,
+    }
     assert config.engine.options == wanted, "the page size is not another one where there is no TPU"
     assert settings(use_aot_forward=False).config("demo", 1024, 1, 1).forbid_compiling is False
     assert settings().config("demo", 1024, 1, 1).max_model_len == 1024, (
         "the default is at most the model's own"
     )
     assert settings().config("demo", 10_000, 1, 1).max_model_len == 8192
-    assert settings(engine_options={"num_pages": 9}).config("demo", 64, 1, 1).engine.options["num_pages"] == 9
+    assert (
+        settings(engine_options={"num_pages": 9})
+        .config("demo", 64, 1, 1)
+        .engine.options["num_pages"]
+        == 9
+    )
 
 
 def test_devices_go_along_the_axis_that_can_be_split() -> None:  # holds S03
@@ -168,15 +182,22 @@ def test_the_default_name_is_type_and_size() -> None:  # holds S11
     assert subject.default_name() == "llama-0.00b"
 
 
-def test_the_default_context_is_one_at_which_no_rotary_frequency_is_stretched(tmp_path: Path) -> None:
+def test_the_default_context_is_one_at_which_no_rotary_frequency_is_stretched(
+    tmp_path: Path,
+) -> None:
     demo = find_folder("demo")
     config = json.loads((demo / "config.json").read_text())
-    config |= {"max_position_embeddings": 128, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
+    config |= {
+        "max_position_embeddings": 128,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((demo / name).read_bytes())
     found = [
-        open_subject(str(tmp_path), None, settings(auto_shard_model=False, **sizes)).plan.config.max_model_len
+        open_subject(
+            str(tmp_path), None, settings(auto_shard_model=False, **sizes)
+        ).plan.config.max_model_len
         for sizes in ({}, {"max_model_len": 200})
     ]
     assert found == [128, 200]

@@ -54,7 +54,9 @@ def test_the_block_runs_the_function_through_pauses_and_the_former_programs_come
     compiled, traced = paged.compilations.count, len(function.modes)
     assert paged.compilations.forbidden
     assert tokens(real_engine) == expected
-    assert (paged.compilations.count, len(function.modes)) == (compiled, traced), "nothing is compiled anew"
+    assert (paged.compilations.count, len(function.modes)) == (compiled, traced), (
+        "nothing is compiled anew"
+    )
 
 
 def test_a_wrong_one_is_refused_and_nothing_changes(real_engine: eSurge) -> None:

@@ -77,7 +77,9 @@ def test_overlapping_execution_changes_nothing_of_it(
         check_profile_of_four_updates(engine, tmp_path)
 
 
-def test_the_trace_has_the_steps_of_its_updates(profiled: eSurge, tmp_path: Path) -> None:  # holds S16
+def test_the_trace_has_the_steps_of_its_updates(
+    profiled: eSurge, tmp_path: Path
+) -> None:  # holds S16
     profiled.start_profiling(tmp_path, 3, host_tracer_level=2, python_tracer_level=0)
     profiled.generate(PROMPT, LONG)
     [trace] = traces(tmp_path)
@@ -118,7 +120,9 @@ def test_terminating_ends_a_profile(profiled: eSurge, tmp_path: Path) -> None:  
     profiled.initiate()
 
 
-def test_what_cannot_be_started_leaves_nothing_active(profiled: eSurge, tmp_path: Path) -> None:  # holds S16
+def test_what_cannot_be_started_leaves_nothing_active(
+    profiled: eSurge, tmp_path: Path
+) -> None:  # holds S16
     for num_batches in (0, -1):
         with pytest.raises(ValueError, match="num_batches"):
             profiled.start_profiling(tmp_path, num_batches)

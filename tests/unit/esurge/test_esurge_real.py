@@ -77,7 +77,9 @@ def test_every_program_is_compiled_ahead_and_another_is_an_error(real_engine: eS
     compilations = real_engine.engine.compilations
     count = compilations.count
     assert count >= len(real_engine.engine.geometry.all_steps())
-    real_engine.generate([*PROMPTS, "The little fox and the dog ran up the hill to see the sun"], HOT)
+    real_engine.generate(
+        [*PROMPTS, "The little fox and the dog ran up the hill to see the sun"], HOT
+    )
     real_engine.generate([list(range(500, 560))], with_(LONG, n=4))
     assert (compilations.count, compilations.forbidden) == (count, True)
 

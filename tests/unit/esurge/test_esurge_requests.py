@@ -75,7 +75,13 @@ def test_outputs_have_the_documented_fields_and_defaults() -> None:  # holds S02
     output.outputs = [CompletionOutput(0, "c", [3], finish_reason="stop")]
     summary = output.get_summary()
     assert (output.get_text(), summary["text"], summary["finish_reason"]) == ("c", "c", "stop")
-    keys = ["request_id", "text", "tokens_per_second", "num_generated_tokens", "time_spent_generating"]
+    keys = [
+        "request_id",
+        "text",
+        "tokens_per_second",
+        "num_generated_tokens",
+        "time_spent_generating",
+    ]
     assert list(summary) == [*keys, "finished", "finish_reason"]
 
 
@@ -83,7 +89,9 @@ def test_outputs_come_in_the_order_of_the_prompts(engine: eSurge) -> None:  # ho
     for round_ in range(2):
         ids = [f"r{i}" for i in range(4)]
         outputs = engine.generate(PROMPTS, GREEDY, ids, use_tqdm=False)
-        assert [output.request_id for output in outputs] == ids, f"round {round_}: ids are free again"
+        assert [output.request_id for output in outputs] == ids, (
+            f"round {round_}: ids are free again"
+        )
         assert [output.prompt for output in outputs] == PROMPTS
         assert all(output.finished and output.metrics for output in outputs)
     first = engine.generate(PROMPT, GREEDY)
@@ -108,7 +116,12 @@ def test_wrong_ids_prompts_and_parameters_are_refused_before_anything_is_queued(
     slow_engine: eSurge,
 ) -> None:  # holds S05
     before = slow_engine.get_metrics_summary()
-    for prompts, ids in ((PROMPTS, ["a"]), (PROMPTS[:2], ["a", "a"]), (PROMPT, ["a", "b"]), (PROMPT, "")):
+    for prompts, ids in (
+        (PROMPTS, ["a"]),
+        (PROMPTS[:2], ["a", "a"]),
+        (PROMPT, ["a", "b"]),
+        (PROMPT, ""),
+    ):
         with pytest.raises(ValueError, match="request id"):
             slow_engine.generate(prompts, GREEDY, ids)
     for wrong in ([PROMPT, ""], [PROMPT, 3.5], 7):
@@ -124,7 +137,9 @@ def test_wrong_ids_prompts_and_parameters_are_refused_before_anything_is_queued(
         slow_engine.generate(PROMPTS[:2], GREEDY, ["free", "mine"])
     slow_engine.abort_request("mine")
     assert list(updates)[-1].outputs[0].finish_reason == "abort"
-    assert slow_engine.generate(PROMPT, GREEDY, "free")[0].finished, "nothing of the refused ones was kept"
+    assert slow_engine.generate(PROMPT, GREEDY, "free")[0].finished, (
+        "nothing of the refused ones was kept"
+    )
     after = slow_engine.get_metrics_summary()
     assert (after["total_failed"], after["total_completed"]) == (
         before["total_failed"] + 1,
@@ -132,7 +147,9 @@ def test_wrong_ids_prompts_and_parameters_are_refused_before_anything_is_queued(
     )
 
 
-def test_parts_of_a_stream_are_the_text_however_slow_the_reader(slow_engine: eSurge) -> None:  # holds S06
+def test_parts_of_a_stream_are_the_text_however_slow_the_reader(
+    slow_engine: eSurge,
+) -> None:  # holds S06
     whole = slow_engine.generate(PROMPT, GREEDY_ON)[0]
     for pause_s in (0.0, 0.05):
         updates: list[RequestOutput] = []
@@ -150,7 +167,9 @@ def test_parts_of_a_stream_are_the_text_however_slow_the_reader(slow_engine: eSu
 def test_sequence_numbers_rise_with_updates_and_with_text(slow_engine: eSurge) -> None:  # holds S02
     text = ""
     seen = (0, 0)
-    for update in slow_engine.stream(PROMPTS[3], with_(GREEDY_ON, max_tokens=24, stop=("never there",))):
+    for update in slow_engine.stream(
+        PROMPTS[3], with_(GREEDY_ON, max_tokens=24, stop=("never there",))
+    ):
         text += update.delta_text
         assert update.accumulated_text == text
         assert update.update_seq == seen[0] + 1
@@ -241,7 +260,9 @@ def test_waiting_and_running_requests_are_aborted(slow_engine: eSurge) -> None: 
     assert lasts[5].first_token_time is None
 
 
-def test_aborting_ends_every_completion_and_wakes_the_waiter(slow_engine: eSurge) -> None:  # holds S10
+def test_aborting_ends_every_completion_and_wakes_the_waiter(
+    slow_engine: eSurge,
+) -> None:  # holds S10
     counted: list[tuple[int, int]] = []
 
     def abort() -> None:
@@ -249,7 +270,9 @@ def test_aborting_ends_every_completion_and_wakes_the_waiter(slow_engine: eSurge
         counted.append((slow_engine.num_pending_requests, slow_engine.num_running_requests))
         slow_engine.abort_request("three")
 
-    [outputs, _] = in_threads([lambda: slow_engine.generate(PROMPT, with_(LONG, n=3), "three"), abort])
+    [outputs, _] = in_threads(
+        [lambda: slow_engine.generate(PROMPT, with_(LONG, n=3), "three"), abort]
+    )
     assert [c.finish_reason for c in outputs[0].outputs] == ["abort"] * 3
     assert counted == [(0, 1)], "requests are counted, not completions"
 
@@ -262,7 +285,11 @@ def test_prompts_are_made_to_fit_and_metrics_tell(engine: eSurge) -> None:  # ho
     assert output.metrics is not None
     assert (output.metrics["original_prompt_tokens"], output.metrics["tokens_dropped"]) == (200, 72)
     finals = ("requested_new_tokens_original", "requested_new_tokens_final")
-    assert tuple(output.metrics[name] for name in finals) == (16, 16) == (16, output.num_generated_tokens)
+    assert (
+        tuple(output.metrics[name] for name in finals)
+        == (16, 16)
+        == (16, output.num_generated_tokens)
+    )
     inferred = engine.generate(PROMPT, LONG)[0]
     assert inferred.metrics is not None
     assert tuple(inferred.metrics[name] for name in finals) == (None, BUDGET - 4)

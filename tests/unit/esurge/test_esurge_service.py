@@ -42,7 +42,9 @@ def test_an_engine_that_was_not_initiated_serves_nobody(
     fresh.abort_request("unknown")
     assert fresh.num_pending_requests == fresh.num_running_requests == 0
     fresh.initiate()
-    assert fresh.get_metrics_summary()["active_requests"] == 0, "nothing was kept of the refused ones"
+    assert fresh.get_metrics_summary()["active_requests"] == 0, (
+        "nothing was kept of the refused ones"
+    )
 
 
 def test_initiating_twice_is_once_and_idling_costs_nothing(engine: eSurge) -> None:  # holds S09
@@ -112,7 +114,9 @@ def test_an_idle_pause_frees_the_cache_if_it_may(
             assert again.metrics["cached_tokens"] == (0 if destroys else 48)
 
 
-def test_an_engine_that_is_paused_is_terminated_and_serves_again(engine: eSurge) -> None:  # holds S09
+def test_an_engine_that_is_paused_is_terminated_and_serves_again(
+    engine: eSurge,
+) -> None:  # holds S09
     wanted = token_ids(engine.generate(PROMPTS, GREEDY))
     engine.pause()
     engine.terminate()
@@ -134,7 +138,9 @@ def test_requests_are_counted_where_they_are(slow_engine: eSurge) -> None:  # ho
         stream.close()
 
 
-def test_figures_are_each_engines_own(engine: eSurge, make_faked: Callable[..., eSurge]) -> None:  # holds S15
+def test_figures_are_each_engines_own(
+    engine: eSurge, make_faked: Callable[..., eSurge]
+) -> None:  # holds S15
     fresh = make_faked()
     assert list(fresh.get_metrics_summary()) == ["error"]
     before = engine.get_metrics_summary()

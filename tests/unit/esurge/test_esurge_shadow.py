@@ -26,7 +26,9 @@ def test_what_a_shadow_finds_is_exported(real_engine: eSurge) -> None:
         return str(urllib.request.urlopen(url, timeout=30).read().decode())
 
     assert "esurge_shadow" not in samples()
-    asked = make_config({"shadow": {"attention": "tests.unit.unregistered:garbage_attention@1"}}).shadow
+    asked = make_config(
+        {"shadow": {"attention": "tests.unit.unregistered:garbage_attention@1"}}
+    ).shadow
     config = plan.config.model_copy(update={"shadow": asked})
     chosen = choose_shadow(plan.registry, config, plan.kernels, plan.model.info, plan.placement)
     assert chosen is not None

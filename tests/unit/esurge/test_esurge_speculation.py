@@ -59,7 +59,9 @@ def last_figures(log: Path) -> dict[str, Any]:
 
 def shown(figures: dict[str, Any]) -> str:
     terminal = io.StringIO()
-    Console(file=terminal, width=120).print(figures_table("my engine", Figures(unix_s=0.0, **figures)))
+    Console(file=terminal, width=120).print(
+        figures_table("my engine", Figures(unix_s=0.0, **figures))
+    )
     return terminal.getvalue()
 
 
@@ -75,20 +77,27 @@ def test_drafts_are_counted_everywhere(drafting: eSurge, tmp_path: Path) -> None
     prompts = [STORY * 2, PROMPT, [5, 5, 7, 1, 2, 3, 4, 5]]
     outputs = drafting.generate(prompts, with_(GREEDY_ON, max_tokens=24, n=2))
     seen = scrape(urls["prometheus"])
-    num_drafts, num_drafted, num_accepted = (seen[f"esurge_spec_decode_{name}_total"] for name in NAMES)
+    num_drafts, num_drafted, num_accepted = (
+        seen[f"esurge_spec_decode_{name}_total"] for name in NAMES
+    )
     assert 0 < num_accepted < num_drafted <= (MOST_PASSES * (3 + 1) - 1) * num_drafts
     counts = [drafted(output.metrics) for output in outputs]
     assert counts[2][1] < counts[2][0]
     assert (num_drafted, num_accepted) == tuple(map(sum, zip(*counts, strict=True)))
     after = drafting.get_metrics_summary()
-    assert [after[name] - before[name] for name in ("total_draft_tokens", "total_accepted_tokens")] == [
+    assert [
+        after[name] - before[name] for name in ("total_draft_tokens", "total_accepted_tokens")
+    ] == [
         num_drafted,
         num_accepted,
     ]
     until(lambda: f'"num_accepted_tokens": {int(num_accepted)}' in path.read_text())
     drafting.stop_monitoring()
     figures = last_figures(path)
-    assert (figures["num_draft_tokens"], figures["num_accepted_tokens"]) == (num_drafted, num_accepted)
+    assert (figures["num_draft_tokens"], figures["num_accepted_tokens"]) == (
+        num_drafted,
+        num_accepted,
+    )
     assert f"{int(num_accepted)} of {int(num_drafted)} tokens held" in shown(figures)
 
 
@@ -105,7 +114,9 @@ def test_the_dashboard_shows_them(drafting: eSurge) -> None:  # holds SG3
     drafting.stop_monitoring()
 
 
-def test_an_engine_without_a_proposer_has_none_of_them(engine: eSurge, tmp_path: Path) -> None:  # holds SG3
+def test_an_engine_without_a_proposer_has_none_of_them(
+    engine: eSurge, tmp_path: Path
+) -> None:  # holds SG3
     params = with_(GREEDY_ON, max_tokens=24)
     path = tmp_path / "log.jsonl"
     urls = engine.start_monitoring(prometheus_port=0, start_grafana=False, log_file=str(path))

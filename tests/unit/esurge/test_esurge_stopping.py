@@ -12,7 +12,9 @@ pytestmark = pytest.mark.xdist_group("esurge")
 
 def test_a_stop_text_within_the_least_tokens_ends_nothing(engine: eSurge) -> None:  # holds SG2
     [whole] = engine.generate(PROMPT, GREEDY_ON)
-    third = next(part for part in engine.stream(PROMPT, GREEDY_ON) if part.num_generated_tokens >= 3)
+    third = next(
+        part for part in engine.stream(PROMPT, GREEDY_ON) if part.num_generated_tokens >= 3
+    )
     early = third.accumulated_text
     assert early
     assert early not in whole.get_text()[len(early) :]

@@ -10,7 +10,14 @@ from enginebay import LLM, SamplingParams
 from enginebay.testing.reference import ReferenceModel
 from enginebay_oengine import OpenedModel, oEngine, open_model
 from tests.pool import EnginePool
-from tests.unit.oengine.small import GREEDY, MODEL, PIECES, SEEDED, assert_nothing_is_held, make_engine
+from tests.unit.oengine.small import (
+    GREEDY,
+    MODEL,
+    PIECES,
+    SEEDED,
+    assert_nothing_is_held,
+    make_engine,
+)
 
 PROMPTS = (
     "Once upon a time",
@@ -59,7 +66,9 @@ def oracle(engine_pool: EnginePool, prompts: list[list[int]]) -> Oracle:
     In one batch of a prefill and rows that decode together, so that two programs are compiled.
     """
     pieces = [prompts[3][:count] for count in PIECES]
-    asked = [(prompt, GREEDY) for prompt in [*prompts, *pieces]] + [(prompts[0], hot) for hot in SEEDED]
+    asked = [(prompt, GREEDY) for prompt in [*prompts, *pieces]] + [
+        (prompts[0], hot) for hot in SEEDED
+    ]
     sizes = {"max_num_seqs": len(asked), "max_num_batched_tokens": 128}
     with engine_pool.leases(), LLM(engine="oengine", **(MODEL | sizes)) as llm:
         outputs = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked])

@@ -31,10 +31,14 @@ class DenseModel:
         """f32 [layers, 2, tokens, kv_heads, head_dim] of a sequence, all of it in one prefill."""
         padded = np.zeros(SIZE, np.int32)
         padded[: len(token_ids)] = token_ids
-        whole = self._forward(dict(self.model.weights), padded, np.asarray([len(token_ids)], np.int32))
+        whole = self._forward(
+            dict(self.model.weights), padded, np.asarray([len(token_ids)], np.int32)
+        )
         return np.asarray(whole)[:, :, : len(token_ids)]
 
-    def _run(self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array) -> jax.Array:
+    def _run(
+        self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array
+    ) -> jax.Array:
         plan, layout, name = self.model.plan, self.layout, self.group.name
         bucket = Bucket(SIZE, 1, 1, SIZE, SIZE, "prefill")
         ops = OpsBinder(plan.kernels, plan.model.info, plan.placement)(bucket, {name: layout})

@@ -51,7 +51,9 @@ def make_engine(
     return oEngine(model, None, storage, manager, **(SIZES | options))
 
 
-def prefill(engine: oEngine, prompt: Sequence[int], seed: int = 0, **sampling: Any) -> tuple[Any, int]:
+def prefill(
+    engine: oEngine, prompt: Sequence[int], seed: int = 0, **sampling: Any
+) -> tuple[Any, int]:
     """The prefix of one prompt, padded to a chunk at least, and its first token."""
     tokens = np.zeros(max(CHUNK, len(prompt)), np.int32)
     tokens[: len(prompt)] = prompt

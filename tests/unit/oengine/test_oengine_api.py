@@ -59,7 +59,9 @@ def parts_of(model: OpenedModel, num_pages: int = 3) -> tuple[PagedAttentionCach
     return PagedAttentionCache.init_cache(metadata), HBMPageManager(metadata)
 
 
-def test_constructor_has_the_documented_signature_and_defaults(model: OpenedModel) -> None:  # holds O01
+def test_constructor_has_the_documented_signature_and_defaults(
+    model: OpenedModel,
+) -> None:  # holds O01
     parameters = list(inspect.signature(oEngine).parameters.values())
     assert [p.name for p in parameters[:4]] == ["model", "processor", "storage", "manager"]
     assert {p.name: p.default for p in parameters[4:]} == DOCUMENTED
@@ -142,10 +144,14 @@ def test_storage_is_donated_to_every_step(
 
 
 @pytest.mark.parametrize(("method", "refused"), [("8bit", True), ("none", False), (None, False)])
-def test_a_quantised_cache_is_refused(tmp_path: Path, method: str | None, refused: bool) -> None:  # holds O01
+def test_a_quantised_cache_is_refused(
+    tmp_path: Path, method: str | None, refused: bool
+) -> None:  # holds O01
     folder = write_tiny_checkpoint(tmp_path / "tiny", load_registry())
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"kv_cache_quantization_method": method}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"kv_cache_quantization_method": method})
+    )
     tiny = open_model(folder)
     if refused:
         with pytest.raises(UnsupportedError, match="kv_cache_quantization_method = '8bit'"):
@@ -283,13 +289,24 @@ def test_the_contract_has_seventeen_abstract_members() -> None:  # holds O09
     assert len(members) == 17
     assert issubclass(oEngine, AbstractInferenceEngine)
     assert not oEngine.__abstractmethods__
-    assert {"prefill", "decode", "insert", "bulk_insert", "free_resource", "colocated_cpus"} <= members
+    assert {
+        "prefill",
+        "decode",
+        "insert",
+        "bulk_insert",
+        "free_resource",
+        "colocated_cpus",
+    } <= members
 
 
 def test_page_manager_gives_and_takes_pages_but_the_dummy(model: OpenedModel) -> None:  # holds O09
     metadata = PagedAttentionCache.create_metadata(model, page_size=PAGE_SIZE, num_pages=9)
     manager = HBMPageManager(metadata)
-    assert (manager.page_size, manager.num_free_pages, manager.dummy_page_index) == (PAGE_SIZE, 8, 0)
+    assert (manager.page_size, manager.num_free_pages, manager.dummy_page_index) == (
+        PAGE_SIZE,
+        8,
+        0,
+    )
     pages = manager.alloc_hbm_pages(3)
     assert len(set(pages)) == 3
     assert 0 not in pages
@@ -331,10 +348,16 @@ def test_pages_of_many_threads_are_different_ones(model: OpenedModel) -> None:
     manager.check()
 
 
-def test_caches_are_sized_by_number_or_by_memory_and_wrong_sizes_refused(model: OpenedModel) -> None:
+def test_caches_are_sized_by_number_or_by_memory_and_wrong_sizes_refused(
+    model: OpenedModel,
+) -> None:
     create = PagedAttentionCache.create_metadata
     by_memory = create(model, page_size=16, max_num_seqs=2, max_length=64, memory_utilization=0.5)
-    assert (by_memory.num_pages, by_memory.max_pages_per_sequence, by_memory.longest_sequence) == (9, 4, 64)
+    assert (by_memory.num_pages, by_memory.max_pages_per_sequence, by_memory.longest_sequence) == (
+        9,
+        4,
+        64,
+    )
     cache = PagedAttentionCache.init_cache(by_memory)
     group = model.plan.model.info.groups[0]
     assert len(cache.views[group.name]) == group.num_layers
@@ -352,7 +375,9 @@ def test_cjit_compiles_once_for_each_kind_of_arguments() -> None:  # holds O09
         traced.append(array.shape)
         return array * factor
 
-    function = cjit(jax.jit(scale, static_argnums=0), static_argnums=(0,), compilations=compilations)
+    function = cjit(
+        jax.jit(scale, static_argnums=0), static_argnums=(0,), compilations=compilations
+    )
     for factor, size in ((2, 3), (2, 3), (3, 3), (2, 4), (2, 3)):
         assert np.asarray(function(factor, np.ones(size, np.float32))).tolist() == [factor] * size
     assert len(traced) == function.num_programs == compilations.count == 3
@@ -366,8 +391,12 @@ def test_execute_forward_of_nothing_changes_nothing(model: OpenedModel, engine: 
     storage, _ = parts_of(model)
     rows = engine.init_decode_state().rows
     program = Program(model.parts.model, model.parts.ops, model.parts.sampler)
-    graphdef = GraphDef(program, dict(engine.metadata.layouts), model.parts.compact_decode, NUM_SLOTS, 0)
-    output, after, same = execute_forward(graphdef, model.weights, {}, ModelInputBatch(), storage, rows, None)
+    graphdef = GraphDef(
+        program, dict(engine.metadata.layouts), model.parts.compact_decode, NUM_SLOTS, 0
+    )
+    output, after, same = execute_forward(
+        graphdef, model.weights, {}, ModelInputBatch(), storage, rows, None
+    )
     assert jax.tree.leaves(output) == []
     assert jax.tree.leaves(after)[0] is jax.tree.leaves(storage)[0]
     assert same.length is rows.length

@@ -32,7 +32,9 @@ def ragged(count: int, seed: int, **more: Any) -> list[InitialSequenceRequest]:
     rng = np.random.default_rng(seed)
     requests = []
     for i in range(count):
-        length = int(rng.choice([1, PAGE_SIZE, CHUNK, CHUNK + 1, 2 * CHUNK, *rng.integers(1, 80, 5)]))
+        length = int(
+            rng.choice([1, PAGE_SIZE, CHUNK, CHUNK + 1, 2 * CHUNK, *rng.integers(1, 80, 5)])
+        )
         prompt = rng.integers(10, 2000, length)
         max_tokens = int(rng.integers(1, 20))
         fields = {name: value(i) if callable(value) else value for name, value in more.items()}
@@ -75,12 +77,16 @@ def test_pages_hold_the_keys_and_values_of_a_dense_prefill(
 
 
 def test_tokens_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:  # holds O07
-    requests = [InitialSequenceRequest(str(i), prompt, max_tokens=24) for i, prompt in enumerate(prompts)]
+    requests = [
+        InitialSequenceRequest(str(i), prompt, max_tokens=24) for i, prompt in enumerate(prompts)
+    ]
     tokens = serve(engine, requests)
     assert [tokens[str(i)] for i in range(4)] == [oracle(prompt, GREEDY) for prompt in prompts]
 
 
-def test_each_row_has_its_own_sampling(engine: oEngine, reference: ReferenceModel) -> None:  # holds O07
+def test_each_row_has_its_own_sampling(
+    engine: oEngine, reference: ReferenceModel
+) -> None:  # holds O07
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.3, "top_k": 4},
@@ -103,8 +109,12 @@ def test_too_few_pages_preempt_and_change_no_token(
     engine: oEngine, prompts: Any, oracle: Any, reference: ReferenceModel
 ) -> None:  # holds O07
     free = engine.manager.num_free_pages
-    taken = engine.manager.alloc_hbm_pages(free - 10)  # three of the prompts alone, none of them to its end
-    requests = [InitialSequenceRequest(str(i), prompts[3], max_tokens=60, ignore_eos=True) for i in range(6)]
+    taken = engine.manager.alloc_hbm_pages(
+        free - 10
+    )  # three of the prompts alone, none of them to its end
+    requests = [
+        InitialSequenceRequest(str(i), prompts[3], max_tokens=60, ignore_eos=True) for i in range(6)
+    ]
     kinds = set[str]()
     tokens = serve(engine, requests, kinds)
     engine.manager.free_hbm_pages(taken)
@@ -128,9 +138,15 @@ def test_stop_tokens_end_a_request_and_free_its_slot_and_pages(
     state = engine.init_decode_state()
     for request in requests:
         engine.scheduler.enqueue_prefill_request(request)
-    ends = {s.id: (s.finish_reason, s.position) for s, _ in iterate(engine, state) if s.finish_reason}
+    ends = {
+        s.id: (s.finish_reason, s.position) for s, _ in iterate(engine, state) if s.finish_reason
+    }
     start = len(prompts[0])
-    assert ends == {"first": ("stop", start), "later": ("stop", start + at), "length": ("length", start)}
+    assert ends == {
+        "first": ("stop", start),
+        "later": ("stop", start + at),
+        "length": ("length", start),
+    }
     assert not state.active_slot_requests_map
     assert (np.asarray(state.positions) == -1).all()
     assert not np.asarray(state.page_table).any()
@@ -155,7 +171,11 @@ def test_plans_say_what_they_do(engine: oEngine, prompts: Any) -> None:  # holds
         return plan, ModelIOProcessor.prepare_model_output(output, plan, state, scheduler)
 
     plan, result = step(None)
-    assert (plan.prefill_request, plan.schedule_prefill, plan.schedule_decodes) == (request, True, False)
+    assert (plan.prefill_request, plan.schedule_prefill, plan.schedule_decodes) == (
+        request,
+        True,
+        False,
+    )
     assert plan.num_prefill_tokens == CHUNK
     pages = plan.prefill_pages_update
     assert pages is not None
@@ -170,7 +190,12 @@ def test_plans_say_what_they_do(engine: oEngine, prompts: Any) -> None:  # holds
     plan, result = step(None)
     assert (plan.schedule_prefill, plan.schedule_decodes, plan.decode_slots) == (False, True, (0,))
     (task,) = plan.new_decodes_requests
-    assert (task.id, task.slot, task.position, task.page_indices) == ("a", 0, 36, pages.page_indices)
+    assert (task.id, task.slot, task.position, task.page_indices) == (
+        "a",
+        0,
+        36,
+        pages.page_indices,
+    )
     assert plan.decodes_state_page_updates == ()
     updates = []
     while (plan := scheduler.create_plan(None, state)) is not None:
@@ -184,7 +209,9 @@ def test_plans_say_what_they_do(engine: oEngine, prompts: Any) -> None:  # holds
 def test_a_slot_can_be_freed_while_it_runs(engine: oEngine, prompts: Any) -> None:
     state = engine.init_decode_state()
     for i in range(2):
-        engine.scheduler.enqueue_prefill_request(InitialSequenceRequest(str(i), prompts[i], max_tokens=9))
+        engine.scheduler.enqueue_prefill_request(
+            InitialSequenceRequest(str(i), prompts[i], max_tokens=9)
+        )
     seen = []
     for sampled, _ in iterate(engine, state):
         seen.append(sampled.id)

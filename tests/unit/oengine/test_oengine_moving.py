@@ -60,7 +60,9 @@ def test_a_prefix_of_another_engine_can_be_inserted_as_it_is(
         assert target.free_resource(1)
 
 
-def test_moving_takes_the_sampling_along(engine: oEngine, split_engine: oEngine, prompts: Any) -> None:
+def test_moving_takes_the_sampling_along(
+    engine: oEngine, split_engine: oEngine, prompts: Any
+) -> None:
     hot = {"seed": 9, "temperature": 1.5, "top_k": 30}
     tokens = []
     for target in (engine, split_engine):
@@ -94,7 +96,9 @@ def test_rules_of_states_match_every_leaf(split_engine: oEngine, prompts: Any) -
     for is_decode in (False, True):
         rules = split_engine.get_state_shardings(is_decode)
         assert isinstance(rules, tuple)
-        assert all(isinstance(spec, PartitionSpec) and re.compile(pattern) for pattern, spec in rules)
+        assert all(
+            isinstance(spec, PartitionSpec) and re.compile(pattern) for pattern, spec in rules
+        )
         for (path, leaf), sharding in zip(leaves, where, strict=True):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             spec = next(spec for pattern, spec in rules if re.search(pattern, name))
@@ -102,7 +106,9 @@ def test_rules_of_states_match_every_leaf(split_engine: oEngine, prompts: Any) -
             assert spec == (PartitionSpec() if is_decode else sharding.spec), name
 
 
-def test_a_prefix_that_does_not_fit_is_refused(engine: oEngine, model: OpenedModel, prompts: Any) -> None:
+def test_a_prefix_that_does_not_fit_is_refused(
+    engine: oEngine, model: OpenedModel, prompts: Any
+) -> None:
     short = make_engine(model, num_pages=11, page_size=8, max_length=24)
     long, _ = prefill(engine, prompts[3])
     with pytest.raises(ValueError, match="at most 24"):

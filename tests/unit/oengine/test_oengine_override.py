@@ -42,7 +42,9 @@ def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine
         assert within > compiled
         with engine.override(attention={"decode": garbage_attention}, check=False):
             wrong = tokens(engine)
-        assert (wrong[0], wrong != expected) == (expected[0], True), "the first token comes from the prefill"
+        assert (wrong[0], wrong != expected) == (expected[0], True), (
+            "the first token comes from the prefill"
+        )
         within = engine.compilations.count
     assert engine.graphdef is graphdef
     assert tokens(engine) == expected
@@ -68,7 +70,10 @@ def test_sequences_are_refused_at_the_beginning_and_given_back_at_the_end(engine
     prefix, _ = prefill(engine, PROMPT)
     state = engine.init_decode_state()
     engine.insert(prefix, state, 1)
-    with pytest.raises(RequestError, match="2 sequences hold pages"), engine.override(attention="xla"):
+    with (
+        pytest.raises(RequestError, match="2 sequences hold pages"),
+        engine.override(attention="xla"),
+    ):
         pytest.fail("the block was entered")
     prefix.release()
     engine.free_resource(1)

@@ -27,7 +27,9 @@ from tests.unit.oengine.small import (
 pytestmark = pytest.mark.xdist_group("oengine_api")
 
 
-def test_tokens_of_a_prompt_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:  # holds O08
+def test_tokens_of_a_prompt_are_those_of_llm(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:  # holds O08
     state = engine.init_decode_state()
     first = []
     for slot, prompt in enumerate(prompts):
@@ -39,13 +41,21 @@ def test_tokens_of_a_prompt_are_those_of_llm(engine: oEngine, prompts: Any, orac
         assert [first[slot], *tokens[slot]] == oracle(prompt, GREEDY)
 
 
-def test_a_sampled_prompt_gets_what_llm_gives_its_seed(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_a_sampled_prompt_gets_what_llm_gives_its_seed(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:
     for params in SEEDED:
         state = engine.init_decode_state()
         seed = params.seed or 0
         key = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
         prefix, result = engine.prefill(
-            engine.graphstate, engine.graphothers, prompts[0], None, len(prompts[0]), *HOT.values(), key
+            engine.graphstate,
+            engine.graphothers,
+            prompts[0],
+            None,
+            len(prompts[0]),
+            *HOT.values(),
+            key,
         )
         engine.insert(prefix, state, 2)
         tokens = [token_at(result, 0), *decode(engine, state, [2], 11)[2]]
@@ -106,7 +116,9 @@ def test_a_prefill_takes_the_pages_of_its_prompt_and_no_more(
     prompt = prompts[3]
     prefix, token = prefill(engine, prompt)
     assert reference.first_wrong_token(prompt, [token], TOLERANCE) is None
-    assert engine.manager.num_free_pages == engine.metadata.num_pages - 1 - -(-len(prompt) // PAGE_SIZE)
+    assert engine.manager.num_free_pages == engine.metadata.num_pages - 1 - -(
+        -len(prompt) // PAGE_SIZE
+    )
     assert np.asarray(prefix.rows.token_ids)[0, : len(prompt) + 1].tolist() == [*prompt, token]
 
 
@@ -118,7 +130,9 @@ def prefill_two(engine: oEngine, prompts: Any) -> tuple[Any, Any]:
         both[row, : len(prompt)] = prompt
         valids[row, : len(prompt)] = True
     lengths = valids.sum(axis=1)
-    return engine.prefill(engine.graphstate, engine.graphothers, both, valids, lengths, [0.0, 0.0], 1.0, 0)
+    return engine.prefill(
+        engine.graphstate, engine.graphothers, both, valids, lengths, [0.0, 0.0], 1.0, 0
+    )
 
 
 def test_a_batch_of_prompts_goes_into_as_many_slots(
@@ -141,15 +155,21 @@ def test_one_prefix_in_several_slots_shares_pages_until_they_are_written_to(
     prefix, first = prefill(engine, prompt, temperature=1.5)
     state = engine.init_decode_state()
     engine.bulk_insert(prefix, state, [0, 1, 2])
-    assert before - engine.manager.num_free_pages == num_pages + 3, "a copy of the last one for each slot"
+    assert before - engine.manager.num_free_pages == num_pages + 3, (
+        "a copy of the last one for each slot"
+    )
     assert np.asarray(state.token_ids).tolist() == [first, first, first, 0]
     assert np.asarray(state.positions).tolist() == [len(prompt)] * 3 + [-1]
     tokens = decode(engine, state, [0, 1, 2], 8)
-    assert len({tuple(some) for some in tokens.values()}) == 3, "completions are samples of their own"
+    assert len({tuple(some) for some in tokens.values()}) == 3, (
+        "completions are samples of their own"
+    )
     table = np.asarray(state.page_table)
     assert (table[:3, : num_pages - 1] == table[0, : num_pages - 1]).all(), "full pages stay shared"
     assert len(set(table[:3, num_pages - 1])) == 3, "each slot writes to a copy of its own"
-    assert before - engine.manager.num_free_pages == num_pages + 3, "the prefix keeps its own last page"
+    assert before - engine.manager.num_free_pages == num_pages + 3, (
+        "the prefix keeps its own last page"
+    )
     engine.manager.check()
     # The prefix was not written to: a later copy of it is the next completion, and greedy ones do not differ.
     engine.insert(prefix, state, 3)
@@ -168,7 +188,9 @@ def test_parallel_samples_do_not_disturb_one_another(engine: oEngine, prompts: A
     assert tokens_of([0, 1, 2, 3])[:2] == tokens_of([2, 0])
 
 
-def test_a_greedy_prefix_continues_alike_in_every_slot(engine: oEngine, prompts: Any, oracle: Any) -> None:
+def test_a_greedy_prefix_continues_alike_in_every_slot(
+    engine: oEngine, prompts: Any, oracle: Any
+) -> None:
     prefix, first = prefill(engine, prompts[3])
     state = engine.init_decode_state()
     engine.bulk_insert(prefix, state, [1, 3])
@@ -255,7 +277,9 @@ def test_free_resource_frees_once_and_the_slot_can_be_used_again(
         engine.free_resource(NUM_SLOTS)
 
 
-def test_a_key_for_a_step_changes_samples_and_greedy_ones_not(engine: oEngine, prompts: Any) -> None:
+def test_a_key_for_a_step_changes_samples_and_greedy_ones_not(
+    engine: oEngine, prompts: Any
+) -> None:
     def run(temperature: float, seed: int | None) -> list[int]:
         state = engine.init_decode_state()
         prefix, _ = prefill(engine, prompts[0], temperature=temperature)

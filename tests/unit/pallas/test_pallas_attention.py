@@ -34,7 +34,8 @@ OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.matrix) for name in CASES]
+    "name",
+    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.matrix) for name in CASES],
 )
 def test_conforms(name: str) -> None:
     interpreted = attention.interpreted()
@@ -56,7 +57,14 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
     spec = AttnSpec(2, 1, 256, q_dtype=dtype, kv_dtype=dtype)
     case = AttentionCase(
-        "wide", "mixed", (1, 5, 20), (270, 5, 290), spec, page_size=page_size, capacity=512, padding_rows=0
+        "wide",
+        "mixed",
+        (1, 5, 20),
+        (270, 5, 290),
+        spec,
+        page_size=page_size,
+        capacity=512,
+        padding_rows=0,
     )
     kernels.check_attention(attention.interpreted(), case, TpuRpaLayout)
 
@@ -72,7 +80,9 @@ def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
     def kernel(source: Any, keys: Any, values: Any) -> None:
         is_valid = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < valid
         for head in range(heads):
-            keys[head], values[head] = load_head(cast("Plan", plan), source, 1, first, head, is_valid)
+            keys[head], values[head] = load_head(
+                cast("Plan", plan), source, 1, first, head, is_valid
+            )
 
     made = jax.ShapeDtypeStruct((heads, size, 128), jnp.dtype(dtype))
     keys, values = pl.pallas_call(kernel, out_shape=(made, made), interpret=True)(buffers)
@@ -87,14 +97,21 @@ def test_pages_before_the_window_are_not_read(mode: Any, q_lens: tuple[int, int]
     """Their numbers are out of the cache, which the interpreter would tell of; the window begins within a block of pages."""
     window, page = 20, 16
     spec = AttnSpec(2, 1, 128, window=window)
-    case = AttentionCase("before_window", mode, q_lens, (132, 72), spec, page_size=page, capacity=144)
+    case = AttentionCase(
+        "before_window", mode, q_lens, (132, 72), spec, page_size=page, capacity=144
+    )
     assert (
-        attention_config.default_config(Env("cpu"), spec, case.bucket, case.layout(TpuRpaLayout)).block_kv
+        attention_config.default_config(
+            Env("cpu"), spec, case.bucket, case.layout(TpuRpaLayout)
+        ).block_kv
         == 32
     )
     problem = make_problem(case, TpuRpaLayout)
     table = np.array(problem.batch.page_table)
-    firsts = [(kv_len - new - window + 1) // page for kv_len, new in zip(case.kv_lens, q_lens, strict=True)]
+    firsts = [
+        (kv_len - new - window + 1) // page
+        for kv_len, new in zip(case.kv_lens, q_lens, strict=True)
+    ]
     assert any(first % 2 for first in firsts)
     for row, first in enumerate(firsts):
         table[row, :first] = 1 << 20
@@ -109,7 +126,9 @@ def test_a_step_has_no_more_units_than_rows_can_have(seqs: int) -> None:
     lens[:3] = 17, 16, 1
     bucket = Bucket(34, seqs, 4, 34, 64, "prefill")
     table = np.zeros((seqs, 4), np.int32)
-    find_units = jax.jit(lambda lens, table: chunk_units(derive_batch(lens, lens, table, 16, bucket), 16))
+    find_units = jax.jit(
+        lambda lens, table: chunk_units(derive_batch(lens, lens, table, 16, bucket), 16)
+    )
     units = jax.tree.map(np.asarray, find_units(lens, table))
     assert units.tokens.shape[0] == min(seqs, 34) + 2
     assert int(units.num_real) == 4
@@ -131,7 +150,9 @@ def test_runs_under_shard_map() -> None:
     config = kernel.default_config(Env("cpu"), spec.per_shard(2), problem.case.bucket, layout)
     op = functools.partial(kernel, spec=spec.per_shard(2), layout=layout, config=config)
     heads, whole = PartitionSpec(None, "kv_heads"), PartitionSpec()
-    pages = {name: PartitionSpec(*[None] * axis, "kv_heads") for name, axis in layout.head_axis().items()}
+    pages = {
+        name: PartitionSpec(*[None] * axis, "kv_heads") for name, axis in layout.head_axis().items()
+    }
     sharded = jax.shard_map(
         lambda *args: op(*args)[:2],
         mesh=Mesh(np.array(jax.devices()[:2]), ("kv_heads",)),
@@ -139,7 +160,9 @@ def test_runs_under_shard_map() -> None:
         out_specs=(heads, pages),
         check_vma=False,
     )
-    out, cache = jax.jit(sharded)(problem.q, problem.k, problem.v, dict(problem.cache), problem.batch)
+    out, cache = jax.jit(sharded)(
+        problem.q, problem.k, problem.v, dict(problem.cache), problem.batch
+    )
     kernels.check_result(problem, np.asarray(out), dict(cache), None)
 
 

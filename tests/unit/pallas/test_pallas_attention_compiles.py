@@ -28,19 +28,34 @@ SEQS, TOKENS, CONTEXT = 8, 256, 4096
 def bucket_of(mode: Mode, page_size: int) -> Bucket:
     decode = mode == "decode"
     return Bucket(
-        SEQS if decode else TOKENS, SEQS, CONTEXT // page_size, 1 if decode else TOKENS, CONTEXT, mode
+        SEQS if decode else TOKENS,
+        SEQS,
+        CONTEXT // page_size,
+        1 if decode else TOKENS,
+        CONTEXT,
+        mode,
     )
 
 
 def batch_of(bucket: Bucket) -> AttnBatch:
     tokens, seqs = bucket.tokens, bucket.seqs
-    shapes = ((tokens,), (seqs + 1,), (seqs,), (seqs, bucket.pages_per_seq), (tokens,), (tokens,), (3,))
+    shapes = (
+        (tokens,),
+        (seqs + 1,),
+        (seqs,),
+        (seqs, bucket.pages_per_seq),
+        (tokens,),
+        (tokens,),
+        (3,),
+    )
     return AttnBatch(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes), bucket)
 
 
 def shapes_of(spec: AttnSpec, bucket: Bucket) -> tuple[jax.ShapeDtypeStruct, ...]:
     heads = (spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads)
-    return tuple(jax.ShapeDtypeStruct((bucket.tokens, n, spec.head_dim), spec.q_dtype) for n in heads)
+    return tuple(
+        jax.ShapeDtypeStruct((bucket.tokens, n, spec.head_dim), spec.q_dtype) for n in heads
+    )
 
 
 def check(target: str, mode: Mode, spec: AttnSpec, page_size: int = 64) -> None:
@@ -56,14 +71,18 @@ def check(target: str, mode: Mode, spec: AttnSpec, page_size: int = 64) -> None:
     arguments = (*shapes_of(spec, bucket), layout.shapes(), batch_of(bucket))
     figures = compiler.compile(step, arguments, target=target, donated=(3,)).figures
     assert figures["alias_bytes"] == layout.num_bytes(), "the cache is not updated in place"
-    assert figures["temp_bytes"] < layout.num_bytes() / 2, "there is room for a second copy of the cache"
+    assert figures["temp_bytes"] < layout.num_bytes() / 2, (
+        "there is room for a second copy of the cache"
+    )
     assert 0 < figures["vmem_bytes"] <= config.vmem_limit_bytes
 
 
 @pytest.mark.parametrize(
     ("target", "mode"),
     [
-        pytest.param(target, mode, marks=() if mode == "decode" or target == "v6e" else pytest.mark.matrix)
+        pytest.param(
+            target, mode, marks=() if mode == "decode" or target == "v6e" else pytest.mark.matrix
+        )
         for target in TARGETS
         for mode in get_args(Mode)
     ],
@@ -84,8 +103,15 @@ def test_8b_shapes(target: str, mode: Mode) -> None:
         (3, 1, 64, "float32", 128),
     ],
 )
-def test_other_shapes(target: str, heads: int, group: int, head_dim: int, dtype: str, page_size: int) -> None:
-    check(target, "mixed", AttnSpec(heads * group, heads, head_dim, q_dtype=dtype, kv_dtype=dtype), page_size)
+def test_other_shapes(
+    target: str, heads: int, group: int, head_dim: int, dtype: str, page_size: int
+) -> None:
+    check(
+        target,
+        "mixed",
+        AttnSpec(heads * group, heads, head_dim, q_dtype=dtype, kv_dtype=dtype),
+        page_size,
+    )
 
 
 @pytest.mark.matrix
@@ -124,6 +150,8 @@ def test_split_over_eight_devices(target: str) -> None:
         out_specs=(heads, pages),
         check_vma=False,
     )
-    figures = compiler.compile(sharded, arguments, target=target, donated=(3,), num_devices=8).figures
+    figures = compiler.compile(
+        sharded, arguments, target=target, donated=(3,), num_devices=8
+    ).figures
     assert figures["alias_bytes"] == layout.num_bytes() // 8
     assert figures["temp_bytes"] < layout.num_bytes() // 16

@@ -66,7 +66,9 @@ def test_without_donation_nothing_is_aliased() -> None:
 def test_too_much_vmem_is_refused() -> None:
     with pytest.raises(Exception, match=r"(?i)vmem"):
         compiler.compile(
-            lambda x: doubled(x, rows=4096), (jax.ShapeDtypeStruct((4096, 512), jnp.float32),), target="v5e"
+            lambda x: doubled(x, rows=4096),
+            (jax.ShapeDtypeStruct((4096, 512), jnp.float32),),
+            target="v5e",
         )
 
 
@@ -76,7 +78,9 @@ def test_eight_devices(target: str) -> None:
     mesh = Mesh(np.array(compiler.devices(target, 8)), ("tp",))
     columns = PartitionSpec(None, "tp")
     x = jax.ShapeDtypeStruct((512, 1024), jnp.float32, sharding=NamedSharding(mesh, columns))
-    function = jax.shard_map(doubled, mesh=mesh, in_specs=columns, out_specs=columns, check_vma=False)
+    function = jax.shard_map(
+        doubled, mesh=mesh, in_specs=columns, out_specs=columns, check_vma=False
+    )
     report = compiler.compile(function, (x,), target=target, donated=(0,), num_devices=8)
     assert report.figures["alias_bytes"] == report.figures["argument_bytes"] == 512 * 1024 * 4 // 8
 

@@ -20,9 +20,18 @@ from enginebay_pallas.attention import attention
 
 # Two blocks of two pages for one row: the smallest that prefetches.
 DECODE = AttentionCase(
-    "faults_decode", "decode", (1,), (28,), AttnSpec(1, 1, 128), page_size=8, capacity=32, padding_rows=0
+    "faults_decode",
+    "decode",
+    (1,),
+    (28,),
+    AttnSpec(1, 1, 128),
+    page_size=8,
+    capacity=32,
+    padding_rows=0,
 )
-PREFILL = dataclasses.replace(DECODE, name="faults_prefill", mode="prefill", q_lens=(20,), kv_lens=(20,))
+PREFILL = dataclasses.replace(
+    DECODE, name="faults_prefill", mode="prefill", q_lens=(20,), kv_lens=(20,)
+)
 
 
 def check(case: AttentionCase) -> None:
@@ -104,7 +113,9 @@ def test_a_page_read_out_of_bounds_is_found(broken: Callable[..., None]) -> None
 @pytest.mark.parametrize(
     "case", [DECODE, pytest.param(PREFILL, marks=pytest.mark.matrix)], ids=lambda case: case.mode
 )
-def test_a_write_outside_the_table_is_found(case: AttentionCase, broken: Callable[..., None]) -> None:
+def test_a_write_outside_the_table_is_found(
+    case: AttentionCase, broken: Callable[..., None]
+) -> None:
     problem = make_problem(case, TpuRpaLayout)
     used = set(np.asarray(problem.batch.page_table).ravel().tolist())
     free = next(page for page in range(problem.layout.num_pages) if page not in used)

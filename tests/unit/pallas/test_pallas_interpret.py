@@ -50,7 +50,9 @@ def call(kernel: Kernel) -> Callable[[jax.Array], jax.Array]:
             kernel,
             out_shape=jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
             in_specs=[
-                pl.BlockSpec(memory_space=pltpu.HBM if kernel is not reads_what_nobody_wrote else pltpu.VMEM)
+                pl.BlockSpec(
+                    memory_space=pltpu.HBM if kernel is not reads_what_nobody_wrote else pltpu.VMEM
+                )
             ],
             scratch_shapes=[pltpu.VMEM(x.shape[1:], x.dtype), pltpu.SemaphoreType.DMA],
         )(x)
@@ -64,7 +66,10 @@ def test_a_right_kernel_gives_its_result() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "reason"),
-    [(reads_before_the_copy_is_done, "races with its own DMAs"), (reads_out_of_bounds, "Out-of-bounds read")],
+    [
+        (reads_before_the_copy_is_done, "races with its own DMAs"),
+        (reads_out_of_bounds, "Out-of-bounds read"),
+    ],
 )
 def test_faults_are_raised_and_leave_nothing_behind(kernel: Kernel, reason: str) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match=reason):

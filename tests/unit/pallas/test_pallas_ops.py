@@ -65,9 +65,13 @@ def written(slots: list[int], layout: TpuRpaLayout, seed: int = 0) -> None:
     before = {n: rng.normal(size=s.shape).astype(s.dtype) for n, s in layout.shapes().items()}
     where = np.asarray(slots, np.int32)
     wanted = jax.jit(layout.write)(before, where, k, v)["kv"]
-    got = jax.jit(functools.partial(kv_write.interpreted(), layout=layout))(before, where, k, v)["kv"]
+    got = jax.jit(functools.partial(kv_write.interpreted(), layout=layout))(before, where, k, v)[
+        "kv"
+    ]
     assert got.dtype == wanted.dtype
-    assert np.array_equal(np.asarray(got, np.float32), np.asarray(wanted, np.float32)), f"slots {slots}"
+    assert np.array_equal(np.asarray(got, np.float32), np.asarray(wanted, np.float32)), (
+        f"slots {slots}"
+    )
 
 
 MIXED = [-1, 40, 33, 3, 5, 6, 7, 8, *range(24, 24 + RUN), *range(12, 20), -1, 41, 42, -1]
@@ -85,7 +89,10 @@ def test_kv_write_of_more_tokens_than_are_under_way(dtype: str) -> None:
     slots = np.random.default_rng(0).permutation(num_slots)[: 2 * IN_FLIGHT].tolist()
     written(slots, TpuRpaLayout(num_slots // 8, 8, 1, 128, dtype))
     runs = np.random.default_rng(1).permutation(num_slots // RUN)[: IN_FLIGHT + 2] * RUN
-    written((runs[:, None] + np.arange(RUN)).ravel().tolist(), TpuRpaLayout(num_slots // 8, 8, 1, 128, dtype))
+    written(
+        (runs[:, None] + np.arange(RUN)).ravel().tolist(),
+        TpuRpaLayout(num_slots // 8, 8, 1, 128, dtype),
+    )
 
 
 def test_other_layouts_are_refused() -> None:
@@ -97,7 +104,9 @@ def test_other_layouts_are_refused() -> None:
 
 CASES = {c.name: c for c in kernels.attention_cases() if c.mode == "prefill"}
 FLASH = flash_attention.interpreted()
-SERVED = [n for n, c in CASES.items() if kernels.why_not(FLASH, c, TpuRpaLayout, kernels.CPU) is None]
+SERVED = [
+    n for n, c in CASES.items() if kernels.why_not(FLASH, c, TpuRpaLayout, kernels.CPU) is None
+]
 FIRST = "prefill_window"
 
 
@@ -124,7 +133,11 @@ def test_flash_attention_everywhere(name: str) -> None:
 def test_flash_attention_of_several_blocks() -> None:
     """Rows that end inside of blocks of both kinds, and a window that leaves whole blocks out."""
     case = dataclasses.replace(
-        CASES["prefill_window"], q_lens=(150, 90, 40), kv_lens=(150, 90, 40), capacity=160, name="blocks"
+        CASES["prefill_window"],
+        q_lens=(150, 90, 40),
+        kv_lens=(150, 90, 40),
+        capacity=160,
+        name="blocks",
     )
     small = dataclasses.replace(
         FLASH.default_config(kernels.CPU, case.spec, case.bucket, case.layout(TpuRpaLayout)),
@@ -132,9 +145,9 @@ def test_flash_attention_of_several_blocks() -> None:
         block_kv=128,
     )
     problem = kernels.make_problem(case, TpuRpaLayout)
-    out, cache, _ = jax.jit(functools.partial(FLASH, spec=case.spec, layout=problem.layout, config=small))(
-        problem.q, problem.k, problem.v, problem.cache, problem.batch
-    )
+    out, cache, _ = jax.jit(
+        functools.partial(FLASH, spec=case.spec, layout=problem.layout, config=small)
+    )(problem.q, problem.k, problem.v, problem.cache, problem.batch)
     kernels.check_result(problem, np.asarray(out), dict(cache), None)
 
 
@@ -205,7 +218,9 @@ def test_flash_attention_compiles_and_works_in_place(target: str) -> None:
     tokens, rows = 2048, 8
     bucket = Bucket(tokens, rows, 32, tokens, 2048, "prefill")
     one, each = ((tokens,), "int32"), ((rows,), "int32")
-    numbers = shapes(one, ((rows + 1,), "int32"), each, ((rows, 32), "int32"), one, one, ((3,), "int32"))
+    numbers = shapes(
+        one, ((rows + 1,), "int32"), each, ((rows, 32), "int32"), one, one, ((3,), "int32")
+    )
     config = flash_attention.default_config(Env("tpu", target), spec, bucket, LAYOUT)
     new = ((tokens, 8, 128), "bfloat16")
     arguments = [

@@ -124,15 +124,25 @@ def test_the_first_split_has_the_sinks_though_the_window_begins_behind_it() -> N
     [(1100, (1104, 2200)), (500, (512, 2200)), (8500, (8512, 10000))],
     ids=["several_splits", "one_split", "more_than_are_added_up_at_a_time"],
 )
-def test_deterministic_rows_have_the_same_bits_in_any_bucket(kv_len: int, buckets: tuple[int, int]) -> None:
+def test_deterministic_rows_have_the_same_bits_in_any_bucket(
+    kv_len: int, buckets: tuple[int, int]
+) -> None:
     spec = dataclasses.replace(LONG.spec, deterministic=True)
     alone = AttentionCase(
-        "decode_long", "decode", (1,), (kv_len,), spec, page_size=32, capacity=(kv_len // 32 + 3) * 32
+        "decode_long",
+        "decode",
+        (1,),
+        (kv_len,),
+        spec,
+        page_size=32,
+        capacity=(kv_len // 32 + 3) * 32,
     )
     bits = []
     for max_kv_len in buckets:
         case = dataclasses.replace(alone, max_kv_len=max_kv_len)
-        config = attention.default_config(Env("cuda", "sm_90"), spec, case.bucket, case.layout(NhdLayout))
+        config = attention.default_config(
+            Env("cuda", "sm_90"), spec, case.bucket, case.layout(NhdLayout)
+        )
         assert (config.splits, config.chunk) == (-(-max_kv_len // 512), 512)
         problem = make_problem(case, NhdLayout)
         out, cache, lse = run_attention(interpreted, problem)
@@ -150,7 +160,9 @@ def test_small_batches_are_split_and_full_ones_are_not() -> None:
         return attention.default_config(Env("cuda", "sm_90"), spec, bucket, layout).splits
 
     assert [splits(1, 32768), splits(1, 1024), splits(32, 4096), splits(128, 4096)] == [64, 8, 2, 1]
-    assert splits(128, 32768) == 8  # of one long row, no more than 4,096 positions wait for each other
+    assert (
+        splits(128, 32768) == 8
+    )  # of one long row, no more than 4,096 positions wait for each other
 
 
 @pytest.mark.parametrize("mode", ["decode", "mixed"])
@@ -207,14 +219,18 @@ def test_a_page_read_beyond_the_cache_is_found(tmp_path: Any) -> None:
 
 
 def test_a_read_beyond_the_page_table_is_found(tmp_path: Any) -> None:
-    launcher = planted("table + tile // PAGE_SIZE", "table + tile // PAGE_SIZE + 100 * PAGE_SIZE", tmp_path)
+    launcher = planted(
+        "table + tile // PAGE_SIZE", "table + tile // PAGE_SIZE + 100 * PAGE_SIZE", tmp_path
+    )
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="outside of page_table_ptr"):
         check_attention(configured(AttentionConfig(16, 16), launcher), SMALL, NhdLayout)
 
 
 def test_a_race_between_splits_is_found(tmp_path: Any) -> None:
     launcher = planted(
-        "part = ((row * SPLITS + split) * NUM_Q_HEADS", "part = ((row * SPLITS) * NUM_Q_HEADS", tmp_path
+        "part = ((row * SPLITS + split) * NUM_Q_HEADS",
+        "part = ((row * SPLITS) * NUM_Q_HEADS",
+        tmp_path,
     )
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a race"):
         check_attention(configured(AttentionConfig(16, 16, splits=2), launcher), LONG, NhdLayout)

@@ -41,7 +41,11 @@ def norm(op: Any, num_arrays: int, width: int, dtype: str) -> Program:
 def write(kind: type[KVLayout], head_dim: int, dtype: str) -> Program:
     layout = kind(64, 64, 8, head_dim, dtype)
     new = S((32, 8, head_dim), dtype)
-    return functools.partial(kv_write, layout=layout), [layout.shapes(), S((32,), INT), new, new], (0,)
+    return (
+        functools.partial(kv_write, layout=layout),
+        [layout.shapes(), S((32,), INT), new, new],
+        (0,),
+    )
 
 
 def rope_write(kind: type[KVLayout], head_dim: int, dtype: str) -> Program:
@@ -80,7 +84,9 @@ def compiles(program: Program, target: str) -> None:
     assert figures["spill_bytes"] == 0
     assert figures["shared_bytes"] <= TARGETS[target].shared_bytes_per_block
     if donated and "alias_bytes" in figures:
-        cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arguments[donated[0]]))
+        cache = sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arguments[donated[0]])
+        )
         assert figures["alias_bytes"] == cache, "the cache is written in place"
 
 

@@ -60,7 +60,9 @@ ALL = [
     ("model", "mode", "dtype", "target"),
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.matrix) for case in ALL],
 )
-def test_default_configurations_do_not_spill(model: str, mode: str, dtype: str, target: str) -> None:
+def test_default_configurations_do_not_spill(
+    model: str, mode: str, dtype: str, target: str
+) -> None:
     spec = AttnSpec(*HEADS[model], q_dtype=dtype, kv_dtype=dtype)
     bucket = BUCKETS[mode]
     layout = NhdLayout(1024, PAGE, spec.num_kv_heads, spec.head_dim, dtype)
@@ -89,7 +91,9 @@ def test_default_configurations_do_not_spill(model: str, mode: str, dtype: str, 
         donated=(1,),
     )
     assert report.figures["spill_bytes"] == 0, report
-    if config.num_stages > 2:  # a group of keys and one of values are loaded while a tile is computed
+    if (
+        config.num_stages > 2
+    ):  # a group of keys and one of values are loaded while a tile is computed
         assert report.figures["copies_in_flight"] >= 2, report
     assert report.figures["shared_bytes"] <= TARGETS[target].shared_bytes_per_block, report
     if "alias_bytes" in report.figures:
@@ -166,7 +170,11 @@ def test_a_whole_decode_step_has_one_copy_of_the_cache(
 
 @pytest.mark.parametrize(("flags", "launches_beside"), [("", 2), (LOOPS_TOO, 0)])
 def test_a_decode_step_is_one_cuda_graph(
-    flags: str, launches_beside: int, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: str,
+    launches_beside: int,
+    repo_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What XLA makes of the step above, in its own listing: a graph for each token and what decides whether another follows, or
     one graph for all tokens of a launch.

@@ -30,10 +30,15 @@ def in_place(x: Any, length: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_kernel_compiles_for_every_target_and_its_donated_array_is_not_copied(target: str) -> None:
+def test_a_kernel_compiles_for_every_target_and_its_donated_array_is_not_copied(
+    target: str,
+) -> None:
     size = 1 << 20
     report = compiler.compile(
-        in_place, [S((size,), F32), S((1,), jnp.int32), S((size,), F32)], target=target, donated=(2,)
+        in_place,
+        [S((size,), F32), S((1,), jnp.int32), S((size,), F32)],
+        target=target,
+        donated=(2,),
     )
     assert report.target == target
     assert 0 < report.figures["registers"] <= 255

@@ -18,7 +18,10 @@ from enginebay_triton.interpreter import Worker, interpret
 from tests.unit.triton import faults
 
 F32 = jnp.float32
-CALLBACK_ERRORS = (jax.errors.JaxRuntimeError, ValueError)  # which one depends on where jit ran the call-back
+CALLBACK_ERRORS = (
+    jax.errors.JaxRuntimeError,
+    ValueError,
+)  # which one depends on where jit ran the call-back
 
 
 def shape(*sizes: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
@@ -60,7 +63,9 @@ def test_this_process_goes_on_compiling() -> None:
 
 def test_bfloat16_is_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match="bfloat16"):
-        add_in_place(jnp.ones(16, "bfloat16"), jnp.asarray([16], jnp.int32), jnp.zeros(16, "bfloat16"))
+        add_in_place(
+            jnp.ones(16, "bfloat16"), jnp.asarray([16], jnp.int32), jnp.zeros(16, "bfloat16")
+        )
 
 
 @pytest.mark.parametrize("page", [3, -1, 1 << 30])
@@ -95,11 +100,15 @@ def test_a_mask_off_by_one_reads_outside_of_a_full_array() -> None:
     (result,) = interpret(faults.sum_up_to, [jnp.ones(9), jnp.asarray([8], jnp.int32)], how)
     assert float(result[0]) == 9.0  # one too many: only a comparison with the reference shows it
     with pytest.raises(CALLBACK_ERRORS, match="outside of x_ptr"):
-        jax.block_until_ready(interpret(faults.sum_up_to, [jnp.ones(9), jnp.asarray([9], jnp.int32)], how))
+        jax.block_until_ready(
+            interpret(faults.sum_up_to, [jnp.ones(9), jnp.asarray([9], jnp.int32)], how)
+        )
 
 
 def test_what_nobody_wrote_is_no_number() -> None:
-    (result,) = interpret(faults.half_written, [jnp.ones(8)], Launch((1,), (shape(8),), {"BLOCK": 8}))
+    (result,) = interpret(
+        faults.half_written, [jnp.ones(8)], Launch((1,), (shape(8),), {"BLOCK": 8})
+    )
     np.testing.assert_array_equal(np.isnan(result), np.arange(8) >= 4)
 
 
@@ -118,7 +127,9 @@ def test_a_worker_that_dies_is_told_of_and_replaced() -> None:
         first = worker.process_id
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # dead; its parent may still ask how it ended
+        os.waitid(
+            os.P_PID, first, os.WEXITED | os.WNOWAIT
+        )  # dead; its parent may still ask how it ended
         assert worker.run(order)[0].shape == (8,)
         assert worker.process_id not in (None, first)
     finally:

@@ -54,7 +54,8 @@ def test_kv_write(layout: type[KVLayout]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "name", "dtype"), [(NhdLayout, "default", "float32"), (HndLayout, "partial", "float16")]
+    ("layout", "name", "dtype"),
+    [(NhdLayout, "default", "float32"), (HndLayout, "partial", "float16")],
 )
 def test_rope_kv_write(layout: type[KVLayout], name: str, dtype: str) -> None:
     fused.check_rope_kv_write(rope_kv_write.interpreted(), layout, kernels.ROPE_SPECS[name], dtype)
@@ -85,7 +86,9 @@ def test_a_layout_that_the_kernels_do_not_know_is_refused() -> None:
 def test_sample(config: SampleConfig, case: int) -> None:
     whole = sample_cases(VOCABS[0])[case]
     rows = [0, 5, 10, 12]  # of each kind of parameters
-    few = dataclasses.replace(whole, z=whole.z[rows], params=tuple(whole.params[row] for row in rows))
+    few = dataclasses.replace(
+        whole, z=whole.z[rows], params=tuple(whole.params[row] for row in rows)
+    )
     check_sample(dataclasses.replace(sample, config=config).interpreted(), few, case)
 
 

@@ -38,7 +38,9 @@ def small_blocks() -> Any:
     from enginebay_triton.flash import FlashConfig, FlashPrefill
 
     class Small(FlashPrefill):
-        def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> FlashConfig:
+        def default_config(
+            self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+        ) -> FlashConfig:
             return FlashConfig(16, 16)
 
     impl = flash()
@@ -110,7 +112,9 @@ def test_cudnn_attends(name: str) -> None:
 
 def test_cudnn_attends_rows_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn_module, "PADDING", 2)
-    case = AttentionCase("prefill_groups", "prefill", LONG, LONG, WINDOW, capacity=80, padding_rows=2)
+    case = AttentionCase(
+        "prefill_groups", "prefill", LONG, LONG, WINDOW, capacity=80, padding_rows=2
+    )
     check(cudnn.interpreted(), case, NhdLayout)
 
 
@@ -131,8 +135,12 @@ def test_cudnn_attends_in_full(name: str, layout: type[KVLayout]) -> None:
         ({}, "sm_90", None),
     ],
 )
-def test_cudnn_declares_its_conditions(fields: dict[str, Any], arch: str, reason: str | None) -> None:
-    spec = dataclasses.replace(AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16"), **fields)
+def test_cudnn_declares_its_conditions(
+    fields: dict[str, Any], arch: str, reason: str | None
+) -> None:
+    spec = dataclasses.replace(
+        AttnSpec(32, 8, 128, q_dtype="bfloat16", kv_dtype="bfloat16"), **fields
+    )
     layout = NhdLayout(2, 64, 8, spec.head_dim, spec.kv_dtype)
     bucket = Bucket(16, 1, 1, 16, 64, "prefill")
     told = cudnn.caps.why_not(Env("cuda", arch), spec, bucket, layout)

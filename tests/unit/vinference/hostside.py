@@ -74,7 +74,9 @@ class HostFunctions:
             after["last"][row], after["position"][row] = token, after["position"][row] + 1
             length = int(after["position"][row, 0]) + 1
             stops = np.asarray(sampling["stop_ids"])[row]
-            after["finished"][row] = token in stops or length >= np.asarray(sampling["max_length"])[row]
+            after["finished"][row] = (
+                token in stops or length >= np.asarray(sampling["max_length"])[row]
+            )
         after["column"] = np.int32(column + (len(going) > 0))
         return len(going)
 

@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from enginebay_vinference import SampleState, vInference, vInferenceConfig, vInferencePreCompileConfig
+from enginebay_vinference import (
+    SampleState,
+    vInference,
+    vInferenceConfig,
+    vInferencePreCompileConfig,
+)
 from tests.brief import LATE
 from tests.unit.serving import SIZES
 
@@ -26,7 +31,10 @@ TEXTS = (
 
 
 def like(
-    inference: vInference, config: vInferenceConfig = CONFIG, most: int | None = None, **options: Any
+    inference: vInference,
+    config: vInferenceConfig = CONFIG,
+    most: int | None = None,
+    **options: Any,
 ) -> vInference:
     """Another inference, with what `inference` has compiled: of the first `most` shapes, or of all.
 

@@ -36,7 +36,9 @@ PreCompile = vInferencePreCompileConfig
 # holds V32
 
 
-def test_inputs_are_padded_on_the_left_to_the_smallest_bucket_that_fits(on_host: vInference) -> None:
+def test_inputs_are_padded_on_the_left_to_the_smallest_bucket_that_fits(
+    on_host: vInference,
+) -> None:
     inputs, config = on_host.adjust_kwargs(np.array([[5, 6, 7]]), foo="kept")
     assert (config.batch_size, config.prefill_length) == (1, 16)
     assert inputs["input_ids"].tolist() == [[3] * 13 + [5, 6, 7]]
@@ -82,7 +84,11 @@ def test_inputs_without_rows_or_tokens_are_refused(on_host: vInference, wrong: n
 def test_pixel_values_fill_the_vision_fields_and_are_refused_when_used(on_host: vInference) -> None:
     ids = np.ones((1, 3), int)
     names = ("vision_batch_size", "vision_channels", "vision_height", "vision_width")
-    for shape, sizes in (((2, 3, 8, 9), (2, 3, 8, 9)), ((3, 8, 9), (1, 3, 8, 9)), ((8, 9), (1, 1, 8, 9))):
+    for shape, sizes in (
+        ((2, 3, 8, 9), (2, 3, 8, 9)),
+        ((3, 8, 9), (1, 3, 8, 9)),
+        ((8, 9), (1, 1, 8, 9)),
+    ):
         with pytest.warns(InferenceWarning):
             inputs, config = on_host.adjust_kwargs(ids, pixel_values=np.zeros(shape))
         assert config.vision_included is True
@@ -132,7 +138,10 @@ def test_precompiling_compiles_every_standalone_once(compiler: Compiler) -> None
     assert made.num_compilations == 0
     assert made.precompile(BUCKETS)
     assert made.num_compilations == 4
-    assert [(c.batch_size, c.prefill_length) for c in made.precompiled.values()] == [(1, 16), (4, 48)]
+    assert [(c.batch_size, c.prefill_length) for c in made.precompiled.values()] == [
+        (1, 16),
+        (4, 48),
+    ]
     assert made.precompile(BUCKETS)
     assert made.precompile(PreCompile([4, 1], [48, 16]))
     assert made.num_compilations == 4
@@ -145,7 +154,9 @@ def test_what_is_no_configuration_is_refused(on_host: vInference) -> None:
 
 
 def test_no_prefill_length_means_the_longest(inference: vInference) -> None:
-    counts = {PreCompile(1).get_default_hash(): 4}  # the rows of the larger bucket, which is compiled
+    counts = {
+        PreCompile(1).get_default_hash(): 4
+    }  # the rows of the larger bucket, which is compiled
     config = CONFIG.replace(num_return_sequences=counts)
     made = like(inference, config, model={**MODEL, "max_model_len": 68})
     assert made.precompile(PreCompile(1))

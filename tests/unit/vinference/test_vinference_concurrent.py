@@ -22,7 +22,9 @@ CHAT = [{"role": "user", "content": "Hello!"}]
 # holds V39
 
 
-def together(inference: vInference, prompts: Any, limit: Any = 2, **options: Any) -> list[PromptOutput]:
+def together(
+    inference: vInference, prompts: Any, limit: Any = 2, **options: Any
+) -> list[PromptOutput]:
     return asyncio.run(inference.process_prompts_concurrently(prompts, limit, GREEDY, **options))
 
 
@@ -36,7 +38,9 @@ def assert_no_thread_is_left() -> None:
 def check_order(inference: vInference, limit: int) -> None:
     prompts = [*TEXTS, CHAT]
     calls: list[tuple[int, int]] = []
-    outputs = together(inference, prompts, limit, progress_callback=lambda *done: calls.append(done))
+    outputs = together(
+        inference, prompts, limit, progress_callback=lambda *done: calls.append(done)
+    )
     assert [o.text for o in outputs] == [inference.process_prompt(p, GREEDY).text for p in prompts]
     assert calls == [(number, 5) for number in range(1, 6)]
 
@@ -91,7 +95,9 @@ def test_a_failing_prompt_fails_alone(on_host: vInference) -> None:
     assert (outputs[1].text, outputs[1].finish_reason) == (None, "error")
 
 
-def test_a_prompt_that_fails_on_its_way_fails_alone(on_host: vInference, functions: HostFunctions) -> None:
+def test_a_prompt_that_fails_on_its_way_fails_alone(
+    on_host: vInference, functions: HostFunctions
+) -> None:
     calls: list[str] = []
 
     def fail_once(kind: str) -> None:
@@ -152,7 +158,9 @@ def test_a_reader_that_stops_at_the_last_event_has_every_call(on_host: vInferenc
     assert calls == [(1, 2), (2, 2)]
 
 
-def test_cancelling_the_call_ends_what_is_under_way(on_host: vInference, functions: HostFunctions) -> None:
+def test_cancelling_the_call_ends_what_is_under_way(
+    on_host: vInference, functions: HostFunctions
+) -> None:
     begun, go_on, calls = threading.Event(), threading.Event(), list[str]()
 
     def hold(kind: str) -> None:
@@ -161,7 +169,9 @@ def test_cancelling_the_call_ends_what_is_under_way(on_host: vInference, functio
         go_on.wait(DEADLOCK_S)
 
     async def cancel() -> None:
-        call = asyncio.ensure_future(on_host.process_prompts_concurrently([TEXTS[0]] * 50, 2, GREEDY))
+        call = asyncio.ensure_future(
+            on_host.process_prompts_concurrently([TEXTS[0]] * 50, 2, GREEDY)
+        )
         while not begun.is_set():
             await asyncio.sleep(0)
         call.cancel()
@@ -175,7 +185,9 @@ def test_cancelling_the_call_ends_what_is_under_way(on_host: vInference, functio
     assert 1 <= len(calls) <= 2, "two were under way, and ended after the call that they were in"
 
 
-def test_leaving_a_stream_ends_what_is_under_way(on_host: vInference, functions: HostFunctions) -> None:
+def test_leaving_a_stream_ends_what_is_under_way(
+    on_host: vInference, functions: HostFunctions
+) -> None:
     calls: list[str] = []
     left = threading.Event()
 
@@ -212,12 +224,16 @@ def test_without_parameters_the_configurations_hold(on_host: vInference) -> None
     assert output.text == on_host.process_prompt(TEXTS[0]).text
 
 
-def test_the_event_loop_is_free_while_threads_generate(on_host: vInference, functions: HostFunctions) -> None:
+def test_the_event_loop_is_free_while_threads_generate(
+    on_host: vInference, functions: HostFunctions
+) -> None:
     """Other tasks run while a prompt is under way; the benchmark measures whether they are on time."""
     ticked, on_the_loop = threading.Event(), list[str]()
 
     async def count() -> int:
-        task = asyncio.ensure_future(on_host.process_prompts_concurrently([TEXTS[0]] * 4, 0, GREEDY))
+        task = asyncio.ensure_future(
+            on_host.process_prompts_concurrently([TEXTS[0]] * 4, 0, GREEDY)
+        )
         ticks = 0
         while not task.done():
             await asyncio.sleep(0)

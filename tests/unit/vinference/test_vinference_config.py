@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from enginebay import SamplingParams
-from enginebay_vinference import PartitionAxis, PromptOutput, vInferenceConfig, vInferencePreCompileConfig
+from enginebay_vinference import (
+    PartitionAxis,
+    PromptOutput,
+    vInferenceConfig,
+    vInferencePreCompileConfig,
+)
 
 PreCompile = vInferencePreCompileConfig
 
@@ -32,14 +37,22 @@ def test_prompt_output_has_five_optional_fields_by_keyword() -> None:  # holds V
 def test_precompile_defaults() -> None:  # holds V10
     config = PreCompile()
     assert (config.batch_size, config.prefill_length, config.vision_included) == (1, None, False)
-    vision = ("vision_batch_size", "vision_channels", "vision_height", "vision_width", "required_props")
+    vision = (
+        "vision_batch_size",
+        "vision_channels",
+        "vision_height",
+        "vision_width",
+        "required_props",
+    )
     assert all(getattr(config, name) is None for name in vision)
     lists = PreCompile([1, 2], [8, 16], [False, True], [1], [3], [4, 5], [6], [{"a": {"b": [1]}}])
     assert lists.batch_size == [1, 2]
     assert lists.required_props == [{"a": {"b": [1]}}]
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"prefill_length": [8, -1]}, {"batch_size": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"prefill_length": [8, -1]}, {"batch_size": 1.5}]
+)
 def test_precompile_sizes_are_counts(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="counts of at least 1"):
         PreCompile(**wrong)  # type: ignore[arg-type]
@@ -143,7 +156,11 @@ def test_precompile_round_trips(config: PreCompile) -> None:  # holds V15
 
 def test_config_defaults() -> None:  # holds V20
     config = vInferenceConfig()
-    assert (config.max_new_tokens, config.streaming_chunks, config.num_return_sequences) == (64, 16, 1)
+    assert (config.max_new_tokens, config.streaming_chunks, config.num_return_sequences) == (
+        64,
+        16,
+        1,
+    )
     empty = ("pad_token_id", "bos_token_id", "eos_token_id", "partition_rules", "partition_axis")
     assert all(getattr(config, name) is None for name in empty)
 
@@ -184,9 +201,9 @@ def test_partition_rules_are_the_callers_or_made_from_the_axes() -> (
     assert vInferenceConfig(partition_rules=own).get_partition_rules() is own
     with pytest.raises(AssertionError, match="partition_axis"):
         vInferenceConfig().get_partition_rules()
-    rules = vInferenceConfig(partition_axis=PartitionAxis("b", "s", "ks", "h", "d")).get_partition_rules(
-        PreCompile()
-    )
+    rules = vInferenceConfig(
+        partition_axis=PartitionAxis("b", "s", "ks", "h", "d")
+    ).get_partition_rules(PreCompile())
     assert rules[0][1] == rules[1][1] == PartitionSpec("b", "s")
     assert all(spec == PartitionSpec("b", "ks", "h", "d") for _, spec in rules[2:5])
     assert rules[-1] == (".*", PartitionSpec())
@@ -211,7 +228,9 @@ def test_config_round_trips() -> None:  # holds V25
 
 
 def test_tuples_and_numpys_integers_become_what_json_gives_back() -> None:  # holds V15
-    config = PreCompile((np.int64(1), 2), np.int32(16), required_props={"a": {"x": (1, (2, np.int8(3)))}})  # type: ignore[arg-type]
+    config = PreCompile(
+        (np.int64(1), 2), np.int32(16), required_props={"a": {"x": (1, (2, np.int8(3)))}}
+    )  # type: ignore[arg-type]
     assert config == PreCompile([1, 2], 16, required_props={"a": {"x": [1, [2, 3]]}})
     assert PreCompile.from_json(config.to_json()) == config
     made = vInferenceConfig(np.int64(9), np.int64(4), eos_token_id=(np.int64(1), 2))  # type: ignore[arg-type]

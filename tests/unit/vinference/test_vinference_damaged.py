@@ -44,7 +44,10 @@ def test_one_flipped_bit_in_an_array_of_json_is_found() -> None:
     fields = make_state().to_dict()
     head = fields["sequences"]["$array"]
     for changed in flip_bits(base64.b64decode(head["base64"]), 20, 3):
-        other = {**fields, "sequences": {"$array": {**head, "base64": base64.b64encode(changed).decode()}}}
+        other = {
+            **fields,
+            "sequences": {"$array": {**head, "base64": base64.b64encode(changed).decode()}},
+        }
         with pytest.raises(InputError, match="was damaged"):
             SampleState.from_dict(other)
     for name, value in (("dtype", "float32"), ("shape", [3, 2]), ("crc32", None)):
@@ -64,7 +67,9 @@ def test_states_without_checksums_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2048, 2**31 - 1])
-def test_token_ids_of_a_state_are_checked_against_the_vocabulary(inference: vInference, wrong: int) -> None:
+def test_token_ids_of_a_state_are_checked_against_the_vocabulary(
+    inference: vInference, wrong: int
+) -> None:
     ids, mask = encode(inference, TEXTS[0])
     state = inference.init_state(ids, mask, sampling_params=GREEDY)
     sequences = np.array(state.sequences)

@@ -16,7 +16,17 @@ from enginebay.testing.ties import TOLERANCE
 from enginebay.types import FrozenSampling
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
 from tests.unit.vinference.hostside import HostFunctions
-from tests.unit.vinference.small import BATCH, CONFIG, MODEL, TEXTS, drain, encode, last, like, new_tokens
+from tests.unit.vinference.small import (
+    BATCH,
+    CONFIG,
+    MODEL,
+    TEXTS,
+    drain,
+    encode,
+    last,
+    like,
+    new_tokens,
+)
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled_module")]
 
@@ -33,7 +43,13 @@ PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 1.3, "seed": 4, "top_p": 0.5},
     {"temperature": 1.3, "seed": 4, "min_p": 0.3},
     {"presence_penalty": 2.0, "frequency_penalty": 2.0},
-    {"temperature": 0.8, "seed": 9, "repetition_penalty": 1.3, "presence_penalty": 0.5, "top_p": 0.9},
+    {
+        "temperature": 0.8,
+        "seed": 9,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "top_p": 0.9,
+    },
 ]
 
 
@@ -46,12 +62,17 @@ def reference(pooled_module: None) -> dict[str, list[list[int]]]:
     """What LLM gives TEXTS, by the parameters. Its batches are mixed, so that all of them need the same programs."""
     kinds = [{}, *PARAMETERS]
     wanted = [
-        (text, kinds[(i + at) % len(kinds)]) for i in range(len(kinds)) for at, text in enumerate(TEXTS)
+        (text, kinds[(i + at) % len(kinds)])
+        for i in range(len(kinds))
+        for at, text in enumerate(TEXTS)
     ]
     with LLM(engine="vinference", **MODEL) as llm:
-        outputs = llm.generate([text for text, _ in wanted], [parameters(fields) for _, fields in wanted])
+        outputs = llm.generate(
+            [text for text, _ in wanted], [parameters(fields) for _, fields in wanted]
+        )
     tokens = {
-        (text, str(fields)): o.outputs[0].token_ids for (text, fields), o in zip(wanted, outputs, strict=True)
+        (text, str(fields)): o.outputs[0].token_ids
+        for (text, fields), o in zip(wanted, outputs, strict=True)
     }
     return {str(fields): [tokens[text, str(fields)] for text in TEXTS] for fields in kinds}
 
@@ -110,15 +131,21 @@ def test_a_function_and_parameters_can_be_given_for_a_step(inference: vInference
 # holds V36
 
 
-def test_batches_of_unequal_prompts_equal_each_row_alone(inference: vInference, reference: Any) -> None:
+def test_batches_of_unequal_prompts_equal_each_row_alone(
+    inference: vInference, reference: Any
+) -> None:
     for count in (1, 4):
         texts = TEXTS[:count]
-        rows = new_tokens(last(inference.generate(*encode(inference, *texts), sampling_params=GREEDY)))
+        rows = new_tokens(
+            last(inference.generate(*encode(inference, *texts), sampling_params=GREEDY))
+        )
         assert rows[:count] == reference["{}"][:count]
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.slow)])
-def test_a_sampled_row_alone_with_its_key_gives_the_same_tokens(inference: vInference, count: int) -> None:
+def test_a_sampled_row_alone_with_its_key_gives_the_same_tokens(
+    inference: vInference, count: int
+) -> None:
     made = inference
     if count == 16:
         made = vInference(MODEL, None, CONFIG)
@@ -130,7 +157,10 @@ def test_a_sampled_row_alone_with_its_key_gives_the_same_tokens(inference: vInfe
     assert len({tuple(row) for row in rows}) == count
     for row in {0, 1, count // 2, count - 1}:
         alone = made.generate(
-            ids[row : row + 1], mask[row : row + 1], sampling_params=HOT, prng_key=keys[row : row + 1]
+            ids[row : row + 1],
+            mask[row : row + 1],
+            sampling_params=HOT,
+            prng_key=keys[row : row + 1],
         )
         assert new_tokens(last(alone))[0] == rows[row]
 
@@ -164,7 +194,9 @@ def test_the_requests_length_holds_and_its_parameters_stay_as_they_were(
 ) -> None:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     before = params.model_copy()
-    states = [s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)]
+    states = [
+        s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)
+    ]
     assert [len(row) for row in new_tokens(states[-1])] == [max_tokens]
     assert 1 <= len(states) <= 3
     assert params == before
@@ -185,9 +217,13 @@ def test_a_longer_request_is_cut_with_a_warning(on_host: vInference) -> None:  #
 
 
 def test_generation_ends_when_all_rows_have(inference: vInference) -> None:
-    rows = new_tokens(last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY)))
+    rows = new_tokens(
+        last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY))
+    )
     params = SamplingParams(max_tokens=20, stop_token_ids=(rows[0][2],))
-    states = [s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)]
+    states = [
+        s.copy() for s in inference.generate(*encode(inference, TEXTS[0]), sampling_params=params)
+    ]
     assert len(states) == 1
     assert new_tokens(states[0]) == [rows[0][:3]]
 
@@ -210,7 +246,9 @@ def test_end_of_sequence_at_the_prefill_ends_the_generation(
 
 @pytest.mark.parametrize("place", [1, 6])
 def test_any_end_of_sequence_id_ends_a_row(inference: vInference, place: int) -> None:  # holds V23
-    rows = new_tokens(last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY)))
+    rows = new_tokens(
+        last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY))
+    )
     eos = rows[0][place]
     made = like(inference, CONFIG.replace(eos_token_id=[1, eos]))
     made.precompile(PreCompile(1, 16))
@@ -219,7 +257,9 @@ def test_any_end_of_sequence_id_ends_a_row(inference: vInference, place: int) ->
 
 
 @pytest.mark.parametrize("by_hash", [False, True])
-def test_each_row_is_completed_several_times(inference: vInference, by_hash: bool) -> None:  # holds V22
+def test_each_row_is_completed_several_times(
+    inference: vInference, by_hash: bool
+) -> None:  # holds V22
     bucket = PreCompile(2, 48)  # four rows in all, which are compiled
     counts: Any = {bucket.get_default_hash(): 2} if by_hash else 2
     made = like(inference, CONFIG.replace(num_return_sequences=counts), seed=1)
@@ -238,7 +278,9 @@ def test_other_weights_change_the_output_and_compile_nothing(inference: vInferen
     count = inference.num_compilations
     name = next(path for path in inference.graphstate if path.startswith("layers.0."))
     changed = {name: -inference.graphstate[name]}
-    after = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphstate=changed)))
+    after = new_tokens(
+        last(inference.generate(ids, mask, sampling_params=GREEDY, graphstate=changed))
+    )
     assert after != before
     nested: dict[str, Any] = {}
     place = nested
@@ -246,7 +288,10 @@ def test_other_weights_change_the_output_and_compile_nothing(inference: vInferen
     for key in parents:
         place = place.setdefault(key, {})
     place[leaf] = np.asarray(changed[name])
-    assert new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphother=nested))) == after
+    assert (
+        new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphother=nested)))
+        == after
+    )
     assert new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY))) == before
     assert inference.num_compilations == count
     with pytest.raises(ValueError, match="weight 'nothing'"):
@@ -256,7 +301,9 @@ def test_other_weights_change_the_output_and_compile_nothing(inference: vInferen
             inference.generate(ids, mask, graphstate={name: wrong})
     with_param = {name: nnx.Param(inference.graphstate[name])}
     assert (
-        new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY, graphstate=with_param)))
+        new_tokens(
+            last(inference.generate(ids, mask, sampling_params=GREEDY, graphstate=with_param))
+        )
         == before
     )
 
@@ -324,7 +371,9 @@ def test_every_parameter_of_requests_reaches_the_steps_or_the_text_or_is_refused
     with pytest.raises(ValueError, match="prompt_logprobs = 0"):
         last(on_host.generate([[5, 6]], sampling_params=SamplingParams(prompt_logprobs=0)))
     for params in (SamplingParams(min_tokens=2), SamplingParams(processors={"dry": {}})):
-        with pytest.raises(ValueError, match="states have no place for the fields of logits processors"):
+        with pytest.raises(
+            ValueError, match="states have no place for the fields of logits processors"
+        ):
             last(on_host.generate([[5, 6]], sampling_params=params))
     with pytest.raises(ValueError, match=r"stop_words_ids = \(\(5,\),\)"):
         last(on_host.generate([[5, 6]], sampling_params=SamplingParams(stop_words_ids=[[5]])))

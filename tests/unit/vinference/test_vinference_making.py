@@ -63,7 +63,9 @@ def test_equal_seeds_give_equal_samples_and_instances_share_nothing(inference: v
     for seed in (7, 7, 8):
         made = like(inference, seed=seed)
         made.precompile(PreCompile(1, 16))
-        runs.append([new_tokens(last(made.generate(ids, mask, sampling_params=hot))) for _ in range(2)])
+        runs.append(
+            [new_tokens(last(made.generate(ids, mask, sampling_params=hot))) for _ in range(2)]
+        )
         assert set(made.precompiled) != set(inference.precompiled)
     assert runs[0] == runs[1] != runs[2]
     assert runs[0][0] != runs[0][1], "each request draws a seed of its own"
@@ -75,7 +77,9 @@ def test_without_a_seed_instances_and_requests_differ_and_with_equal_ones_agree(
     def two_requests(seed: int | None) -> list[list[int]]:
         made, _ = make_hostside(seed=seed)
         ids, mask = encode(made, TEXTS[0])
-        return [new_tokens(last(made.generate(ids, mask, sampling_params=hot)))[0] for _ in range(2)]
+        return [
+            new_tokens(last(made.generate(ids, mask, sampling_params=hot)))[0] for _ in range(2)
+        ]
 
     unseeded = two_requests(None) + two_requests(None)
     assert len({tuple(row) for row in unseeded}) == 4

@@ -51,7 +51,9 @@ def test_the_block_has_functions_of_its_own_and_the_former_come_back(
         with swapped.override(attention={"decode": garbage_attention}, check=False):
             wrong = tokens(swapped)
             text = swapped.process_prompt(TEXT, PARAMS)
-        assert (wrong[0], wrong != expected) == (expected[0], True), "the first token comes from the prefill"
+        assert (wrong[0], wrong != expected) == (expected[0], True), (
+            "the first token comes from the prefill"
+        )
         assert text.text == swapped.tokenizer.decode(wrong)
         with pytest.raises(RequestError, match="swapped in, to be saved"):
             swapped.save_inference(tmp_path)
@@ -74,7 +76,10 @@ def test_generations_under_way_are_refused_at_the_beginning_and_ended_at_the_end
     ids, mask = encode(swapped, TEXT)
     states = swapped.generate(ids, mask, sampling_params=PARAMS)
     next(states)
-    with pytest.raises(RequestError, match="generations are under way"), swapped.override(linear="xla"):
+    with (
+        pytest.raises(RequestError, match="generations are under way"),
+        swapped.override(linear="xla"),
+    ):
         pytest.fail("the block was entered")
     states.close()
     with swapped.override(attention=plain_attention, check=False):

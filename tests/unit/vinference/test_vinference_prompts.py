@@ -26,7 +26,12 @@ def test_tokens_are_counted_as_the_tokenizer_makes_them(on_host: vInference) -> 
         assert on_host.count_tokens(text) == len(on_host.tokenizer.encode(text))
     ids = on_host.tokenizer.apply_chat_template(CHAT)
     assert on_host.count_tokens(CHAT) == len(ids)
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}]}]
+    parts = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}],
+        }
+    ]
     assert on_host.count_tokens(parts, oai_like=True) == len(ids)
     with pytest.raises(ValueError, match="no model with vision"):
         on_host.count_tokens([{"role": "user", "content": [{"type": "image_url"}]}], True)
@@ -66,7 +71,9 @@ def test_parts_of_a_stream_are_the_text_and_it_returns_the_state(inference: vInf
         assert state.generated_tokens == whole.generated_tokens
 
 
-def test_characters_of_several_bytes_are_never_split(on_host: vInference, functions: HostFunctions) -> None:
+def test_characters_of_several_bytes_are_never_split(
+    on_host: vInference, functions: HostFunctions
+) -> None:
     """The model answers a text whose characters have up to four tokens each."""
     text = "żó 🦊 日本"
     functions.script = on_host.tokenizer.encode(text, add_special_tokens=False)
@@ -80,7 +87,9 @@ def test_characters_of_several_bytes_are_never_split(on_host: vInference, functi
 
 def test_lists_are_answered_in_order(on_host: vInference) -> None:
     outputs = on_host.process_prompt(list(TEXTS), GREEDY)
-    assert [o.text for o in outputs] == [on_host.process_prompt(text, GREEDY).text for text in TEXTS]
+    assert [o.text for o in outputs] == [
+        on_host.process_prompt(text, GREEDY).text for text in TEXTS
+    ]
     streams = on_host.process_prompt(list(TEXTS), GREEDY, stream=True)
     assert ["".join(drain(parts)[0]) for parts in streams] == [o.text for o in outputs]
     assert on_host.process_prompt([], GREEDY) == []
@@ -117,7 +126,9 @@ def test_a_prompt_of_another_type_is_a_type_error(on_host: vInference, prompt: A
         ({"stop_words_ids": [[5, 6]]}, ValueError, "stop_words_ids = .*single token ids"),
     ],
 )
-def test_wrong_parameters_are_refused(on_host: vInference, params: Any, error: type, text: str) -> None:
+def test_wrong_parameters_are_refused(
+    on_host: vInference, params: Any, error: type, text: str
+) -> None:
     with pytest.raises(error, match=text):
         on_host.process_prompt(TEXTS[0], params)
 
@@ -175,4 +186,6 @@ def test_a_request_without_a_length_has_the_configurations() -> None:
     made, _ = make_hostside(CONFIG.replace(max_new_tokens=70))  # more than the default of requests
     assert made.process_prompt(TEXTS[0], SamplingParams(ignore_eos=True)).generated_tokens == 70
     assert made.process_prompt(TEXTS[0], {"ignore_eos": True}).generated_tokens == 70
-    assert made.process_prompt(TEXTS[0], {"ignore_eos": True, "max_tokens": 7}).generated_tokens == 7
+    assert (
+        made.process_prompt(TEXTS[0], {"ignore_eos": True, "max_tokens": 7}).generated_tokens == 7
+    )

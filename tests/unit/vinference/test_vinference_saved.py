@@ -93,13 +93,16 @@ def test_a_fresh_process_generates_the_same_tokens_and_compiles_nothing(
     loaded = run(LOAD, folder, cache, repo_root)
     rows, misses, name, precompiled = json.loads(loaded.stdout)
     assert rows == [
-        new_tokens(last(inference.generate(*encode(inference, *texts)))) for texts in (TEXTS[:1], TEXTS)
+        new_tokens(last(inference.generate(*encode(inference, *texts))))
+        for texts in (TEXTS[:1], TEXTS)
     ]
     assert misses == 0
     assert name == "mine"
     assert precompiled == sorted(inference.precompiled)
     assert (cache / "enginebay" / "programs").stat().st_mode & 0o077 == 0
-    assert not [path for path in folder.rglob("*") if path.suffix not in ("", ".json", ".stablehlo")]
+    assert not [
+        path for path in folder.rglob("*") if path.suffix not in ("", ".json", ".stablehlo")
+    ]
 
 
 def test_configuration_and_buckets_are_restored(inference: vInference, saved: Path) -> None:
@@ -127,7 +130,9 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / MANIFEST).write_text(json.dumps({**manifest, "self": digest}))
 
 
-def test_elsewhere_it_is_compiled_once_and_says_so(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_elsewhere_it_is_compiled_once_and_says_so(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manifest = read_manifest(copy)
     manifest["environment"]["machine"] = "another"
     for name in ("functions", "precompiled"):
@@ -162,7 +167,9 @@ def test_what_the_functions_depend_on_is_restored_or_refused(tmp_path: Path) -> 
     made.precompile(vInferencePreCompileConfig(1, 16))
     made.save_inference(tmp_path)
     with pytest.raises(ValueError, match="page size"):
-        vInference.load_inference(tmp_path, {**nhd, "engine": {"name": "vinference", "page_size": 16}}, None)
+        vInference.load_inference(
+            tmp_path, {**nhd, "engine": {"name": "vinference", "page_size": 16}}, None
+        )
     spec = PartitionSpec("tensor", None)
     split = {**MODEL, "mesh": {"tensor": 2}}
     made = vInference(split, None, CONFIG, input_partition_spec=spec)
@@ -211,7 +218,8 @@ def damage(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["truncated", "edited", "missing", "manifest edited", "manifest truncated", "no manifest"]
+    "kind",
+    ["truncated", "edited", "missing", "manifest edited", "manifest truncated", "no manifest"],
 )
 def test_a_damaged_one_is_refused_and_nothing_of_it_runs(
     copy: Path, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -147,7 +147,9 @@ def test_storing_loses_nothing(way: str, tmp_path: Path) -> None:  # holds V05
         "no_dimension": np.array(7, np.int16),
     }
     state = make_state(
-        model_kwargs=kwargs, _compile_config=vInferencePreCompileConfig(2, 8), generated_tokens=2**60
+        model_kwargs=kwargs,
+        _compile_config=vInferencePreCompileConfig(2, 8),
+        generated_tokens=2**60,
     )
     if way == "dict":
         copy = SampleState.from_dict(state.to_dict())
@@ -245,7 +247,9 @@ def test_generated_tokens_counts_what_was_emitted(inference: vInference) -> None
     assert len({len(row) for row in rows}) > 1, "the rows end at different steps"
     assert state.generated_tokens == sum(map(len, rows))
     real = np.asarray(state.model_kwargs["attention_mask"]) > 0
-    assert set(np.asarray(state.sequences)[~real].tolist()) == {inference.generation_config.pad_token_id}
+    assert set(np.asarray(state.sequences)[~real].tolist()) == {
+        inference.generation_config.pad_token_id
+    }
 
 
 def test_a_state_is_valid_until_the_next_step_and_holds_the_cache_without_a_copy(
@@ -271,9 +275,12 @@ def test_a_state_is_valid_until_the_next_step_and_holds_the_cache_without_a_copy
 
 
 @pytest.mark.parametrize(
-    "field", ["current_length", "sequences", "running_token", "is_sequence_finished", "model_kwargs"]
+    "field",
+    ["current_length", "sequences", "running_token", "is_sequence_finished", "model_kwargs"],
 )
-def test_a_spent_state_that_is_read_late_says_so(inference: vInference, field: str) -> None:  # holds V03
+def test_a_spent_state_that_is_read_late_says_so(
+    inference: vInference, field: str
+) -> None:  # holds V03
     ids, mask = encode(inference, TEXTS[0])
     first, *_, newest = inference.generate(ids, mask, sampling_params=GREEDY)
     with pytest.raises(SpentStateError, match=re.escape("state.copy()")):
@@ -340,7 +347,9 @@ def test_a_state_of_another_shape_is_refused(inference: vInference) -> None:
     assert not state.is_spent
 
 
-def test_a_state_that_was_stored_goes_on_on_a_mesh(inference: vInference, split: vInference) -> None:
+def test_a_state_that_was_stored_goes_on_on_a_mesh(
+    inference: vInference, split: vInference
+) -> None:
     ids, mask = encode(inference, *TEXTS)
     states = inference.generate(ids, mask, sampling_params=GREEDY)
     text = next(states).to_json()
@@ -354,7 +363,9 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused(inference: vInference)
         split.precompile(vInferencePreCompileConfig(1, 16))
 
 
-def test_states_are_laid_out_by_the_rules_on_a_mesh(inference: vInference, split: vInference) -> None:
+def test_states_are_laid_out_by_the_rules_on_a_mesh(
+    inference: vInference, split: vInference
+) -> None:
     ids, mask = encode(inference, *TEXTS)
     whole = new_tokens(last(inference.generate(ids, mask, sampling_params=GREEDY)))
     states = split.generate(ids, mask, sampling_params=GREEDY)

@@ -312,7 +312,12 @@ SUMMED = (
         "cache = layout.write(cache, batch.slots, k, v)",
         "cache = layout.write(cache, jnp.where(batch.slots < 0, -1, batch.slots + 1), k, v)",
     ),
-    _split("shared_cache_is_written", "write", "if k is not None and v is not None:", "if True:  # noqa"),
+    _split(
+        "shared_cache_is_written",
+        "write",
+        "if k is not None and v is not None:",
+        "if True:  # noqa",
+    ),
     _split(
         "padding_is_not_zero",
         "feature",
@@ -325,7 +330,12 @@ SUMMED = (
         "part.maximum + jnp.log(total)",
         "part.maximum + jnp.log(jnp.maximum(total, 1e-3)) * 0.0",
     ),
-    _split("lse_in_base_two", "feature", "part.maximum + jnp.log(total)", "part.maximum + jnp.log2(total)"),
+    _split(
+        "lse_in_base_two",
+        "feature",
+        "part.maximum + jnp.log(total)",
+        "part.maximum + jnp.log2(total)",
+    ),
     _split(
         "sink_weighs_nothing",
         "feature",

@@ -7,7 +7,9 @@ from tests.zoo.faults import Fault, Kind
 
 def _xla(name: str, kind: Kind, module: str, old: str, new: str) -> Fault:
     kernel = "enginebay_xla.attention:xla_attention"
-    return Fault(f"attention_{name}", "attention", kind, kernel, f"enginebay_xla.{module}", old, new)
+    return Fault(
+        f"attention_{name}", "attention", kind, kernel, f"enginebay_xla.{module}", old, new
+    )
 
 
 FAULTS = (

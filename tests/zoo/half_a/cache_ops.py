@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.zoo.faults import Fault, Kind
 
 
-def _fault(op: str, name: str, kind: Kind, module: str, old: str, new: str, attribute: str = "") -> Fault:
+def _fault(
+    op: str, name: str, kind: Kind, module: str, old: str, new: str, attribute: str = ""
+) -> Fault:
     kernel = f"enginebay_xla.{module}:{attribute or op}"
     return Fault(f"{op}_{name}", op, kind, kernel, f"enginebay_xla.{module}", old, new)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.zoo.faults import Fault, Kind
 
 
-def _fault(op: str, name: str, kind: Kind, module: str, old: str, new: str, attribute: str = "") -> Fault:
+def _fault(
+    op: str, name: str, kind: Kind, module: str, old: str, new: str, attribute: str = ""
+) -> Fault:
     kernel = f"enginebay_xla.{module}:{attribute or op}"
     return Fault(f"{op}_{name}", op, kind, kernel, f"enginebay_xla.{module}", old, new)
 
@@ -226,7 +228,9 @@ ROPE = (
         "scale",
         "rope",
         TURN,
-        TURN.replace("- second * sin, second * cos + first", "+ second * sin, second * cos - first"),
+        TURN.replace(
+            "- second * sin, second * cos + first", "+ second * sin, second * cos - first"
+        ),
     ),
     _fault(
         "rope",
@@ -245,7 +249,12 @@ ROPE = (
         "angles = positions.astype(jnp.float16).astype(jnp.float32)[:, None] * inv_freq",
     ),
     _fault(
-        "rope", "forgets_the_factor_of_sines", "scale", "rope", "jnp.sin(angles) * factor", "jnp.sin(angles)"
+        "rope",
+        "forgets_the_factor_of_sines",
+        "scale",
+        "rope",
+        "jnp.sin(angles) * factor",
+        "jnp.sin(angles)",
     ),
     _fault(
         "rope",

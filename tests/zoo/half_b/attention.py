@@ -9,7 +9,9 @@ XLA = "enginebay_xla.attention:xla_attention"
 
 
 def _split(name: str, kind: Kind, old: str, new: str) -> Fault:
-    return Fault(f"b_split_{name}", "attention", kind, SPLIT, "right.split_attention", old, new, "B")
+    return Fault(
+        f"b_split_{name}", "attention", kind, SPLIT, "right.split_attention", old, new, "B"
+    )
 
 
 def _xla(module: str, name: str, kind: Kind, old: str, new: str) -> Fault:

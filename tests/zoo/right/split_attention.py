@@ -19,7 +19,9 @@ CAPS = Caps(
     frozenset({"cpu"}),
     ("hnd", "nhd", "tpu_rpa"),
     modes=frozenset({"decode", "mixed"}),
-    features=frozenset({"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "fused_write"}),
+    features=frozenset(
+        {"window", "softcap", "sinks", "lse", "kv_share", "deterministic", "fused_write"}
+    ),
     head_dim=lambda width: width <= 128,
 )
 
@@ -58,10 +60,14 @@ class SplitAttention:
     priority: int = 0
     caps: Caps = CAPS
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> SplitConfig:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> SplitConfig:
         return SplitConfig()
 
-    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> list[SplitConfig]:
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> list[SplitConfig]:
         return [SplitConfig(block, splits) for block in (16, 32, 64) for splits in (1, 2, 5)]
 
     def __call__(
@@ -109,7 +115,12 @@ def visible_range(batch: AttnBatch, spec: AttnSpec) -> Tokens:
 
 
 def read_block(
-    cache: CacheArrays, batch: AttnBatch, layout: KVLayout, size: int, row: jax.Array, block: jax.Array
+    cache: CacheArrays,
+    batch: AttnBatch,
+    layout: KVLayout,
+    size: int,
+    row: jax.Array,
+    block: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """k, v [T, size, Hkv, D] of a block of each token's row; what lies past the table is that of its last page."""
     positions = block * size + jnp.arange(size)
@@ -120,7 +131,13 @@ def read_block(
 
 
 def one_split(
-    q: jax.Array, tokens: Tokens, read: Any, start: int, stop: int, spec: AttnSpec, config: SplitConfig
+    q: jax.Array,
+    tokens: Tokens,
+    read: Any,
+    start: int,
+    stop: int,
+    spec: AttnSpec,
+    config: SplitConfig,
 ) -> Part:
     """The part of blocks start to stop: a block is loaded into one buffer while the other is computed."""
     k, v = read(tokens.row, jnp.int32(start))
@@ -144,13 +161,21 @@ def empty(q: jax.Array) -> Part:
 
 
 def add_block(
-    part: Part, q: jax.Array, k: jax.Array, v: jax.Array, base: jax.Array, tokens: Tokens, spec: AttnSpec
+    part: Part,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    base: jax.Array,
+    tokens: Tokens,
+    spec: AttnSpec,
 ) -> Part:
     """The part with the keys of one block, of which the first is at position `base`."""
     positions = base + jnp.arange(k.shape[1])
     visible = (positions >= tokens.first[:, None]) & (positions < tokens.end[:, None])
     precision = jax.lax.Precision.HIGHEST
-    products = jnp.einsum("thgd,tbhd->thgb", q, k, precision=precision, preferred_element_type=jnp.float32)
+    products = jnp.einsum(
+        "thgd,tbhd->thgb", q, k, precision=precision, preferred_element_type=jnp.float32
+    )
     scores = products * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
@@ -160,7 +185,11 @@ def add_block(
     weights = jnp.exp(scores - maximum[..., None])
     keep = jnp.exp(part.maximum - maximum)
     values = jnp.einsum(
-        "thgb,tbhd->thgd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
+        "thgb,tbhd->thgd",
+        weights.astype(v.dtype),
+        v,
+        precision=precision,
+        preferred_element_type=jnp.float32,
     )
     total = part.total * keep + weights.sum(axis=-1)
     return Part(maximum, total, part.weighted * keep[..., None] + values)
@@ -180,7 +209,9 @@ def finish(part: Part, sinks: jax.Array | None, spec: AttnSpec) -> tuple[jax.Arr
     if sinks is not None:
         sink = sinks.reshape(spec.num_kv_heads, spec.group).astype(jnp.float32)
         zeros = jnp.zeros_like(part.weighted)
-        part = merge(part, Part(jnp.broadcast_to(sink, part.maximum.shape), jnp.ones_like(part.total), zeros))
+        part = merge(
+            part, Part(jnp.broadcast_to(sink, part.maximum.shape), jnp.ones_like(part.total), zeros)
+        )
     total = jnp.where(part.total == 0, 1.0, part.total)
     return part.weighted / total[..., None], part.maximum + jnp.log(total)
 

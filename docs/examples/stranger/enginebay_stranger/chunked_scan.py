@@ -47,11 +47,15 @@ class ChunkedScan:
     priority: int = -10
     caps: Caps = CAPS
 
-    def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> ChunkConfig:
+    def default_config(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> ChunkConfig:
         """Chunks no longer than a page."""
         return ChunkConfig(key_chunk=min(64, layout.page_size))
 
-    def candidates(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> list[ChunkConfig]:
+    def candidates(
+        self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
+    ) -> list[ChunkConfig]:
         """Chunks of up to the context whose keys and values in f32 stay within WORKING_BYTES, for `enginebay tune`."""
         of_a_key = 2 * 4 * bucket.tokens * spec.num_kv_heads * spec.head_dim
         return [
@@ -82,7 +86,9 @@ class ChunkedScan:
         last = batch.positions[:, None]
         queries = q.astype(jnp.float32).reshape(tokens, kv_heads, group, -1) * spec.softmax_scale
 
-        def add_chunk(seen: tuple[jax.Array, ...], start: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+        def add_chunk(
+            seen: tuple[jax.Array, ...], start: jax.Array
+        ) -> tuple[tuple[jax.Array, ...], None]:
             maximum, total, values = seen
             at = jnp.broadcast_to(start + jnp.arange(size), (tokens, size))
             pages = batch.page_table[
@@ -94,20 +100,32 @@ class ChunkedScan:
             visible = (at < kv_lens) & ((at <= last) | (not spec.causal))
             if spec.window is not None:
                 visible &= at > last - spec.window
-            keys, chunk = (x.astype(jnp.float32).reshape(tokens, size, kv_heads, -1) for x in (keys, chunk))
-            chunk = jnp.where(visible[:, :, None, None], chunk, 0)  # a place nobody wrote may hold a NaN
-            scores = jnp.where(visible[:, None, None], jnp.einsum("thgd,tchd->thgc", queries, keys), LOWEST)
+            keys, chunk = (
+                x.astype(jnp.float32).reshape(tokens, size, kv_heads, -1) for x in (keys, chunk)
+            )
+            chunk = jnp.where(
+                visible[:, :, None, None], chunk, 0
+            )  # a place nobody wrote may hold a NaN
+            scores = jnp.where(
+                visible[:, None, None], jnp.einsum("thgd,tchd->thgc", queries, keys), LOWEST
+            )
             highest = jnp.maximum(maximum, scores.max(axis=-1))
             weights = jnp.where(visible[:, None, None], jnp.exp(scores - highest[..., None]), 0)
             shrink = jnp.exp(maximum - highest)
             values = values * shrink[..., None] + jnp.einsum("thgc,tchd->thgd", weights, chunk)
             return (highest, total * shrink + weights.sum(axis=-1), values), None
 
-        start = (jnp.full(queries.shape[:3], LOWEST), jnp.zeros(queries.shape[:3]), jnp.zeros(queries.shape))
+        start = (
+            jnp.full(queries.shape[:3], LOWEST),
+            jnp.zeros(queries.shape[:3]),
+            jnp.zeros(queries.shape),
+        )
         starts = jnp.arange(0, batch.bucket.max_kv_len, size)
         (maximum, total, values), _ = jax.lax.scan(add_chunk, start, starts)
         out = jnp.where(total[..., None] > 0, values / jnp.maximum(total, 1e-30)[..., None], 0)
-        lse = jnp.where(total > 0, maximum + jnp.log(jnp.maximum(total, 1e-30)), -jnp.inf).reshape(tokens, -1)
+        lse = jnp.where(total > 0, maximum + jnp.log(jnp.maximum(total, 1e-30)), -jnp.inf).reshape(
+            tokens, -1
+        )
         return out.reshape(q.shape).astype(q.dtype), cache, lse if spec.return_lse else None
 
 

@@ -52,14 +52,20 @@ class ShortestPromptFirst(Scheduler):
         spare = free_tokens - sum(
             w.num_prompt_tokens + 1 for w in view.waiting if w.request_id in dict(prefill)
         )
-        steps = _steps(decode, limits.max_decode_steps if not view.waiting and not prefill else 1, spare)
-        return Decision(tuple(prefill), tuple(row.request_id for row in decode), steps, preempted), None
+        steps = _steps(
+            decode, limits.max_decode_steps if not view.waiting and not prefill else 1, spare
+        )
+        return Decision(
+            tuple(prefill), tuple(row.request_id for row in decode), steps, preempted
+        ), None
 
     def _admit(
         self, waiting: tuple[WaitingView, ...], limits: Limits, budget: int, free_tokens: int
     ) -> list[tuple[str, int]]:
         rate = self._options.tokens_per_s
-        line = sorted(waiting, key=lambda w: (w.arrival_s + w.num_prompt_tokens / rate, w.arrival_s))
+        line = sorted(
+            waiting, key=lambda w: (w.arrival_s + w.num_prompt_tokens / rate, w.arrival_s)
+        )
         admitted: list[tuple[str, int]] = []
         for one in line[: max(0, limits.free_rows)]:
             free_tokens -= one.num_prompt_tokens + 1  # the prompt, and the first token after it

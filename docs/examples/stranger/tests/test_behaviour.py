@@ -42,15 +42,21 @@ def test_kernel_says_what_it_cannot_do(field: str, value: object, reason: str) -
     spec = AttnSpec(4, 2, 16, **{field: value})  # type: ignore[arg-type]
     layout = HndLayout(2, 16, 2, 16, "float32")
     bucket = Bucket(1, 1, 1, 1, 16, "decode")
-    assert chunked_scan.caps.why_not(Env("cpu"), spec, bucket, layout) == f"does not support {reason}"
-    assert "needs platform cpu" in (chunked_scan.caps.why_not(Env("cuda"), spec, bucket, layout) or "")
+    assert (
+        chunked_scan.caps.why_not(Env("cpu"), spec, bucket, layout) == f"does not support {reason}"
+    )
+    assert "needs platform cpu" in (
+        chunked_scan.caps.why_not(Env("cuda"), spec, bucket, layout) or ""
+    )
 
 
 def test_candidates_for_tuning_keep_to_the_working_memory() -> None:
     spec, layout = AttnSpec(4, 2, 16), HndLayout(2, 64, 2, 16, "float32")
     env = Env("cpu")
     few, many = (Bucket(tokens, 1, 16, tokens, 1024, "mixed") for tokens in (16, 16384))
-    sizes = [[c.key_chunk for c in chunked_scan.candidates(env, spec, b, layout)] for b in (few, many)]
+    sizes = [
+        [c.key_chunk for c in chunked_scan.candidates(env, spec, b, layout)] for b in (few, many)
+    ]
     assert sizes[0] == [16, 32, 64, 128, 256, 512]
     assert sizes[1] == [16, 32, 64, 128, 256]
     assert 2 * 4 * 16384 * 2 * 16 * max(sizes[1]) <= WORKING_BYTES

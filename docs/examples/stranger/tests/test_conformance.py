@@ -30,7 +30,9 @@ def test_registered_part_keeps_its_contract(check: Callable[[], None]) -> None:
     check()
 
 
-IMPATIENT = scheduler_checks(lambda: ShortestPromptFirst(ShortestPromptFirstOptions(tokens_per_s=1e4)))
+IMPATIENT = scheduler_checks(
+    lambda: ShortestPromptFirst(ShortestPromptFirstOptions(tokens_per_s=1e4))
+)
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in IMPATIENT])

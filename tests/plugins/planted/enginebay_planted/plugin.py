@@ -12,7 +12,9 @@ def register_kernels(register: Register) -> None:
     for name in NORMS:
         register(name, f"enginebay_planted.norms:{name}", op="rms_norm")
     register("kills_the_importer", "enginebay_planted.kills_the_importer:norm", op="rms_norm")
-    register("needs_more", "enginebay_planted.norms:wrong", op="rms_norm", requires=("no_such_module",))
+    register(
+        "needs_more", "enginebay_planted.norms:wrong", op="rms_norm", requires=("no_such_module",)
+    )
     for name in ("toy", "toy_wrong", "toy_copies"):
         register(
             name,
