@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 NUM_HOST_DEVICES = 4
 # XLA spends nine tenths of a cold run on optimizing tiny programs. The tests do not depend on that:
-# XLA lowers the same HLO with fewer passes of LLVM and without the fusions that go through MLIR, in a
-# third of the time. Users run XLA's own settings. `make test-slow`, `make parity` and
-# `make test-eval` do too, by ENGINEBAY_TESTS_XLA=default, and so do the stages of .ci/run that run
-# from the wheel. XLA aborts on an unknown flag: jax 0.10.2 to 0.11.2 know these. An unknown extra
-# option is no error.
+# XLA lowers the same HLO with fewer passes of LLVM and without the fusions that go through MLIR, in
+# a third of the time. Users run XLA's own settings. `make test-slow`, `make parity` and `make
+# test-eval` do too, by ENGINEBAY_TESTS_XLA=default, and so do the stages of .ci/run that run from
+# the wheel. XLA aborts on an unknown flag: jax 0.10.2 to 0.11.2 know these. An unknown extra option
+# is no error.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -32,9 +32,11 @@ QUICK_COMPILING = (
 
 
 def _prepare_jax() -> None:
-    """Settle what JAX reads from the environment. XLA reads its flags when the first device is asked for.
+    """Settle what JAX reads from the environment. XLA reads its flags when the first device is
+    asked for.
 
-    What the caller has set stays: JAX_PLATFORMS=cuda runs the device tests on a GPU. Processes that tests start inherit all of it.
+    What the caller has set stays: JAX_PLATFORMS=cuda runs the device tests on a GPU. Processes that
+    tests start inherit all of it.
     """
     cache = ROOT / ".cache" / "jax"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: what lies in it is executed
@@ -42,7 +44,8 @@ def _prepare_jax() -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    # Nothing that a test does may leave this machine: a hub that nobody answers for. Tests of the hub path name their own.
+    # Nothing that a test does may leave this machine: a hub that nobody answers for. Tests of the
+    # hub path name their own.
     os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A user's folder of its own: tables that a developer has tuned must not change what is tested.
@@ -59,7 +62,8 @@ def _prepare_jax() -> None:
         )
     os.environ["XLA_FLAGS"] = flags
     if "jax" in sys.modules:
-        # A plugin named with -p may have imported JAX before this file was read: too late for the variables, not for the settings.
+        # A plugin named with -p may have imported JAX before this file was read: too late for the
+        # variables, not for the settings.
         import jax
 
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

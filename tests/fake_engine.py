@@ -44,7 +44,9 @@ class Launched(Pending):
 
 
 class FakeEngine(Engine):
-    """Runs steps on the host. A test may set `before_step` and `before_read` to count, wait or raise."""
+    """Runs steps on the host. A test may set `before_step` and `before_read` to count, wait or
+    raise.
+    """
 
     def __init__(
         self,

@@ -81,7 +81,8 @@ class EnginePool:
     def leases(self) -> Iterator[None]:
         """Within the block, code that composes an engine receives an engine of the pool.
 
-        All engines come back at the block's end. Close every loop or LLM that drives one before that.
+        All engines come back at the block's end. Close every loop or LLM that drives one before
+        that.
         """
         leased: list[tuple[tuple[object, ...], Engine]] = []
 

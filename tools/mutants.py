@@ -57,7 +57,8 @@ processes: set[subprocess.Popen[bytes]] = set()
 
 
 def environment(tree: Path, packages: Sequence[str]) -> dict[str, str]:
-    """Environment variables of tests in `tree`: its packages come first, and HOME is an empty folder.
+    """Environment variables of tests in `tree`: its packages come first, and HOME is an empty
+    folder.
 
     CI=1 makes hypothesis draw the same examples in each run.
     """

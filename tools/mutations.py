@@ -164,7 +164,8 @@ def _of_statements(node: Any, function: ast.AST) -> Iterator[Change]:
 def _leaves_names(node: ast.Assign, function: ast.AST) -> bool:
     """Whether its names are also bound elsewhere in the function.
 
-    Without the only assignment of a name, any test that runs the line fails: such a fault shows nothing.
+    Without the only assignment of a name, any test that runs the line fails: such a fault shows
+    nothing.
     """
     if getattr(function, "name", "") == "__init__":
         return False

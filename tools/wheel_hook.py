@@ -1,7 +1,9 @@
-"""Build hook of the wheel: with ENGINEBAY_WHEEL_CPU=x86-64-v3 (or -v4) it brings the C++ kernels, compiled for that level.
+"""Build hook of the wheel: with ENGINEBAY_WHEEL_CPU=x86-64-v3 (or -v4) it brings the C++ kernels,
+compiled for that level.
 
-Without the variable the wheel is plain Python, and kernels are compiled where they are used. With it, the wheel is one for
-this system alone. JAX must be installed where the wheel is built: `pip wheel . --no-deps --no-build-isolation`.
+Without the variable the wheel is plain Python, and kernels are compiled where they are used. With
+it, the wheel is one for this system alone. JAX must be installed where the wheel is built: `pip
+wheel . --no-deps --no-build-isolation`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The eSurge API over the paged engine: requests by id, prompts that are made to fit, pausing, and new weights in place."""
+"""The eSurge API over the paged engine: requests by id, prompts that are made to fit, pausing, and
+new weights in place.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for, so that importing the package imports no JAX."""
+    """Import a public name when it is first asked for, so that importing the package imports no
+    JAX.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'enginebay_esurge' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

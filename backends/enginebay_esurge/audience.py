@@ -8,7 +8,9 @@ from enginebay.loop.observer import Observer, Watch
 
 
 class Audience:
-    """Has every loop of a service tell the same observers. Any thread may call, the engine's and an observer too."""
+    """Has every loop of a service tell the same observers. Any thread may call, the engine's and an
+    observer too.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

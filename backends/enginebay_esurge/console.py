@@ -15,7 +15,9 @@ REFRESH_S = 0.5
 
 
 class ConsoleMonitor:
-    """Shows figures twice a second, on standard error unless a console is given. `close` leaves the last ones."""
+    """Shows figures twice a second, on standard error unless a console is given. `close` leaves the
+    last ones.
+    """
 
     def __init__(
         self, title: str, read: Callable[[], Figures], console: Console | None = None

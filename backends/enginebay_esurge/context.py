@@ -13,7 +13,8 @@ TruncateMode = Literal["left", "right", "middle"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextRules:
-    """What may be cut when prompt, new tokens and reserve exceed the context, and what is cut first.
+    """What may be cut when prompt, new tokens and reserve exceed the context, and what is cut
+    first.
 
     `reserve_tokens` stay free; None is a tenth of max_model_len.
     """
@@ -66,13 +67,15 @@ class Lengths:
 def fit_lengths(num_prompt: int, num_new: int | None, rules: ContextRules) -> Lengths:
     """How many tokens of a prompt and how many new tokens are served, so that both fit the budget.
 
-    num_new None means as many new tokens as there is room for. A prompt that alone exceeds the budget is truncated
-    to the budget less num_new (less 1 for None). A prompt that alone fits keeps its length under
-    prefer_preserve_prompt, and the new tokens are capped; without it the prompt is truncated first. Each keeps at least
-    one token, and the second cut happens only as far as the first one does not suffice.
+    num_new None means as many new tokens as there is room for. A prompt that alone exceeds the
+    budget is truncated to the budget less num_new (less 1 for None). A prompt that alone fits keeps
+    its length under prefer_preserve_prompt, and the new tokens are capped; without it the prompt is
+    truncated first. Each keeps at least one token, and the second cut happens only as far as the
+    first one does not suffice.
 
-    A cut that auto_cap_new_tokens or auto_truncate_prompt forbids happens where no other helps; with strict_context
-    it raises RequestError (a ValueError) instead, and without auto_cap_new_tokens so does every excess.
+    A cut that auto_cap_new_tokens or auto_truncate_prompt forbids happens where no other helps;
+    with strict_context it raises RequestError (a ValueError) instead, and without
+    auto_cap_new_tokens so does every excess.
     """
     budget = rules.budget
     prompt = num_prompt
@@ -101,7 +104,8 @@ def _cuts(num_prompt: int, rules: ContextRules) -> list[str]:
 
 
 def truncate(token_ids: Sequence[int], num_tokens: int, mode: TruncateMode) -> list[int]:
-    """`num_tokens` of token_ids: without their beginning (left), their end (right), or their middle.
+    """`num_tokens` of token_ids: without their beginning (left), their end (right), or their
+    middle.
 
     Of the middle mode, the first part is the longer one.
     """

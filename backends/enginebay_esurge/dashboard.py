@@ -17,9 +17,11 @@ QUANTILES = (0.5, 0.95)
 def write_provisioning(
     folder: Path, *, name: str, uid: str, url: str, speculates: bool = False
 ) -> Path:
-    """Write data source and dashboard under `folder`, and return what Grafana takes as its provisioning folder.
+    """Write data source and dashboard under `folder`, and return what Grafana takes as its
+    provisioning folder.
 
-    The files are JSON, which is YAML. Who runs Grafana, in a container too, may read them: they hold no secret.
+    The files are JSON, which is YAML. Who runs Grafana, in a container too, may read them: they
+    hold no secret.
     """
     dashboards = folder / "dashboards"
     provisioning = folder / "provisioning"
@@ -42,7 +44,9 @@ def write_provisioning(
 
 
 def make_dashboard(datasource_uid: str, *, speculates: bool = False) -> dict[str, Any]:
-    """A dashboard whose panels read from the data source of this uid; one more for an engine that `speculates`."""
+    """A dashboard whose panels read from the data source of this uid; one more for an engine that
+    `speculates`.
+    """
     source = {"type": "prometheus", "uid": datasource_uid}
     panels: list[dict[str, Any]] = []
     for number, (title, unit, queries) in enumerate(_panels(speculates=speculates)):

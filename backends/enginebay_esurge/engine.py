@@ -10,7 +10,9 @@ from enginebay_oengine.engine import PagedEngine
 
 
 def make_engine(parts: EngineParts, options: ESurgeOptions) -> PagedEngine:
-    """A paged engine over these parts. ConfigError or UnsupportedError when there is no room for a page."""
+    """A paged engine over these parts. ConfigError or UnsupportedError when there is no room for a
+    page.
+    """
     return PagedEngine(parts, options.paged())
 
 

@@ -10,7 +10,9 @@ from enginebay_oengine.options import PagedOptions
 
 
 class ESurgeOptions(BaseModel):
-    """The paged engine's options under eSurge's names, with its defaults. num_pages or cache_bytes replace hbm_utilization."""
+    """The paged engine's options under eSurge's names, with its defaults. num_pages or cache_bytes
+    replace hbm_utilization.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -10,7 +10,9 @@ class NotRunningError(StoppedError, RuntimeError):
 
 
 class BusyError(EnginebayError, RuntimeError):
-    """Something that needs an idle engine was asked of one with requests, or a profile of one that is being profiled."""
+    """Something that needs an idle engine was asked of one with requests, or a profile of one that
+    is being profiled.
+    """
 
 
 class NoTemplateError(UnsupportedError, RuntimeError):

@@ -1,4 +1,6 @@
-"""eSurge: the documented face over the paged engine: requests by id, made to fit, in a service that can pause."""
+"""eSurge: the documented face over the paged engine: requests by id, made to fit, in a service that
+can pause.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,13 @@ log = logging.getLogger("enginebay.esurge")
 
 
 class eSurge:  # noqa: N801  # the name its users know
-    """Requests by id over the paged engine, batched as they come, with prompts that are made to fit the context.
+    """Requests by id over the paged engine, batched as they come, with prompts that are made to fit
+    the context.
 
-    `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which needs a `tokenizer`. The model is
-    loaded and compiled here; `initiate()` starts serving, as does a `with` block. Every method may be called from any
-    thread. docs/esurge.md says what each option does; one that cannot be honoured is refused unless it is the default.
+    `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which needs a
+    `tokenizer`. The model is loaded and compiled here; `initiate()` starts serving, as does a
+    `with` block. Every method may be called from any thread. docs/esurge.md says what each option
+    does; one that cannot be honoured is refused unless it is the default.
     """
 
     def __init__(
@@ -111,7 +115,8 @@ class eSurge:  # noqa: N801  # the name its users know
         self._serving = Serving(self._service, self._tokenizer)
         self._profiler = Profiler(self._service)
         self._monitoring = Monitoring(self._service, self._serving.totals, self._name)
-        # One that nobody terminated, at exit too: no thread, server or trace may outlive it, or JAX.
+        # One that nobody terminated, at exit too: no thread, server or trace may outlive it, or
+        # JAX.
         for stop in (self._monitoring.stop, self._profiler.stop, self._service.stop):
             weakref.finalize(self, stop)
 
@@ -159,11 +164,15 @@ class eSurge:  # noqa: N801  # the name its users know
 
     @property
     def audience(self) -> Audience:
-        """Who is told of the engine's work: add an observer (enginebay.loop.observer), or remove it."""
+        """Who is told of the engine's work: add an observer (enginebay.loop.observer), or remove
+        it.
+        """
         return self._service.audience
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
-        """Run a function on the engine's thread between steps, or here when nothing runs, and return its result."""
+        """Run a function on the engine's thread between steps, or here when nothing runs, and
+        return its result.
+        """
         return self._service.call(function)
 
     @property
@@ -177,13 +186,15 @@ class eSurge:  # noqa: N801  # the name its users know
         return self._service.num_requests[1]
 
     def initiate(self) -> None:
-        """Start serving, or go on after a pause; nothing happens when it runs. The thread is a daemon and idles at no cost."""
+        """Start serving, or go on after a pause; nothing happens when it runs. The thread is a
+        daemon and idles at no cost.
+        """
         self._service.start()
         self._serving.totals.begin()
 
     def terminate(self) -> None:
-        """End the thread, and a profile; requests under way fail with StoppedError. initiate() serves again, without
-        compiling, and monitoring stays for it.
+        """End the thread, and a profile; requests under way fail with StoppedError. initiate()
+        serves again, without compiling, and monitoring stays for it.
         """
         self._service.stop()
         self._profiler.stop()
@@ -192,7 +203,8 @@ class eSurge:  # noqa: N801  # the name its users know
     def pause(self) -> None:
         """Stop launching; requests stay where they are, and can be aborted. New ones are refused.
 
-        With destroy_pages_on_pause the cache's memory is freed, unless a request has its beginning in it.
+        With destroy_pages_on_pause the cache's memory is freed, unless a request has its beginning
+        in it.
         """
         self._service.pause()
 
@@ -210,13 +222,15 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: Priorities = 0,
         tenant: Tenants = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (texts, or lists of token ids); one output each, in the order of the prompts.
+        """Complete prompts (texts, or lists of token ids); one output each, in the order of the
+        prompts.
 
-        sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed once.
-        `use_tqdm` shows a progress bar for several prompts on a terminal. `priority` (larger is more urgent) and `tenant`,
-        for all or one per prompt, are for schedulers that look at them. Before anything is queued: NotRunningError (a
-        RuntimeError) when nothing runs, RequestError (a ValueError) for wrong prompts, values or ids. A completion
-        that fails raises its error and ends the others; one that is aborted has finish_reason "abort".
+        sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed
+        once. `use_tqdm` shows a progress bar for several prompts on a terminal. `priority` (larger
+        is more urgent) and `tenant`, for all or one per prompt, are for schedulers that look at
+        them. Before anything is queued: NotRunningError (a RuntimeError) when nothing runs,
+        RequestError (a ValueError) for wrong prompts, values or ids. A completion that fails raises
+        its error and ends the others; one that is aborted has finish_reason "abort".
         """
         self._service.check_running()
         listed = as_prompts(prompts)
@@ -233,10 +247,12 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: int = 0,
         tenant: str | None = None,
     ) -> Updates:
-        """Complete one prompt; an output with delta_text for each part, and the last one `finished`.
+        """Complete one prompt; an output with delta_text for each part, and the last one
+        `finished`.
 
-        Checked and queued at once, with the errors of generate(), and ValueError for none or several prompts. A slow
-        reader loses nothing. Closing the iterator, or letting go of it, ends the request.
+        Checked and queued at once, with the errors of generate(), and ValueError for none or
+        several prompts. A slow reader loses nothing. Closing the iterator, or letting go of it,
+        ends the request.
         """
         self._service.check_running()
         listed = as_prompts(prompts)
@@ -266,8 +282,9 @@ class eSurge:  # noqa: N801  # the name its users know
     ) -> Any:
         """Answer a conversation: a RequestOutput, or with `stream` an iterator of them.
 
-        `tools` are descriptions of functions for the chat template; `chat_template` is Jinja text in place of the model's.
-        ValueError for messages that are empty or malformed, NoTemplateError (a RuntimeError) without a template.
+        `tools` are descriptions of functions for the chat template; `chat_template` is Jinja text
+        in place of the model's. ValueError for messages that are empty or malformed,
+        NoTemplateError (a RuntimeError) without a template.
         """
         self._service.check_running()
         if chat_template is None and not self._tokenizer.has_chat_template:
@@ -282,7 +299,8 @@ class eSurge:  # noqa: N801  # the name its users know
         )[0]
 
     def abort_request(self, request_id: str) -> None:
-        """End a request, waiting or running, with all its completions; whoever waits for it gets what there is.
+        """End a request, waiting or running, with all its completions; whoever waits for it gets
+        what there is.
 
         An id that is not under way is left alone.
         """
@@ -293,27 +311,29 @@ class eSurge:  # noqa: N801  # the name its users know
         self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
         rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
     ) -> Iterator[Self]:  # fmt: skip
-        """While the block lasts, steps run with other implementations of ops, as in LLM.override, also of an engine that is
-        stopped or paused, whose cache is then allocated.
+        """While the block lasts, steps run with other implementations of ops, as in LLM.override,
+        also of an engine that is stopped or paused, whose cache is then allocated.
 
-        IncorrectError for one that fails its quick check, RequestError (a ValueError) while requests are under way; those that
-        are at the end of the block end with StoppedError.
+        IncorrectError for one that fails its quick check, RequestError (a ValueError) while
+        requests are under way; those that are at the end of the block end with StoppedError.
         """
         given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         with self._service.override(given, check=check):
             yield self
 
     def set_sampling_params_callback(self, callback: SamplingCallback | None) -> None:
-        """Have `callback` called with a copy of the parameters of every request from now on, and a dict of its request_id,
-        prompt and engine. It may change the copy, return another, or None. When it raises, the request goes on as it was
-        asked for. None removes it.
+        """Have `callback` called with a copy of the parameters of every request from now on, and a
+        dict of its request_id, prompt and engine. It may change the copy, return another, or None.
+        When it raises, the request goes on as it was asked for. None removes it.
         """
         self._jobs.callback = callback
 
     def get_metrics_summary(self) -> dict[str, Any]:
-        """What this engine has served and is serving, times in seconds; {"error": ...} when it was never initiated.
+        """What this engine has served and is serving, times in seconds; {"error": ...} when it was
+        never initiated.
 
-        Requests per second are those of the last minute. Failed are those that were aborted, left, or ended by an error.
+        Requests per second are those of the last minute. Failed are those that were aborted, left,
+        or ended by an error.
         """
         totals = self._serving.totals
         if not totals.has_begun:
@@ -348,10 +368,12 @@ class eSurge:  # noqa: N801  # the name its users know
         grafana_datasource_uid: str | None = None,
         grafana_datasource_url: str | None = None,
     ) -> dict[str, str]:
-        """Watch the engine; the addresses of what can be looked at: "prometheus", "grafana". Once started it changes nothing.
+        """Watch the engine; the addresses of what can be looked at: "prometheus", "grafana". Once
+        started it changes nothing.
 
-        docs/esurge.md tells what each argument does. What is not installed is left out with a warning in the log;
-        ValueError for a wrong value, a port that is taken or a log that cannot be written, and then nothing is left.
+        docs/esurge.md tells what each argument does. What is not installed is left out with a
+        warning in the log; ValueError for a wrong value, a port that is taken or a log that cannot
+        be written, and then nothing is left.
         """
         return self._monitoring.start(
             MonitoringSettings(
@@ -373,9 +395,11 @@ class eSurge:  # noqa: N801  # the name its users know
         host_tracer_level: int | None = None,
         python_tracer_level: int | None = None,
     ) -> None:
-        """Trace the next `num_batches` scheduler updates with JAX's profiler into a folder, which is then written at once.
+        """Trace the next `num_batches` scheduler updates with JAX's profiler into a folder, which
+        is then written at once.
 
-        BusyError (a RuntimeError) while this process is profiled, ValueError for less than one batch.
+        BusyError (a RuntimeError) while this process is profiled, ValueError for less than one
+        batch.
         """
         self._profiler.start(output_dir, num_batches, host_tracer_level, python_tracer_level)
 
@@ -392,11 +416,13 @@ class eSurge:  # noqa: N801  # the name its users know
         graphother: Any = None,
         restart_scheduler: bool = True,
     ) -> None:
-        """Serve other weights of the same shapes, without compiling: those of a model, or by path (a mapping, an nnx.State).
+        """Serve other weights of the same shapes, without compiling: those of a model, or by path
+        (a mapping, an nnx.State).
 
-        Nothing that the old ones computed is found again. Both are in memory while they are exchanged. An engine that
-        runs goes on unless restart_scheduler is False. BusyError (a RuntimeError) while there are requests, ValueError
-        when no weights are given or one does not fit; then the old ones stay.
+        Nothing that the old ones computed is found again. Both are in memory while they are
+        exchanged. An engine that runs goes on unless restart_scheduler is False. BusyError (a
+        RuntimeError) while there are requests, ValueError when no weights are given or one does not
+        fit; then the old ones stay.
         """
         service = self._service
         with service.lock:

@@ -152,7 +152,9 @@ def _docker_command(
     folder: Path,
     variables: Mapping[str, str],
 ) -> list[str]:
-    """On Linux the container is in the host's network, where the exporter listens; elsewhere Docker has its own way there."""
+    """On Linux the container is in the host's network, where the exporter listens; elsewhere Docker
+    has its own way there.
+    """
     names = list(variables)
     network = ["--network", "host"]
     if sys.platform != "linux":

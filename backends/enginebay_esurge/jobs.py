@@ -1,4 +1,6 @@
-"""From prompts to jobs: parameters by the callback, lengths that fit the context, requests under the caller's ids."""
+"""From prompts to jobs: parameters by the callback, lengths that fit the context, requests under
+the caller's ids.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt with its completions. `asked` are the lengths before they were made to fit; num_new None: as many as fit."""
+    """One prompt with its completions. `asked` are the lengths before they were made to fit;
+    num_new None: as many as fit.
+    """
 
     request_id: str
     prompt: str
@@ -67,7 +71,9 @@ class Jobs:
         standing: Sequence[Standing],
         engine: Any,
     ) -> list[Job]:
-        """A checked job of each prompt, in order. RequestError (a ValueError) for the first that cannot be served."""
+        """A checked job of each prompt, in order. RequestError (a ValueError) for the first that
+        cannot be served.
+        """
         checked = with_length(as_sampling_params(params), DEFAULT_MAX_TOKENS)
         return [
             self._make_one(prompt, checked, request_id, own, engine)
@@ -132,7 +138,8 @@ class Jobs:
 def apply_callback(
     callback: SamplingCallback | None, params: SamplingParams, about: Mapping[str, Any]
 ) -> SamplingParams:
-    """What a callback makes of a copy of `params`: what it returns, or for None the copy, as it is then.
+    """What a callback makes of a copy of `params`: what it returns, or for None the copy, as it is
+    then.
 
     When it raises or returns something else, that is logged, and the parameters are as they were.
     """
@@ -159,7 +166,9 @@ def apply_callback(
 
 
 def ids_for(num_prompts: int, request_id: str | Sequence[str] | None) -> list[str]:
-    """An id for each prompt: the caller's, or new ones. RequestError when there are more or fewer, or one twice."""
+    """An id for each prompt: the caller's, or new ones. RequestError when there are more or fewer,
+    or one twice.
+    """
     if request_id is None:
         return [f"esurge-{uuid.uuid4().hex}" for _ in range(num_prompts)]
     ids = [request_id] if isinstance(request_id, str) else list(request_id)

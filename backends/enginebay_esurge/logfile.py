@@ -1,4 +1,6 @@
-"""The log file of a monitored engine: a line of JSON with its figures every so often, and one for each request."""
+"""The log file of a monitored engine: a line of JSON with its figures every so often, and one for
+each request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ log = logging.getLogger("enginebay.esurge")
 
 
 class LogFile:
-    """Appends to `path`, which is made with its folders, on a thread of its own. A disk that is full ends the log only."""
+    """Appends to `path`, which is made with its folders, on a thread of its own. A disk that is
+    full ends the log only.
+    """
 
     def __init__(
         self, path: str, read: Callable[[], Figures], interval_s: float, *, is_detailed: bool

@@ -81,7 +81,9 @@ class MonitoringSettings:
 
 
 class Monitoring:
-    """Whatever watches one engine. Safe from several threads. It stays while the service is stopped and started."""
+    """Whatever watches one engine. Safe from several threads. It stays while the service is stopped
+    and started.
+    """
 
     def __init__(self, service: Service, totals: Totals, name: str) -> None:
         self._service = service
@@ -97,10 +99,11 @@ class Monitoring:
         return self._running is not None
 
     def start(self, settings: MonitoringSettings) -> dict[str, str]:
-        """Start what is asked for, and return the addresses of what can be looked at; of what runs already, if it does.
+        """Start what is asked for, and return the addresses of what can be looked at; of what runs
+        already, if it does.
 
-        What is not installed is left out with a warning in the log. InputError for a wrong value, a port that is taken
-        or a log file that cannot be written; then nothing is left running.
+        What is not installed is left out with a warning in the log. InputError for a wrong value, a
+        port that is taken or a log file that cannot be written; then nothing is left running.
         """
         settings.check()
         with self._lock:
@@ -170,7 +173,9 @@ class Monitoring:
         observer: Observer | None,
         listener: Callable[[RequestOutput], Any],
     ) -> None:
-        """Tell an observer of the engine's work, and a listener of completed requests, until the stack is closed."""
+        """Tell an observer of the engine's work, and a listener of completed requests, until the
+        stack is closed.
+        """
         totals, audience = self._totals, self._service.audience
         totals.listeners = (*totals.listeners, listener)
         stack.callback(_remove_listener, totals, listener)
@@ -207,7 +212,8 @@ def start_grafana(
     *,
     speculates: bool = False,
 ) -> str | None:
-    """The address of a Grafana that reads from the given data source, or else from the exporter; None without one.
+    """The address of a Grafana that reads from the given data source, or else from the exporter;
+    None without one.
 
     Its dashboard has a panel more for an engine that `speculates`.
     """

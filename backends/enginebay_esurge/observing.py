@@ -24,7 +24,9 @@ WINDOW_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figures:
-    """How an engine is at one moment. Means are over what is remembered, and 0.0 where that is nothing."""
+    """How an engine is at one moment. Means are over what is remembered, and 0.0 where that is
+    nothing.
+    """
 
     unix_s: float
     num_completed: int
@@ -52,7 +54,8 @@ class Figures:
 
 
 class History(Observer):
-    """Remembers the last `size` updates, steps and requests of an engine, and counts since it was made.
+    """Remembers the last `size` updates, steps and requests of an engine, and counts since it was
+    made.
 
     Safe from several threads.
     """
@@ -105,7 +108,9 @@ class History(Observer):
 
     @property
     def num_pages_used(self) -> int:
-        """Pages that requests hold. The engine's thread may change them meanwhile: read so, it may be one or two off."""
+        """Pages that requests hold. The engine's thread may change them meanwhile: read so, it may
+        be one or two off.
+        """
         return max(0, page_pool(self.service.parts.engine).num_used)
 
     @property

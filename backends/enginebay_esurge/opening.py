@@ -44,7 +44,9 @@ class Subject:
         return f"{kind}-{count_weights(plan.model) / 1e9:.2f}b"
 
     def make_preparer(self, extra_eos_token_ids: Sequence[int]) -> Preparer:
-        """What makes requests. They end at the ends of sequence of the model, of the tokenizer, and these."""
+        """What makes requests. They end at the ends of sequence of the model, of the tokenizer, and
+        these.
+        """
         plan = self.plan
         known = plan.checkpoint.token_info
         own = _as_ids(getattr(self.tokenizer.inner, "eos_token_id", None))
@@ -75,7 +77,9 @@ class Subject:
 def open_subject(
     model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings
 ) -> Subject:
-    """The subject of a model by name, or of one that is open already, which needs a tokenizer: ConfigError (a ValueError)."""
+    """The subject of a model by name, or of one that is open already, which needs a tokenizer:
+    ConfigError (a ValueError).
+    """
     checkpoint = None if isinstance(model, str | Path) else model
     if checkpoint is not None and tokenizer is None:
         raise ConfigError(
@@ -118,7 +122,9 @@ def most_shards(plan: Plan, num_devices: int) -> int:
 
 
 def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) -> Composed:
-    """Load the weights and allocate the cache; with `compiles` make every program, and after that none if so configured."""
+    """Load the weights and allocate the cache; with `compiles` make every program, and after that
+    none if so configured.
+    """
     parts = build(plan)
     if compiles:
         engine = parts.engine
@@ -133,7 +139,9 @@ def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) 
 
 
 def find_tokenizer(tokenizer: Any, plan: Plan) -> Tokenizer:
-    """The Tokenizer of a name or folder, of a tokenizer of transformers, or of the model itself for None. ConfigError else."""
+    """The Tokenizer of a name or folder, of a tokenizer of transformers, or of the model itself for
+    None. ConfigError else.
+    """
     if tokenizer is None or isinstance(tokenizer, str | Path):
         where = (
             plan.checkpoint if tokenizer is None else open_checkpoint(plan.registry, str(tokenizer))

@@ -18,11 +18,13 @@ from enginebay_esurge.jobs import Job
 class RequestOutput:
     """A prompt and its completions, as far as they are.
 
-    `accumulated_text` is the first completion's text, `delta_text` what was added to it since the update before;
-    `num_generated_tokens` and `tokens_per_second` are of all completions. Times are in seconds: `first_token_time` since
-    submission; `processing_time` with the time in the queue, `time_spent_generating` without. `tokens_per_second` is the
-    rate after each completion's first token, 0.0 where there is none. `update_seq` rises with every update, `delta_seq`
-    with every one that has delta_text. `prompt_logprobs` are there from the first token on, if they were asked for. `metrics` has what else is known; see `Assembly.output`.
+    `accumulated_text` is the first completion's text, `delta_text` what was added to it since the
+    update before; `num_generated_tokens` and `tokens_per_second` are of all completions. Times are
+    in seconds: `first_token_time` since submission; `processing_time` with the time in the queue,
+    `time_spent_generating` without. `tokens_per_second` is the rate after each completion's first
+    token, 0.0 where there is none. `update_seq` rises with every update, `delta_seq` with every one
+    that has delta_text. `prompt_logprobs` are there from the first token on, if they were asked
+    for. `metrics` has what else is known; see `Assembly.output`.
     """
 
     request_id: str
@@ -179,7 +181,8 @@ class Assembly:
         }
 
     def _times(self) -> Times:
-        # Fields that are set once, before the event that brought them: the engine's thread changes none of them later.
+        # Fields that are set once, before the event that brought them: the engine's thread changes
+        # none of them later.
         known = list(self._known.values())
         ends = [reader.metrics.finished_s for reader in self.readers if reader.metrics is not None]
         return Times(

@@ -16,7 +16,8 @@ from enginebay_esurge.weights import paged
 
 
 class Profiler(Observer):
-    """Starts a trace, and ends it when so many updates were launched and have run. Safe from several threads.
+    """Starts a trace, and ends it when so many updates were launched and have run. Safe from
+    several threads.
 
     JAX traces a whole process, so that one trace can be taken at a time.
     """
@@ -39,9 +40,11 @@ class Profiler(Observer):
         host_tracer_level: int | None,
         python_tracer_level: int | None,
     ) -> None:
-        """Trace into a folder, which is made. BusyError (a RuntimeError) while a trace is taken; then that goes on.
+        """Trace into a folder, which is made. BusyError (a RuntimeError) while a trace is taken;
+        then that goes on.
 
-        InputError (a ValueError) for fewer batches than one, and for a folder that cannot be written.
+        InputError (a ValueError) for fewer batches than one, and for a folder that cannot be
+        written.
         """
         if num_batches < 1:
             raise InputError(

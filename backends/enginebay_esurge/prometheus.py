@@ -1,4 +1,6 @@
-"""The metrics of one engine for Prometheus, in a registry of its own, and the HTTP server that shows them."""
+"""The metrics of one engine for Prometheus, in a registry of its own, and the HTTP server that
+shows them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Exporter(Observer):
-    """Counts for Prometheus what a history remembers, and more. Gauges are read when somebody looks."""
+    """Counts for Prometheus what a history remembers, and more. Gauges are read when somebody
+    looks.
+    """
 
     def __init__(self, history: History, about: Mapping[str, str]) -> None:
         self.registry = registry = CollectorRegistry()
@@ -101,7 +105,9 @@ class Exporter(Observer):
             self._drafts.count(execution)
 
     def ended(self, ending: Ending) -> None:
-        """Requests are counted where their completions come together, by `completed` and the totals."""
+        """Requests are counted where their completions come together, by `completed` and the
+        totals.
+        """
 
     def completed(self, output: RequestOutput) -> None:
         """A request has ended by itself."""
@@ -113,7 +119,9 @@ class Exporter(Observer):
 
 
 class _Requests:
-    """Requests by how they ended, as the totals have them: garbage collection, too, may end one, and takes no lock here."""
+    """Requests by how they ended, as the totals have them: garbage collection, too, may end one,
+    and takes no lock here.
+    """
 
     def __init__(self, history: History) -> None:
         self._history = history

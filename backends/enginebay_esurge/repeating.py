@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 
 class Repeater:
-    """Calls `function` every interval_s seconds, first after one of them, on a daemon thread of its own."""
+    """Calls `function` every interval_s seconds, first after one of them, on a daemon thread of its
+    own.
+    """
 
     def __init__(self, name: str, interval_s: float, function: Callable[[], None]) -> None:
         self._function = function

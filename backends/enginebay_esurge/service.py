@@ -19,7 +19,8 @@ from enginebay_esurge.errors import BusyError, NotRunningError
 
 
 class Service:
-    """Stopped, running or paused. Methods may be called from several threads; `lock` keeps a state for longer.
+    """Stopped, running or paused. Methods may be called from several threads; `lock` keeps a state
+    for longer.
 
     The engine outlives its loops: what was compiled and loaded stays when the service is stopped.
     """
@@ -54,7 +55,9 @@ class Service:
 
     @property
     def num_requests(self) -> tuple[int, int]:
-        """Requests none of whose completions has a row of the engine, and requests of which one has."""
+        """Requests none of whose completions has a row of the engine, and requests of which one
+        has.
+        """
         return (0, 0) if (loop := self._loop) is None else count_prompts(loop)
 
     def start(self) -> None:
@@ -70,7 +73,9 @@ class Service:
                 loop.call(lambda: _go_on(loop, engine))
 
     def pause(self) -> None:
-        """Keep requests as they are and run none; without rows, the cache's memory is freed if that was asked for."""
+        """Keep requests as they are and run none; without rows, the cache's memory is freed if that
+        was asked for.
+        """
         with self.lock:
             loop, engine, drops_cache = self._loop, self.parts.engine, self._drops_cache
             if loop is not None and not loop.is_paused:
@@ -84,7 +89,9 @@ class Service:
                 loop.close()
 
     def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> None:
-        """Queue requests, all or none, whose events `takes` are called with. NotRunningError when nothing runs."""
+        """Queue requests, all or none, whose events `takes` are called with. NotRunningError when
+        nothing runs.
+        """
         with self.lock:
             self.check_running()
             assert self._loop is not None, "a running service has a loop"
@@ -124,7 +131,9 @@ class Service:
 
     @contextlib.contextmanager
     def override(self, given: Given, *, check: bool) -> Iterator[None]:
-        """While the block lasts, steps run with other implementations, whether the service runs or not; see `overridden`."""
+        """While the block lasts, steps run with other implementations, whether the service runs or
+        not; see `overridden`.
+        """
         before = self.parts
 
         def end(error: EnginebayError) -> None:

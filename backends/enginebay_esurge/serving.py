@@ -21,7 +21,9 @@ Item = TypeVar("Item")
 
 
 class Updates(Iterator[RequestOutput]):
-    """The updates of one request. Any thread may close it; closing it, or letting go of it, ends the request."""
+    """The updates of one request. Any thread may close it; closing it, or letting go of it, ends
+    the request.
+    """
 
     def __init__(
         self,
@@ -60,14 +62,18 @@ class Updates(Iterator[RequestOutput]):
         return False
 
     def close(self) -> None:
-        """End the request, if it has not ended. A thread that waits for an update gets StopIteration."""
+        """End the request, if it has not ended. A thread that waits for an update gets
+        StopIteration.
+        """
         self._end()
         self._is_over = True
         self._news.put(None)
 
 
 class Serving:
-    """Queues jobs and reads them on the caller's thread. Nothing is kept of one that has ended but its counts."""
+    """Queues jobs and reads them on the caller's thread. Nothing is kept of one that has ended but
+    its counts.
+    """
 
     def __init__(self, service: Service, tokenizer: Tokenizer) -> None:
         self.service = service
@@ -76,7 +82,9 @@ class Serving:
         self.totals = Totals()
 
     def collect(self, jobs: Sequence[Job], *, is_shown: bool) -> list[RequestOutput]:
-        """Queue jobs, and wait for all: their outputs in order. An error of one is raised, and ends the others."""
+        """Queue jobs, and wait for all: their outputs in order. An error of one is raised, and ends
+        the others.
+        """
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         assemblies = self._queue(jobs, news.put, only_ends=True)
         owner = {reader: assembly for assembly in assemblies for reader in assembly.readers}
@@ -96,7 +104,9 @@ class Serving:
             self._abandon(assemblies)
 
     def updates(self, job: Job) -> Updates:
-        """Queue a job at once; its updates, the last one finished. Leaving the iterator ends the job."""
+        """Queue a job at once; its updates, the last one finished. Leaving the iterator ends the
+        job.
+        """
         news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         [assembly] = self._queue([job], news.put, only_ends=False)
         return Updates(news, assembly, self._finish, self._abandon)

@@ -1,4 +1,6 @@
-"""From the documented options to a configuration of the paged engine; what cannot be honoured is refused."""
+"""From the documented options to a configuration of the paged engine; what cannot be honoured is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ OURS = (
 
 
 class FurtherChoices(ServingChoices, total=False):
-    """Keywords of eSurge besides the documented ones: fields of EngineConfig that no documented option stands for, and options
-    of the engine "oengine".
+    """Keywords of eSurge besides the documented ones: fields of EngineConfig that no documented
+    option stands for, and options of the engine "oengine".
     """
 
     engine_options: Mapping[str, Any]
@@ -42,7 +44,9 @@ class FurtherChoices(ServingChoices, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The options that the engine is made from. `more` are further fields of EngineConfig, and engine_options."""
+    """The options that the engine is made from. `more` are further fields of EngineConfig, and
+    engine_options.
+    """
 
     dtype: Any
     max_model_len: int
@@ -79,7 +83,8 @@ class EngineSettings:
             )
 
     def config(self, model: str, longest: int, num_devices: int, most_tp: int) -> EngineConfig:
-        """The configuration for a model of at most `longest` tokens on so many devices, of which it can be split over most_tp.
+        """The configuration for a model of at most `longest` tokens on so many devices, of which it
+        can be split over most_tp.
 
         ConfigError for a wrong value.
 
@@ -137,9 +142,11 @@ def dtype_name(dtype: Any) -> str:
 
 
 def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, int]:
-    """The mesh for devices per axis of AXES, of which one may be -1: what the others leave, for tp at most most_tp.
+    """The mesh for devices per axis of AXES, of which one may be -1: what the others leave, for tp
+    at most most_tp.
 
-    Only tp, the axis of heads and features, may be more than 1: UnsupportedError. ConfigError for dims that are none.
+    Only tp, the axis of heads and features, may be more than 1: UnsupportedError. ConfigError for
+    dims that are none.
     """
     dims = tuple(dims)
     if (
@@ -179,7 +186,9 @@ def refuse_unserved(
     tokenizer_endpoint: str | None,
     detokenizer_endpoint: str | None,
 ) -> None:
-    """UnsupportedError for the first of the documented options without an effect here whose value is not its default."""
+    """UnsupportedError for the first of the documented options without an effect here whose value
+    is not its default.
+    """
     for name, value, default, why in (
         ("min_input_pad", min_input_pad, 16, "16 is the smallest step."),
         (

@@ -19,7 +19,9 @@ class Totals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.listeners: tuple[Callable[[RequestOutput], None], ...] = ()
-        """Called with every request that ended by itself, on the thread that reads it; replaced as a whole."""
+        """Called with every request that ended by itself, on the thread that reads it; replaced as
+        a whole.
+        """
         self._clock = clock
         self._lock = (
             threading.RLock()

@@ -1,4 +1,6 @@
-"""Putting other weights into an engine that stays: the same programs, and nothing found again of what the old ones computed."""
+"""Putting other weights into an engine that stays: the same programs, and nothing found again of
+what the old ones computed.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ def load_changes(
     graphstate: Any,
     graphother: Any,
 ) -> Callable[[Weights], Weights]:
-    """From the present weights to others: those of a model, and over them single ones, checked against the present.
+    """From the present weights to others: those of a model, and over them single ones, checked
+    against the present.
 
-    InputError (a ValueError) when nothing is given; UnsupportedError for a graphdef: the model stays the one that was
-    compiled.
+    InputError (a ValueError) when nothing is given; UnsupportedError for a graphdef: the model
+    stays the one that was compiled.
     """
     if graphdef is not None:
         raise UnsupportedError(
@@ -66,6 +69,8 @@ def load_changes(
 
 
 def swap(engine: PagedEngine, change: Callable[[Weights], Weights]) -> None:
-    """Exchange the weights of an engine without rows. For the engine's thread, or when there is none."""
+    """Exchange the weights of an engine without rows. For the engine's thread, or when there is
+    none.
+    """
     engine.runner.weights = change(engine.runner.weights)
     engine.ledger.forget(Salt(weights=f"update {next(_versions)}"))

@@ -20,4 +20,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": _tanh_gelu,
     "relu": relu,
 }
-"""x f32 [...] -> [...]. `gelu` is x times the normal distribution's integral; the other two approximate it by tanh."""
+"""x f32 [...] -> [...]. `gelu` is x times the normal distribution's integral; the other two
+approximate it by tanh.
+"""

@@ -1,4 +1,6 @@
-"""Blocks that decoder families are put together from: attention, MLP, layer and the whole stack, in flax.nnx."""
+"""Blocks that decoder families are put together from: attention, MLP, layer and the whole stack, in
+flax.nnx.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ Batches = Mapping[str, AttnBatch]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """One kind of attention layer. `repeats`: how often each stored KV head appears in `spec`; `cache_group`: its group.
+    """One kind of attention layer. `repeats`: how often each stored KV head appears in `spec`;
+    `cache_group`: its group.
 
     `qk_norm_eps` None means that queries and keys are not normed.
     """
@@ -66,14 +69,18 @@ class RmsNorm(nnx.Module):
     def of_sum(
         self, x: jax.Array, branch: jax.Array | None, ops: Ops
     ) -> tuple[jax.Array, jax.Array]:
-        """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as 0."""
+        """x, branch [..., size] -> (the norm of x + branch, x + branch). A branch of None counts as
+        0.
+        """
         if branch is None:
             return self(x, ops), x
         return ops.add_rms_norm(x, branch, self.scale[...], eps=self.eps)
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; `name` is the checkpoint's prefix, "model.layers.0.self_attn"."""
+    """Grouped-query attention with rotary positions; `name` is the checkpoint's prefix,
+    "model.layers.0.self_attn".
+    """
 
     def __init__(self, name: str, config: AttentionConfig) -> None:
         spec, hidden = config.spec, config.hidden_size
@@ -124,7 +131,9 @@ def _wide_bias(name: str, intermediate_size: int) -> nnx.Param:
 
 
 class Mlp(nnx.Module):
-    """The gated MLP down(activation(gate(x)) * up(x)); `name` is the checkpoint's prefix, "model.layers.0.mlp"."""
+    """The gated MLP down(activation(gate(x)) * up(x)); `name` is the checkpoint's prefix,
+    "model.layers.0.mlp".
+    """
 
     def __init__(
         self,
@@ -135,7 +144,8 @@ class Mlp(nnx.Module):
         bias: bool = False,
         activation: str = "silu",
     ) -> None:
-        # Two weights, not a pair in one: only so does each shard of "mlp" lie in one piece, as a product wants it.
+        # Two weights, not a pair in one: only so does each shard of "mlp" lie in one piece, as a
+        # product wants it.
         self.gate = _wide(f"{name}.gate_proj", intermediate_size, hidden_size)
         self.up = _wide(f"{name}.up_proj", intermediate_size, hidden_size)
         down, tall = f"{name}.down_proj.weight", (hidden_size, intermediate_size)
@@ -156,7 +166,8 @@ class Mlp(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the residual stream.
 
-    The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes it on the way.
+    The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes
+    it on the way.
     """
 
     def __init__(
@@ -170,7 +181,9 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
     ) -> tuple[jax.Array, jax.Array, CacheArrays]:
-        """x, branch [T, hidden] -> (x, branch, the layer's cache). The first layer's branch is None."""
+        """x, branch [T, hidden] -> (x, branch, the layer's cache). The first layer's branch is
+        None.
+        """
         normed, x = self.attention_norm.of_sum(x, branch, ops)
         mixed, cache = self.attention(normed, cache, batch, ops)
         normed, x = self.mlp_norm.of_sum(x, mixed, ops)
@@ -200,7 +213,9 @@ class Decoder(nnx.Module):
     def __call__(
         self, token_ids: jax.Array, cache: ModelCache, batches: Batches, ops: Ops
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and layer)."""
+        """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and
+        layer).
+        """
         x = ops.embedding(self.embed[...], token_ids)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}

@@ -1,4 +1,6 @@
-"""Finding a model's folder by name, path or hub id, and the tensors in it, checked against the model that wants them."""
+"""Finding a model's folder by name, path or hub id, and the tensors in it, checked against the
+model that wants them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_folder(name_or_path: str) -> Path:
-    """The folder of the demo model, of a directory, or of a hub repository (fetched when it is not in the cache)."""
+    """The folder of the demo model, of a directory, or of a hub repository (fetched when it is not
+    in the cache).
+    """
     if name_or_path == DEMO:
         return Path(str(importlib.resources.files("enginebay_models"))) / "demo"
     try:
@@ -63,7 +67,8 @@ def find_folder(name_or_path: str) -> Path:
 def _download(repo_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    # The base of all errors of whichever HTTP library this huggingface_hub has; its own derive from it.
+    # The base of all errors of whichever HTTP library this huggingface_hub has; its own derive from
+    # it.
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 
     try:
@@ -131,10 +136,11 @@ def read_architecture(config: Mapping[str, Any]) -> str:
 
 
 def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
-    """Special tokens of config.json and generation_config.json: ends are united, else the latter wins.
+    """Special tokens of config.json and generation_config.json: ends are united, else the latter
+    wins.
 
-    CheckpointError for an end outside the vocabulary. A beginning or a pad outside it, as Llama's first checkpoints have
-    (-1), counts as none.
+    CheckpointError for an end outside the vocabulary. A beginning or a pad outside it, as Llama's
+    first checkpoints have (-1), counts as none.
     """
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
@@ -236,7 +242,9 @@ def _united(paths: Iterable[Path]) -> dict[str, StoredTensor]:
 
 
 def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
-    """CheckpointError when a tensor that the model wants is missing or misshapen, or one is left over."""
+    """CheckpointError when a tensor that the model wants is missing or misshapen, or one is left
+    over.
+    """
     sources = model.tensor_sources().values()
     wanted = {
         name: shape
@@ -280,7 +288,9 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
 
 
 def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
-    """CheckpointError when a stored head is another tensor than the embedding that config.json ties it to."""
+    """CheckpointError when a stored head is another tensor than the embedding that config.json ties
+    it to.
+    """
     if head.shape == embedding.shape and all(
         np.array_equal(ours, theirs, equal_nan=True)
         for ours, theirs in zip(_pieces(head), _pieces(embedding), strict=True)

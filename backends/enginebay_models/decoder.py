@@ -1,4 +1,6 @@
-"""From a family's description of its decoder to the core's Model: a module without arrays, merged with them in traces."""
+"""From a family's description of its decoder to the core's Model: a module without arrays, merged
+with them in traces.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ FULL, WINDOW = "full", "window"
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What tells one decoder family from another. `windows` has one entry per layer, None for full attention."""
+    """What tells one decoder family from another. `windows` has one entry per layer, None for full
+    attention.
+    """
 
     windows: tuple[int | None, ...]
     qkv_bias: bool = False
@@ -92,7 +96,9 @@ def build_decoder(
 
 
 def kv_head_repeats(config: DecoderConfig, num_shards: int) -> int:
-    """How often each KV head is repeated, so that every one of `num_shards` shards holds a whole one."""
+    """How often each KV head is repeated, so that every one of `num_shards` shards holds a whole
+    one.
+    """
     heads, group = config.num_kv_heads, config.num_q_heads // config.num_kv_heads
     if heads % num_shards == 0:
         return 1
@@ -135,9 +141,11 @@ def _layer(
 
 
 class NnxModel(Model):
-    """A Model over any flax.nnx module that is called as Decoder is and whose Params tell `axes` and `source`.
+    """A Model over any flax.nnx module that is called as Decoder is and whose Params tell `axes`
+    and `source`.
 
-    The module is split once. A trace merges the flat weights into it; nothing of nnx is left in a compiled step.
+    The module is split once. A trace merges the flat weights into it; nothing of nnx is left in a
+    compiled step.
     """
 
     def __init__(self, info: ModelInfo, module: Decoder) -> None:

@@ -25,7 +25,9 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def positive(
     config: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_SIZE
 ) -> int:
-    """A field that must be a whole number from 1 to `most`; an absent one means the default, if there is one."""
+    """A field that must be a whole number from 1 to `most`; an absent one means the default, if
+    there is one.
+    """
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise bad_field(name, value, "a positive whole number")
@@ -35,7 +37,9 @@ def positive(
 
 
 def number(config: Mapping[str, Any], name: str, default: float, *, path: str = "") -> float:
-    """A field that must be a positive number. `path` names it in the error where it lies in another field."""
+    """A field that must be a positive number. `path` names it in the error where it lies in another
+    field.
+    """
     value = config.get(name, default)
     if not is_number(value) or value <= 0:
         raise bad_field(path or name, value, "a positive number")

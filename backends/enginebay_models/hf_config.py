@@ -1,4 +1,6 @@
-"""What config.json of a Hugging Face checkpoint says, read field by field; what is not served is refused by name."""
+"""What config.json of a Hugging Face checkpoint says, read field by field; what is not served is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from enginebay_models.rope_config import check_spec, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 1000
-"""A layer is an object of Python: a configuration with more layers is refused before the first is made."""
+"""A layer is an object of Python: a configuration with more layers is refused before the first is
+made.
+"""
 DEFAULT_WINDOW = 4096
 """The sliding window of a family with one whose config.json gives none."""
 
@@ -44,7 +48,8 @@ def read_decoder(
     kv_heads: int | None = None,
     max_model_len: int | None = None,
 ) -> DecoderConfig:
-    """The shared fields, with rotary positions for rows of `max_model_len` tokens; None: auto_max_model_len.
+    """The shared fields, with rotary positions for rows of `max_model_len` tokens; None:
+    auto_max_model_len.
 
     `head_dim` and `kv_heads` are what the family takes where config.json says nothing; None means
     hidden_size / num_attention_heads and num_attention_heads. CheckpointError names what is wrong.
@@ -106,7 +111,9 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer, by the rules of Qwen2 and Qwen3 (None: attends to everything)."""
+    """The sliding window of each layer, by the rules of Qwen2 and Qwen3 (None: attends to
+    everything).
+    """
     window = None
     if (
         flag(config, "use_sliding_window", default=False)
@@ -128,7 +135,9 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
 def check_layer_types(
     config: Mapping[str, Any], num_layers: int, allowed: tuple[str, ...]
 ) -> list[str]:
-    """The field layer_types, empty where it is absent or null; CheckpointError for a kind that is not in `allowed`."""
+    """The field layer_types, empty where it is absent or null; CheckpointError for a kind that is
+    not in `allowed`.
+    """
     kinds = config.get("layer_types")
     if kinds is None:
         return []

@@ -12,7 +12,9 @@ from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
 
 
 class LlamaFamily(ModelFamily):
-    """Grouped-query attention to everything before, rotary positions, a gated MLP; biases where the config says so."""
+    """Grouped-query attention to everything before, rotary positions, a gated MLP; biases where the
+    config says so.
+    """
 
     name = "llama"
     architectures = ("LlamaForCausalLM",)

@@ -1,4 +1,6 @@
-"""Weights from the mapped files to the devices, tensor by tensor and shard by shard, never held twice."""
+"""Weights from the mapped files to the devices, tensor by tensor and shard by shard, never held
+twice.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,13 @@ def load_weights(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, jax.Array]:
-    """Every weight of `model` from `stored` tensors, in `dtype`, each shard built on the host and sent to its devices.
+    """Every weight of `model` from `stored` tensors, in `dtype`, each shard built on the host and
+    sent to its devices.
 
-    `place` gives a weight's sharding, None for the default device. Peak memory is the weights, one shard in flight
-    when the devices are not the host's own, and _PIECE_BYTES. Raises CheckpointError for a missing, extra or misshapen
-    tensor, for a dtype that is not read and, with `verify`, for NaN and infinity, naming the tensor.
+    `place` gives a weight's sharding, None for the default device. Peak memory is the weights, one
+    shard in flight when the devices are not the host's own, and _PIECE_BYTES. Raises
+    CheckpointError for a missing, extra or misshapen tensor, for a dtype that is not read and, with
+    `verify`, for NaN and infinity, naming the tensor.
     """
     if dtype not in DTYPES:
         raise ConfigError(explain(f"dtype {dtype!r}", ", ".join(DTYPES), "Choose one of these."))
@@ -74,7 +78,9 @@ class _Part:
         self.readers = [tensor.view() for tensor in tensors]
 
     def read(self, index: Index, shape: tuple[int, ...]) -> np.ndarray:
-        """The part of the weight (of `shape` as a whole) at `index`, in fresh aligned memory, read piece by piece."""
+        """The part of the weight (of `shape` as a whole) at `index`, in fresh aligned memory, read
+        piece by piece.
+        """
         bounds = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]
         full = tuple(slice(*bound) for bound in bounds)
         sizes = tuple(stop - start for start, stop in bounds)
@@ -134,7 +140,9 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def has_non_finite(values: np.ndarray) -> bool:
-    """Whether NaN or infinity is among values of a dtype that checkpoints have, looking at bits only."""
+    """Whether NaN or infinity is among values of a dtype that checkpoints have, looking at bits
+    only.
+    """
     if values.dtype == np.float32:
         bits, mask = values.view(np.uint32), 0x7F800000
     else:

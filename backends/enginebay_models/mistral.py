@@ -1,4 +1,6 @@
-"""The Mistral family: Llama's decoder with a sliding window in every layer, where config.json gives one."""
+"""The Mistral family: Llama's decoder with a sliding window in every layer, where config.json gives
+one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _DEFAULT_KV_HEADS = 8
 
 
 class MistralFamily(ModelFamily):
-    """Each layer attends to the last `sliding_window` positions, or to all of them when that is null."""
+    """Each layer attends to the last `sliding_window` positions, or to all of them when that is
+    null.
+    """
 
     name = "mistral"
     architectures = ("MistralForCausalLM",)

@@ -1,4 +1,6 @@
-"""What this package offers: model families, and checkpoints in Hugging Face's format as a source of weights."""
+"""What this package offers: model families, and checkpoints in Hugging Face's format as a source of
+weights.
+"""
 
 from __future__ import annotations
 

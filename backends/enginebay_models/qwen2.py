@@ -1,4 +1,6 @@
-"""The Qwen2 family (Qwen2 and Qwen2.5): biases on queries, keys and values, and windows in upper layers on request."""
+"""The Qwen2 family (Qwen2 and Qwen2.5): biases on queries, keys and values, and windows in upper
+layers on request.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _DEFAULT_KV_HEADS = 32
 
 
 class Qwen2Family(ModelFamily):
-    """With use_sliding_window, layers from max_window_layers on have a window; layer_types, where given, decides."""
+    """With use_sliding_window, layers from max_window_layers on have a window; layer_types, where
+    given, decides.
+    """
 
     name = "qwen2"
     architectures = ("Qwen2ForCausalLM",)

@@ -1,4 +1,6 @@
-"""Rotary positions as config.json gives them, and the frequencies for the length that an engine serves."""
+"""Rotary positions as config.json gives them, and the frequencies for the length that an engine
+serves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from enginebay_models.fields import MAX_SIZE, bad_field, is_number, number, posi
 
 _ORIGINAL = "original_max_position_embeddings"
 _PARTIAL = "partial_rotary_factor"
-# What a rule needs besides rope_theta, and what it may have. `original` is read apart: it may stand in three places.
+# What a rule needs besides rope_theta, and what it may have. `original` is read apart: it may stand
+# in three places.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -39,8 +42,8 @@ ROPE_TYPES = tuple(sorted(_NEEDED))
 class RopeRules:
     """The rule that config.json names, checked. `context` is max_position_embeddings.
 
-    `original` is the context before the rule stretched it, 0 where the rule has none; `values` are the rule's other
-    parameters by their names in config.json.
+    `original` is the context before the rule stretched it, 0 where the rule has none; `values` are
+    the rule's other parameters by their names in config.json.
     """
 
     kind: str
@@ -52,7 +55,9 @@ class RopeRules:
 
     @property
     def max_model_len(self) -> int:
-        """The longest context: max_position_embeddings, or what the rule stretches the original one to."""
+        """The longest context: max_position_embeddings, or what the rule stretches the original one
+        to.
+        """
         start = {"dynamic": self.context, "yarn": self.original, "longrope": self.original}.get(
             self.kind, 0
         )
@@ -67,10 +72,11 @@ class RopeRules:
         return max(1, min(limit, self.max_model_len))
 
     def spec(self, head_dim: int, max_model_len: int | None = None) -> RopeSpec:
-        """The rotary embedding of an engine that serves rows of `max_model_len` tokens, None: auto_max_model_len.
+        """The rotary embedding of an engine that serves rows of `max_model_len` tokens, None:
+        auto_max_model_len.
 
-        dynamic and longrope choose their frequencies by that length, once. The plain rule turns the whole head
-        whatever partial_rotary_factor says, as transformers does for these families.
+        dynamic and longrope choose their frequencies by that length, once. The plain rule turns the
+        whole head whatever partial_rotary_factor says, as transformers does for these families.
         """
         length = self.auto_max_model_len if max_model_len is None else max_model_len
         width = self._rotary_dim(head_dim)
@@ -134,9 +140,11 @@ class RopeRules:
 
 
 def read_rope(config: Mapping[str, Any]) -> RopeRules:
-    """The rule of `rope_parameters` (transformers 5), or of `rope_theta` and `rope_scaling` (before).
+    """The rule of `rope_parameters` (transformers 5), or of `rope_theta` and `rope_scaling`
+    (before).
 
-    CheckpointError names the field that is missing, malformed or not served, and the first in which both differ.
+    CheckpointError names the field that is missing, malformed or not served, and the first in which
+    both differ.
     """
     fields = [name for name in ("rope_parameters", "rope_scaling") if config.get(name) is not None]
     for name in fields:
@@ -149,7 +157,9 @@ def read_rope(config: Mapping[str, Any]) -> RopeRules:
 
 
 def check_spec(spec: RopeSpec) -> None:
-    """CheckpointError when the parameters, each right by itself, give no finite frequencies together."""
+    """CheckpointError when the parameters, each right by itself, give no finite frequencies
+    together.
+    """
     try:
         with np.errstate(all="ignore"):
             frequencies, scale = rope_frequencies(spec)
@@ -216,7 +226,9 @@ def _read(config: Mapping[str, Any], field: str) -> RopeRules:
 def _original(
     config: Mapping[str, Any], rules: Mapping[str, Any], field: str, context: int
 ) -> float:
-    """The one beside the rule wins over the one in it; without either the rule starts at the whole context."""
+    """The one beside the rule wins over the one in it; without either the rule starts at the whole
+    context.
+    """
     if _ORIGINAL in config:
         return number(config, _ORIGINAL, context)
     return number(rules, _ORIGINAL, context, path=f"{field}.{_ORIGINAL}")

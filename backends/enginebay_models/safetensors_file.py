@@ -1,4 +1,6 @@
-"""Reading *.safetensors by memory map: headers are checked first, and no tensor is copied that nobody asked for."""
+"""Reading *.safetensors by memory map: headers are checked first, and no tensor is copied that
+nobody asked for.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
-# Sizes of the dtypes that may stand in a header, so that a file is checked whole even where a tensor is not read.
+# Sizes of the dtypes that may stand in a header, so that a file is checked whole even where a
+# tensor is not read.
 _ITEM_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "BOOL": 8, "I8": 8, "U8": 8, "F8_E4M3": 8, "F8_E5M2": 8}  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 16
@@ -53,7 +56,9 @@ class StoredTensor:
         return flat.reshape(self.shape)
 
     def forget(self) -> None:
-        """Take the tensor's pages out of this process's memory; they stay in the system's file cache."""
+        """Take the tensor's pages out of this process's memory; they stay in the system's file
+        cache.
+        """
         first = self._start // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED") and self.num_bytes:
             self._data.madvise(mmap.MADV_DONTNEED, first, self._start + self.num_bytes - first)
@@ -62,8 +67,8 @@ class StoredTensor:
 def read_file(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name.
 
-    CheckpointError when it cannot be read, its header is broken, the file is shorter than it says, or two of its tensors
-    have one name or share bytes.
+    CheckpointError when it cannot be read, its header is broken, the file is shorter than it says,
+    or two of its tensors have one name or share bytes.
     """
     try:
         num_bytes, header_bytes, header, data = _open(path)

@@ -23,10 +23,12 @@ FIELD_OF: Mapping[str, str] = {
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Values by field of SamplingParams that differ from that field's own default; {} without a generation_config.json.
+    """Values by field of SamplingParams that differ from that field's own default; {} without a
+    generation_config.json.
 
-    As in transformers, `temperature` counts only beside `do_sample: true`, and is then 1.0 where it is not given; without
-    `do_sample: true` the model is greedy. CheckpointError for a value that SamplingParams does not take.
+    As in transformers, `temperature` counts only beside `do_sample: true`, and is then 1.0 where it
+    is not given; without `do_sample: true` the model is greedy. CheckpointError for a value that
+    SamplingParams does not take.
     """
     path = folder / "generation_config.json"
     if not path.is_file():

@@ -22,7 +22,9 @@ from enginebay_models.sampling_defaults import read_sampling_defaults
 
 
 class CheckpointSource:
-    """A Hugging Face checkpoint: "demo", a folder, or a hub id. CheckpointError says why it cannot be used."""
+    """A Hugging Face checkpoint: "demo", a folder, or a hub id. CheckpointError says why it cannot
+    be used.
+    """
 
     def __init__(self, name_or_path: str) -> None:
         self.folder: Path = find_folder(name_or_path)
@@ -50,7 +52,9 @@ class CheckpointSource:
         verify: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, jax.Array]:
-        """Every weight of `model`, each shard read from the file straight to its device; see `load.load_weights`."""
+        """Every weight of `model`, each shard read from the file straight to its device; see
+        `load.load_weights`.
+        """
         stored = find_tensors(self.folder)
         return load_weights(
             model, stored, dtype=dtype, place=place, verify=verify, progress=progress

@@ -1,4 +1,6 @@
-"""How weights are put together from checkpoint tensors, part by part, so that a shard reads only what is its own."""
+"""How weights are put together from checkpoint tensors, part by part, so that a shard reads only
+what is its own.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ def fused_qkv(
     repeats: int,
     features: tuple[int, ...] = (),
 ) -> TensorSource:
-    """A weight [kv_heads, group + 2, head_dim, *features] of the q, k and v tensors [heads * head_dim, *features].
+    """A weight [kv_heads, group + 2, head_dim, *features] of the q, k and v tensors [heads *
+    head_dim, *features].
 
-    `shape` is (kv_heads, group, head_dim). Each stored KV head is repeated `repeats` times, and its query heads are
-    dealt out among the copies; rows are a copy's query heads, then its key, then its value.
+    `shape` is (kv_heads, group, head_dim). Each stored KV head is repeated `repeats` times, and its
+    query heads are dealt out among the copies; rows are a copy's query heads, then its key, then
+    its value.
     """
     num_kv_heads, group, head_dim = shape
 

@@ -1,8 +1,9 @@
-"""The tokenizer of a checkpoint: transformers', or the same one without transformers' start-up where that is certain.
+"""The tokenizer of a checkpoint: transformers', or the same one without transformers' start-up
+where that is certain.
 
-Importing transformers takes over a second, and its AutoTokenizer imports torch where that is installed. A folder whose
-tokenizer.json says everything is therefore read by the tokenizers library, which transformers itself calls for each
-text.
+Importing transformers takes over a second, and its AutoTokenizer imports torch where that is
+installed. A folder whose tokenizer.json says everything is therefore read by the tokenizers
+library, which transformers itself calls for each text.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder`; CheckpointError when there is none or it cannot be read. Remote code is never run."""
+    """The tokenizer in `folder`; CheckpointError when there is none or it cannot be read. Remote
+    code is never run.
+    """
     if not any((folder / name).is_file() for name in _FILES):
         allowed = f"one of {', '.join(_FILES)}"
         given = f"{folder} has no tokenizer"
@@ -121,7 +124,9 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 class PlainTokenizer:
-    """What `enginebay.text.Tokenizer` uses of a fast tokenizer of transformers, from tokenizer.json alone."""
+    """What `enginebay.text.Tokenizer` uses of a fast tokenizer of transformers, from tokenizer.json
+    alone.
+    """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import tokenizers
@@ -149,7 +154,9 @@ class PlainTokenizer:
         """Special tokens by their role, which are variables of chat templates."""
 
     def says_all(self, config: Mapping[str, Any]) -> bool:
-        """Whether tokenizer.json has every token that tokenizer_config.json would have transformers add."""
+        """Whether tokenizer.json has every token that tokenizer_config.json would have transformers
+        add.
+        """
         tokens = self._tokenizer.get_added_tokens_decoder()
         known = {(id_, token.content, token.special) for id_, token in tokens.items()}
         added = config.get("added_tokens_decoder", {}).items()
@@ -218,7 +225,8 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
     # Importing transformers without torch gives advice that no user of ours can follow.
     logging.getLogger("transformers").addFilter(_is_no_advice)
-    # The generic class by its own name: AutoTokenizer would import every model's configuration, and torch.
+    # The generic class by its own name: AutoTokenizer would import every model's configuration, and
+    # torch.
     if kind in _GENERIC:
         from transformers import PreTrainedTokenizerFast as Loader
     else:

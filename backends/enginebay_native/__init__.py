@@ -1,1 +1,3 @@
-"""Ops for the host's processors in C++, compiled for the machine at hand when they are first chosen."""
+"""Ops for the host's processors in C++, compiled for the machine at hand when they are first
+chosen.
+"""

@@ -33,7 +33,9 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class NativeAttention:
-    """Scores of all of a row's keys, softmax, and the weighted sum of its values: nothing past its length is read."""
+    """Scores of all of a row's keys, softmax, and the weighted sum of its values: nothing past its
+    length is read.
+    """
 
     name: str = "native"
     version: str = "1"

@@ -1,4 +1,6 @@
-"""From the C++ sources to a shared library for this machine, kept in a private folder of the user's own."""
+"""From the C++ sources to a shared library for this machine, kept in a private folder of the user's
+own.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,17 @@ log = logging.getLogger("enginebay.native")
 
 SOURCES = Path(__file__).parent / "src"
 SHIPPED = Path(__file__).parent / "lib"
-"""Libraries that a wheel brings, compiled for a level of processors when it was built; there is none in a source tree."""
+"""Libraries that a wheel brings, compiled for a level of processors when it was built; there is
+none in a source tree.
+"""
 
 AVX2 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 LEVELS = {
     "x86-64-v4": AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": AVX2,
 }
-"""Levels of processors, best first, with the features that each needs, as /proc/cpuinfo names them."""
+"""Levels of processors, best first, with the features that each needs, as /proc/cpuinfo names them.
+"""
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -49,11 +54,13 @@ TIMEOUT_S = 300.0
 
 
 def library(name: str) -> Path:
-    """The compiled library of src/{name}.cc: one that was compiled here, or one that the wheel brought, or compiled now.
+    """The compiled library of src/{name}.cc: one that was compiled here, or one that the wheel
+    brought, or compiled now.
 
-    What was compiled here is found again by its sources, the processor's features, JAX's version and the text of CXX, so
-    that no compiler is needed then. Where CXX is set nothing but what it compiles is used. UnsupportedError when there is
-    no compiler (CXX, or c++, g++, clang++ on the PATH) or it fails.
+    What was compiled here is found again by its sources, the processor's features, JAX's version
+    and the text of CXX, so that no compiler is needed then. Where CXX is set nothing but what it
+    compiles is used. UnsupportedError when there is no compiler (CXX, or c++, g++, clang++ on the
+    PATH) or it fails.
     """
     wanted = os.environ.get("CXX", "")
     target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
@@ -74,7 +81,8 @@ def library(name: str) -> Path:
 
 
 def build_library(name: str, level: str, folder: Path) -> Path:
-    """Compile src/{name}.cc for a level of LEVELS into a folder, under the name by which `library` finds it in SHIPPED.
+    """Compile src/{name}.cc for a level of LEVELS into a folder, under the name by which `library`
+    finds it in SHIPPED.
 
     For whoever builds a wheel. UnsupportedError as for `library`.
     """
@@ -94,7 +102,9 @@ def _digest(name: str, *more: str) -> str:
 
 
 def _shipped(name: str) -> Path | None:
-    """The library that the wheel brought for the best level that this processor has; None without one."""
+    """The library that the wheel brought for the best level that this processor has; None without
+    one.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     features = set(_features().split())
@@ -124,7 +134,8 @@ def find_compiler() -> list[str]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """One process or thread compiles at a time, so that those that start together do not all compile the same.
+    """One process or thread compiles at a time, so that those that start together do not all
+    compile the same.
 
     Where the file system knows no locks they do, and each makes the whole library.
     """
@@ -138,7 +149,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _folder(folder: Path) -> Path:
-    """The user's own, or when that is not private one that is removed at exit: what lies in it is executed."""
+    """The user's own, or when that is not private one that is removed at exit: what lies in it is
+    executed.
+    """
     problem = make_private(folder)
     if problem is None:
         return folder
@@ -152,7 +165,9 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _features() -> str:
-    """What the processor can do: a library of one machine may not run on another that shares the folder."""
+    """What the processor can do: a library of one machine may not run on another that shares the
+    folder.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -25,8 +25,9 @@ TARGET = register("linear")
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How outputs are shared out. The weights of a block should stay in a second-level cache while all rows pass; a thread
-    gets so many tasks, so that one that is late holds up few. Neither changes a bit of a result.
+    """How outputs are shared out. The weights of a block should stay in a second-level cache while
+    all rows pass; a thread gets so many tasks, so that one that is late holds up few. Neither
+    changes a bit of a result.
     """
 
     block_kib: int = 128
@@ -40,14 +41,17 @@ class NativeLinear:
     name: str = "native"
     version: str = "2"
     choose: Callable[[OpProblem], Sharing] = lambda _: Sharing()
-    """The configuration of a call, by its rows (the next power of two), inputs, outputs and dtype."""
+    """The configuration of a call, by its rows (the next power of two), inputs, outputs and dtype.
+    """
 
     def default_config(self, env: Env, problem: OpProblem) -> Sharing:
         """The same for all."""
         return Sharing()
 
     def candidates(self, env: Env, problem: OpProblem) -> list[Sharing]:
-        """Blocks from a quarter of the default's to four times as much, and half or twice as many tasks."""
+        """Blocks from a quarter of the default's to four times as much, and half or twice as many
+        tasks.
+        """
         return [Sharing(kib, tasks) for kib in BLOCK_KIB for tasks in TASKS_PER_THREAD]
 
     def tuned(self, choose: Callable[[OpProblem], Sharing]) -> NativeLinear:
@@ -62,10 +66,11 @@ class NativeLinear:
         *,
         out_dtype: jnp.dtype | str | None = None,
     ) -> jax.Array:
-        """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in `out_dtype` or x's dtype.
+        """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in
+        `out_dtype` or x's dtype.
 
-        Products are accumulated, and the bias added, in f32; the result is rounded once. Up to MOST_ROWS rows, each one's
-        result is the same bits however many there are.
+        Products are accumulated, and the bias added, in f32; the result is rounded once. Up to
+        MOST_ROWS rows, each one's result is the same bits however many there are.
         """
         num_in = math.prod(x.shape[1:])
         out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
@@ -89,7 +94,8 @@ class NativeLinear:
     def _in_cpp(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         rows, outputs = x.shape[0], matrix.shape[0]
         sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(x.dtype)))
-        # One row has a tile of its own; others go by the next power of two, as few steps have just so many rows.
+        # One row has a tile of its own; others go by the next power of two, as few steps have just
+        # so many rows.
         sharing = self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
         product: jax.Array = jax.ffi.ffi_call(
             TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32)

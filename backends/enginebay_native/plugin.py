@@ -1,4 +1,6 @@
-"""What this package offers: the kernels "native" of linear and of attention's decode steps, on the CPU."""
+"""What this package offers: the kernels "native" of linear and of attention's decode steps, on the
+CPU.
+"""
 
 from __future__ import annotations
 

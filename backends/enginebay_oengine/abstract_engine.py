@@ -9,10 +9,12 @@ import jax
 
 
 class AbstractInferenceEngine(ABC):
-    """Prompts are processed into prefixes, prefixes are inserted into slots, and all slots decode together.
+    """Prompts are processed into prefixes, prefixes are inserted into slots, and all slots decode
+    together.
 
-    What a prefix and a decode state are is the engine's business: who calls it hands them on. `graphstate` and
-    `graphothers` are the model's weights, so that they can change from call to call.
+    What a prefix and a decode state are is the engine's business: who calls it hands them on.
+    `graphstate` and `graphothers` are the model's weights, so that they can change from call to
+    call.
     """
 
     @property

@@ -1,4 +1,6 @@
-"""ActiveSequenceBatch: the decode state: which sequence is in which slot, and the slots' rows on the device."""
+"""ActiveSequenceBatch: the decode state: which sequence is in which slot, and the slots' rows on
+the device.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ from enginebay_oengine.page_manager import HBMPageManager
 class ActiveRequest:
     """The sequence in a slot.
 
-    `length` counts its tokens, the last of which is not in the cache. It is an upper bound: the device may have ended the
-    sequence. Without a lease its pages were taken back: when it `has_ended` for good, else until it is processed again.
+    `length` counts its tokens, the last of which is not in the cache. It is an upper bound: the
+    device may have ended the sequence. Without a lease its pages were taken back: when it
+    `has_ended` for good, else until it is processed again.
     """
 
     id: str
@@ -39,7 +42,9 @@ class ActiveRequest:
 
 @dataclasses.dataclass(frozen=True)
 class StateSizes:
-    """What a decode state is made with: slots, rows on the device, most tokens of a sequence, and ends of sequence."""
+    """What a decode state is made with: slots, rows on the device, most tokens of a sequence, and
+    ends of sequence.
+    """
 
     num_slots: int
     num_rows: int
@@ -51,8 +56,9 @@ class StateSizes:
 class ActiveSequenceBatch:
     """The slots of an engine. Calls of the engine change it in place and return it.
 
-    `rows` are the slots' columns on the device, donated to every step. `available_slots` are the free slots,
-    `active_slot_requests_map` the sequence in each other one; `context_lock` is held while these change.
+    `rows` are the slots' columns on the device, donated to every step. `available_slots` are the
+    free slots, `active_slot_requests_map` the sequence in each other one; `context_lock` is held
+    while these change.
     """
 
     def __init__(self, manager: HBMPageManager, sizes: StateSizes) -> None:

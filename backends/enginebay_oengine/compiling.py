@@ -22,13 +22,16 @@ def cjit(
 ) -> CompiledOnce:
     """`function`, made by jax.jit with the same static_argnums, as a CompiledOnce.
 
-    `compile_options` are XLA's; `compilations` is counted up, and decides whether one more is an error.
+    `compile_options` are XLA's; `compilations` is counted up, and decides whether one more is an
+    error.
     """
     return CompiledOnce(function, tuple(static_argnums), dict(compile_options or {}), compilations)
 
 
 class CompiledOnce:
-    """A function of positional arguments. Static ones are told apart by equality, arrays by shape, dtype and sharding."""
+    """A function of positional arguments. Static ones are told apart by equality, arrays by shape,
+    dtype and sharding.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,9 @@ class CompiledOnce:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        """The function's result; CompilationError when a program is missing and may not be compiled."""
+        """The function's result; CompilationError when a program is missing and may not be
+        compiled.
+        """
         statics, arrays = self._split(args)
         leaves, structure = jax.tree.flatten(arrays)
         key = (statics, structure, tuple(map(_kind, leaves)))

@@ -17,7 +17,9 @@ Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
 
 
 def copy_page(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-    """The cache with page `target` equal to page `source`, in every array; axis 0 of each counts pages."""
+    """The cache with page `target` equal to page `source`, in every array; axis 0 of each counts
+    pages.
+    """
     return jax.tree.map(lambda array: array.at[target].set(array[source]), cache)
 
 

@@ -36,7 +36,9 @@ from enginebay_oengine.store import PageStore
 
 
 class PagedEngine(Engine):
-    """Pages over the core's runner. See `Geometry` for the sizes of steps, `choose_num_pages` for that of the cache."""
+    """Pages over the core's runner. See `Geometry` for the sizes of steps, `choose_num_pages` for
+    that of the cache.
+    """
 
     def __init__(self, parts: EngineParts, options: PagedOptions) -> None:
         config = parts.config
@@ -101,7 +103,9 @@ class PagedEngine(Engine):
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
 
     def _catch_up(self, wanted: int = 0) -> None:
-        """Allocate what the ledger has given out, and the first `wanted` pages, and copy what is to be copied."""
+        """Allocate what the ledger has given out, and the first `wanted` pages, and copy what is to
+        be copied.
+        """
         self.pages.reach(max(wanted, self.ledger.store.pool.reach))
         self.pages.copier(self.ledger.take_copies())
 
@@ -179,7 +183,9 @@ class PagedEngine(Engine):
 
 
 def attention_problems(facts: StepFacts, options: PagedOptions) -> list[AttentionProblem]:
-    """The attention problems of an engine of these facts; the layouts have no more pages than they must."""
+    """The attention problems of an engine of these facts; the layouts have no more pages than they
+    must.
+    """
     geometry = make_geometry(facts, options.page_size)
     layouts = geometry.layouts(FEWEST_PAGES, facts.groups, facts.dtype)
     return _problems(geometry, layouts, drafts_are_rows=facts.drafts_are_rows)

@@ -20,7 +20,9 @@ DEFAULT_MAX_LENGTH = 8192
 
 @dataclasses.dataclass(frozen=True)
 class EngineLimits:
-    """As documented for oEngine, defaults filled in. ConfigError (a ValueError) for values that cannot be."""
+    """As documented for oEngine, defaults filled in. ConfigError (a ValueError) for values that
+    cannot be.
+    """
 
     max_concurrent_decodes: int
     max_concurrent_prefill: int

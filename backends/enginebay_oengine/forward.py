@@ -1,4 +1,6 @@
-"""execute_forward: one step over the paged cache, pure and compiled per shape, made of the core's step functions."""
+"""execute_forward: one step over the paged cache, pure and compiled per shape, made of the core's
+step functions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _FIELDS = ("complete", "token_id", "next_position", "packed")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphDef:
-    """What is traced: the program, each group's layout, whether decodes run on a copy of the rows' cache, and slots."""
+    """What is traced: the program, each group's layout, whether decodes run on a copy of the rows'
+    cache, and slots.
+    """
 
     program: Program
     layouts: Mapping[str, KVLayout]
@@ -40,11 +44,12 @@ class GraphDef:
 )
 @dataclasses.dataclass(frozen=True)
 class ModelOutputBatch:
-    """What a step gave the P rows of its prefill and the B slots; None for the part that was not run.
+    """What a step gave the P rows of its prefill and the B slots; None for the part that was not
+    run.
 
-    complete bool [P], [B]: whether the row has ended. token_id int32: the token it got, -1 for none. next_position int32:
-    where its next token stands, or where its next chunk begins; -1 when it has ended or was not run. packed
-    int32 [., 3]: the data of ResultTokens.
+    complete bool [P], [B]: whether the row has ended. token_id int32: the token it got, -1 for
+    none. next_position int32: where its next token stands, or where its next chunk begins; -1 when
+    it has ended or was not run. packed int32 [., 3]: the data of ResultTokens.
     """
 
     prefill_complete: Any = None
@@ -66,9 +71,11 @@ def execute_forward(
     rows: DeviceRows,
     rngs: jax.Array | None,
 ) -> tuple[ModelOutputBatch, PagedAttentionCache, DeviceRows]:
-    """Run the parts of `inputs`, the prefill first; storage and rows are donated by who compiles it.
+    """Run the parts of `inputs`, the prefill first; storage and rows are donated by who compiles
+    it.
 
-    rngs uint32 [2]: folded into the rows' own keys for this decode; None: they sample with their own keys alone.
+    rngs uint32 [2]: folded into the rows' own keys for this decode; None: they sample with their
+    own keys alone.
     """
     weights = {**graphstate, **graphothers}
     state = StepState(storage.views, rows)

@@ -1,4 +1,6 @@
-"""GenerationState: processed prompts and their first tokens, which can be inserted into slots, here or in another engine."""
+"""GenerationState: processed prompts and their first tokens, which can be inserted into slots, here
+or in another engine.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,13 @@ class HeldPages:
 class GenerationState:
     """n prompts after their prefill (a *prefix*).
 
-    rows: their columns on the device. base_keys uint32 [n, 2]: their random keys; a copy in another slot folds its own
-    number in. views: their pages' arrays per cache group and layer, [n, pages, ...] each.
+    rows: their columns on the device. base_keys uint32 [n, 2]: their random keys; a copy in another
+    slot folds its own number in. views: their pages' arrays per cache group and layer, [n, pages,
+    ...] each.
 
-    While it stays in its engine it holds pages there, and views are read from them when somebody asks: inserting copies
-    nothing. As a pytree its leaves are all three, so jax.device_put and the like make one that holds no pages and can be
-    inserted anywhere.
+    While it stays in its engine it holds pages there, and views are read from them when somebody
+    asks: inserting copies nothing. As a pytree its leaves are all three, so jax.device_put and the
+    like make one that holds no pages and can be inserted anywhere.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class GenerationState:
         self._views = views
         self.held = held
         self.num_copies = 0
-        """How often it was inserted: each time it is another completion, with random keys of its own."""
+        """How often it was inserted: each time it is another completion, with random keys of its
+        own.
+        """
 
     @property
     def num_prompts(self) -> int:
@@ -85,13 +90,17 @@ class GenerationState:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence, its first new one included; where no pages are held, waits for the prefill."""
+        """Tokens of each sequence, its first new one included; where no pages are held, waits for
+        the prefill.
+        """
         if self.held is not None:
             return self.held.lengths
         return tuple(int(length) for length in np.asarray(self.rows.length))
 
     def release(self) -> None:
-        """Give the pages back now instead of when nobody refers to this. Sequences in slots keep theirs."""
+        """Give the pages back now instead of when nobody refers to this. Sequences in slots keep
+        theirs.
+        """
         if self.held is not None:
             self.held.let_go()
             self.held = None
@@ -116,7 +125,9 @@ def place_rows(
     slots: jax.Array,
     index: jax.Array,
 ) -> DeviceRows:
-    """`rows` with row source[i] of a prefix at slots[i], as completion index[i] of its request; a slot past the end is dropped."""
+    """`rows` with row source[i] of a prefix at slots[i], as completion index[i] of its request; a
+    slot past the end is dropped.
+    """
 
     def fold(key: jax.Array, number: jax.Array) -> jax.Array:
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
@@ -130,7 +141,9 @@ def place_rows(
 
 
 def take_rows(rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:
-    """The first num_rows rows with their first num_tokens tokens, and the ResultTokens data of their last ones."""
+    """The first num_rows rows with their first num_tokens tokens, and the ResultTokens data of
+    their last ones.
+    """
     taken = rows.take(jnp.arange(num_rows, dtype=jnp.int32), num_tokens)
     one = jnp.ones(num_rows, jnp.int32)
     return taken, jnp.stack([taken.last_token, one, taken.length - taken.prompt_length], axis=1)
@@ -142,7 +155,9 @@ def read_pages(views: Views, table: jax.Array) -> Views:
 
 
 def write_pages(views: Views, parts: Views, table: jax.Array) -> Views:
-    """`views` with parts [n, pages, ...] at pages table int32 [n, pages]; a page past the end is dropped."""
+    """`views` with parts [n, pages, ...] at pages table int32 [n, pages]; a page past the end is
+    dropped.
+    """
     flat = table.reshape(-1)
 
     def put(array: jax.Array, part: jax.Array) -> jax.Array:

@@ -16,7 +16,8 @@ from enginebay_oengine.pool import pages_for
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Pure functions of an engine's bucket sizes, its pages and whether it decodes on compact copies.
+    """Pure functions of an engine's bucket sizes, its pages and whether it decodes on compact
+    copies.
 
     A step's page table is as wide as its longest context needs.
     """
@@ -36,7 +37,9 @@ class Geometry:
     def layouts(
         self, num_pages: int, groups: tuple[CacheGroup, ...], dtype: str
     ) -> Mapping[str, KVLayout]:
-        """Each group's layout of a cache with so many pages; a page has the same tokens in every group."""
+        """Each group's layout of a cache with so many pages; a page has the same tokens in every
+        group.
+        """
         return {
             g.name: self.layout_type(num_pages, self.page_size, g.num_kv_heads, g.head_dim, dtype)
             for g in groups
@@ -45,8 +48,9 @@ class Geometry:
     def prefill_bucket(self, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
         """`fresh`: no row has a prefix. Rows with one come in one context length only, the longest."""
         seqs = round_up(self.sizes.prefill_rows, num_rows)
-        # A step of many rows comes in every other size only: fewer programs for a little more padding. One row does not:
-        # what is left of a prompt whose beginning was found would lose half of what that saves.
+        # A step of many rows comes in every other size only: fewer programs for a little more
+        # padding. One row does not: what is left of a prompt whose beginning was found would lose
+        # half of what that saves.
         sizes = self.sizes.prefill_tokens
         tokens = round_up(sizes if seqs == 1 else sizes[::-2][::-1], num_tokens)
         kv_len = min(tokens, self.max_model_len) if fresh else self.max_model_len
@@ -61,7 +65,9 @@ class Geometry:
         return StepKey("compact" if self.compact_decode else "decode", bucket)
 
     def verify_key(self, num_rows: int) -> StepKey:
-        """The program that verifies the drafts of `num_rows` rows, in one context length only, the longest."""
+        """The program that verifies the drafts of `num_rows` rows, in one context length only, the
+        longest.
+        """
         seqs = round_up(self.sizes.verify_rows, num_rows)
         pages = pages_for(self.max_model_len, self.page_size)
         return StepKey("verify", verify_bucket(seqs, self.num_drafts, pages, self.max_model_len))

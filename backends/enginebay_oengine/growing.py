@@ -14,10 +14,12 @@ from enginebay_oengine.copying import PageCopier
 
 
 class GrowingPages:
-    """The cache of a runner as a whole, `num_pages` long, or only its `first` pages while nobody holds one of the others.
+    """The cache of a runner as a whole, `num_pages` long, or only its `first` pages while nobody
+    holds one of the others.
 
-    Where allocating clears memory page by page, as a CPU's does, a large cache takes seconds: a program that serves one short
-    request need not wait for them. It grows once, to its whole size, because each size has programs of its own.
+    Where allocating clears memory page by page, as a CPU's does, a large cache takes seconds: a
+    program that serves one short request need not wait for them. It grows once, to its whole size,
+    because each size has programs of its own.
     """
 
     def __init__(

@@ -26,7 +26,9 @@ class Held:
 
 
 class HeldPages:
-    """Every lease that was given and not taken back, by row; their pages are written to a page table."""
+    """Every lease that was given and not taken back, by row; their pages are written to a page
+    table.
+    """
 
     def __init__(self, table: PageTable) -> None:
         self.page_size = table.page_size
@@ -66,7 +68,9 @@ class HeldPages:
         self._table.reset(lease.row)
 
     def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        """Fill int32 [rows, pages] with the pages of leases, cut where they have more than there are columns."""
+        """Fill int32 [rows, pages] with the pages of leases, cut where they have more than there
+        are columns.
+        """
         table[:] = 0
         width = min(table.shape[1], self._table.max_pages_per_req)
         table[: len(leases), :width] = self._table.page_ids[[lease.row for lease in leases], :width]

@@ -1,4 +1,6 @@
-"""InferenceScheduler: which prompt and which slots run next, so that pages suffice and somebody always goes on."""
+"""InferenceScheduler: which prompt and which slots run next, so that pages suffice and somebody
+always goes on.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
 class InferenceScheduler:
     """Queues of prompts and of sequences that begin to decode, and the plans made of them.
 
-    Any thread may enqueue; plans are made by one. Sequences are served in order of their arrival: while one waits for
-    pages no prompt is begun, and when none can go on the latest gives its pages back and begins again later, with the
-    same tokens.
+    Any thread may enqueue; plans are made by one. Sequences are served in order of their arrival:
+    while one waits for pages no prompt is begun, and when none can go on the latest gives its pages
+    back and begins again later, with the same tokens.
     """
 
     def __init__(self, manager: HBMPageManager, seed: int = 0) -> None:
@@ -41,7 +43,9 @@ class InferenceScheduler:
             return len(self._prefills)
 
     def enqueue_prefill_request(self, request: InitialSequenceRequest) -> None:
-        """Add a prompt. InputError (a ValueError) for one without room for a new token, or queued before."""
+        """Add a prompt. InputError (a ValueError) for one without room for a new token, or queued
+        before.
+        """
         most = self.manager.metadata.longest_sequence
         if request.num_tokens >= most:
             raise InputError(
@@ -83,10 +87,12 @@ class InferenceScheduler:
     def create_plan(
         self, active_prefill: InitialSequenceRequest | None, decodes_state: ActiveSequenceBatch
     ) -> NextIterationPlan | None:
-        """What runs next; None when nothing does. `active_prefill` is a prompt that is not processed to its end.
+        """What runs next; None when nothing does. `active_prefill` is a prompt that is not
+        processed to its end.
 
-        Pages are taken here: only what a step writes to, when it does. OutOfPagesError when sequences wait for pages
-        that only the caller can free, because prefixes or pages taken by number hold them.
+        Pages are taken here: only what a step writes to, when it does. OutOfPagesError when
+        sequences wait for pages that only the caller can free, because prefixes or pages taken by
+        number hold them.
         """
         state = decodes_state
         with state.context_lock, self.manager.lock:

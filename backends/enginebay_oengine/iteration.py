@@ -1,4 +1,6 @@
-"""The records of one iteration: requests that wait or run, and the plan that a scheduler makes of them."""
+"""The records of one iteration: requests that wait or run, and the plan that a scheduler makes of
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams
 
 @dataclasses.dataclass(slots=True, eq=False)
 class InitialSequenceRequest:
-    """A prompt to be completed. `token_ids` are the prompt's; at most `max_tokens` follow, and it ends at a stop token.
+    """A prompt to be completed. `token_ids` are the prompt's; at most `max_tokens` follow, and it
+    ends at a stop token.
 
-    The end-of-sequence tokens of the engine are among the stop tokens unless `ignore_eos`. Equal seeds give equal
-    samples; without one the scheduler draws it. InputError (a ValueError) for a wrong value.
+    The end-of-sequence tokens of the engine are among the stop tokens unless `ignore_eos`. Equal
+    seeds give equal samples; without one the scheduler draws it. InputError (a ValueError) for a
+    wrong value.
     """
 
     id: str
@@ -109,7 +113,9 @@ class SlotPageAssignment:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerationStepTask:
-    """A sequence whose prompt is processed: its first new token stands at `position`, and it decodes from now on."""
+    """A sequence whose prompt is processed: its first new token stands at `position`, and it
+    decodes from now on.
+    """
 
     id: str
     slot: int
@@ -122,11 +128,12 @@ class GenerationStepTask:
 class NextIterationPlan:
     """What one call of `oEngine.forward` does.
 
-    prefill_request: the prompt whose next `num_prefill_tokens` tokens are processed, when schedule_prefill.
-    prefill_pages_update: the pages it got, when it is new. new_decodes_requests: what decodes from this iteration on.
-    decodes_state_page_updates: pages that slots got, new ones and copies of shared ones. decode_slots: the slots that get
-    a token, when schedule_decodes; slots that wait for pages are not among them. preempted: ids of requests that gave
-    their pages back and will be processed again.
+    prefill_request: the prompt whose next `num_prefill_tokens` tokens are processed, when
+    schedule_prefill. prefill_pages_update: the pages it got, when it is new. new_decodes_requests:
+    what decodes from this iteration on. decodes_state_page_updates: pages that slots got, new ones
+    and copies of shared ones. decode_slots: the slots that get a token, when schedule_decodes;
+    slots that wait for pages are not among them. preempted: ids of requests that gave their pages
+    back and will be processed again.
     """
 
     prefill_request: InitialSequenceRequest | None
@@ -153,7 +160,9 @@ class SampledToken:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IterationResult:
-    """The tokens of an iteration, and the prompt that is not processed to its end: the next plan continues it."""
+    """The tokens of an iteration, and the prompt that is not processed to its end: the next plan
+    continues it.
+    """
 
     tokens: tuple[SampledToken, ...]
     active_prefill: InitialSequenceRequest | None

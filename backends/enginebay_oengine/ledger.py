@@ -1,4 +1,6 @@
-"""PageLedger: pages promised to rows as they grow, shared where their tokens are equal, copied before they are written."""
+"""PageLedger: pages promised to rows as they grow, shared where their tokens are equal, copied
+before they are written.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ from enginebay_oengine.store import PageStore
 class PageLedger(Ledger):
     """Pages for rows 0 to num_rows - 1, of up to max_model_len tokens each.
 
-    A prompt gets the pages that hold its beginning already, and new ones for the rest. At least its last token is
-    computed again, because its logits give the first new one; where all of it is there, the last page is copied first.
-    A fork shares the full pages, and has a copy of the page that it goes on in: nobody ever writes to a page that others have.
-    With `grows` the caller asks for what it needs now, and for more with `reserve`; without, for everything at once.
+    A prompt gets the pages that hold its beginning already, and new ones for the rest. At least its
+    last token is computed again, because its logits give the first new one; where all of it is
+    there, the last page is copied first. A fork shares the full pages, and has a copy of the page
+    that it goes on in: nobody ever writes to a page that others have. With `grows` the caller asks
+    for what it needs now, and for more with `reserve`; without, for everything at once.
     """
 
     forks = True
@@ -35,7 +38,9 @@ class PageLedger(Ledger):
         grows: bool = True,
         table: PageTable | None = None,
     ) -> None:
-        """`table` is where the pages of each row are written, for others to read; None: a table of its own."""
+        """`table` is where the pages of each row are written, for others to read; None: a table of
+        its own.
+        """
         self.store = store
         self.page_size = store.page_size
         self.num_rows = num_rows
@@ -92,7 +97,9 @@ class PageLedger(Ledger):
         pages: Sequence[int],
         digests: Sequence[bytes],
     ) -> Lease | None:
-        """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and copies the rest of them."""
+        """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and
+        copies the rest of them.
+        """
         num_shared = num_cached // self.page_size
         shared = list(pages[:num_shared])
         num_fresh = pages_for(num_tokens, self.page_size) - num_shared
@@ -102,7 +109,8 @@ class PageLedger(Ledger):
             self.store.share(page)
         fresh = [self.store.take() for _ in range(num_fresh)]
         if num_cached % self.page_size:
-            # This row does not hold the page, so it may be evicted by now; but no step writes to it before the copy.
+            # This row does not hold the page, so it may be evicted by now; but no step writes to it
+            # before the copy.
             self._copies.append((pages[num_shared], fresh[0]))
         return self._held.add(row, num_cached, list(digests[:num_shared]), shared + fresh)
 
@@ -148,7 +156,9 @@ class PageLedger(Ledger):
         self._held.write_table(leases, table)
 
     def forget(self, salt: Salt | None = None) -> None:
-        """Find nothing again of what was computed so far: the arrays are gone, or the weights are others (`salt`)."""
+        """Find nothing again of what was computed so far: the arrays are gone, or the weights are
+        others (`salt`).
+        """
         self.store.forget(salt)
         self._copies = []
 

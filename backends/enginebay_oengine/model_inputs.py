@@ -1,4 +1,6 @@
-"""The arrays of one step: chunks of prompts and rows that decode, as the core's step functions take them."""
+"""The arrays of one step: chunks of prompts and rows that decode, as the core's step functions take
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Array = np.ndarray | jax.Array
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowSettings:
-    """How a row is sampled and where it ends; `key` are the two words of the request's own random key."""
+    """How a row is sampled and where it ends; `key` are the two words of the request's own random
+    key.
+    """
 
     temperature: float
     top_p: float
@@ -32,7 +36,9 @@ class RowSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens int32 of a row, after `num_computed` ones that are in its pages. `samples` with the prompt's last one."""
+    """Tokens int32 of a row, after `num_computed` ones that are in its pages. `samples` with the
+    prompt's last one.
+    """
 
     row: int
     token_ids: np.ndarray
@@ -49,7 +55,9 @@ class Chunk:
 )
 @dataclasses.dataclass(frozen=True)
 class PrefillPart:
-    """Arguments of `prefill_step`: token_ids int32 [T], ints int32 [S, ...], floats f32 [S, ...], table int32 [S, P]."""
+    """Arguments of `prefill_step`: token_ids int32 [T], ints int32 [S, ...], floats f32 [S, ...],
+    table int32 [S, P].
+    """
 
     token_ids: Array
     ints: Array
@@ -73,7 +81,9 @@ class DecodePart:
 @functools.partial(tree_util.register_dataclass, data_fields=["prefill", "decode"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class ModelInputBatch:
-    """The inputs of one step: chunks of prompts, rows that decode, or both. What is None is not run."""
+    """The inputs of one step: chunks of prompts, rows that decode, or both. What is None is not
+    run.
+    """
 
     prefill: PrefillPart | None = None
     decode: DecodePart | None = None
@@ -82,7 +92,9 @@ class ModelInputBatch:
 def prefill_part(
     chunks: Sequence[Chunk], geometry: Geometry, num_rows: int
 ) -> tuple[PrefillPart, np.ndarray]:
-    """The arrays of chunks of different rows (of num_rows on the device), and each chunk's place among the step's rows."""
+    """The arrays of chunks of different rows (of num_rows on the device), and each chunk's place
+    among the step's rows.
+    """
     # The order that AttnBatch wants: single tokens after a prefix, rows without one, the others.
     kinds = [
         0 if len(c.token_ids) == 1 and c.num_computed else 1 if not c.num_computed else 2
@@ -126,7 +138,9 @@ def _fill(ints: np.ndarray, floats: np.ndarray, chunk: Chunk) -> None:
 def decode_part(
     pages_by_row: dict[int, tuple[int, ...]], longest: int, geometry: Geometry, num_rows: int
 ) -> DecodePart:
-    """The arrays of a decode of these rows (of num_rows on the device), of up to `longest` tokens, each at its own place."""
+    """The arrays of a decode of these rows (of num_rows on the device), of up to `longest` tokens,
+    each at its own place.
+    """
     bucket = geometry.decode_key(geometry.sizes.decode_rows[-1], longest).bucket
     row_ids = np.full(bucket.seqs, num_rows, np.int32)
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)

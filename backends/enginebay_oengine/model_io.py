@@ -1,4 +1,6 @@
-"""ModelIOProcessor: from a plan to the arrays of a step, and from a step's output to tokens, ends and the next tasks."""
+"""ModelIOProcessor: from a plan to the arrays of a step, and from a step's output to tokens, ends
+and the next tasks.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,11 @@ class ModelIOProcessor:
         decodes_state: ActiveSequenceBatch,
         scheduler: InferenceScheduler,
     ) -> IterationResult:
-        """Wait for the step of a plan, and take note of what it did: once for each, before the next plan.
+        """Wait for the step of a plan, and take note of what it did: once for each, before the next
+        plan.
 
-        Sequences that have ended, with their first token or a later one, give slot and pages back; those whose prompt is
-        processed are enqueued to decode.
+        Sequences that have ended, with their first token or a later one, give slot and pages back;
+        those whose prompt is processed are enqueued to decode.
         """
         tokens: list[SampledToken] = []
         with decodes_state.context_lock:

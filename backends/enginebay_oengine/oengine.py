@@ -1,4 +1,6 @@
-"""oEngine: prefill, insert and decode over one paged cache, and steps of continuous batching after a scheduler's plan."""
+"""oEngine: prefill, insert and decode over one paged cache, and steps of continuous batching after
+a scheduler's plan.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,14 @@ def _make_key(seed: int) -> jax.Array:
 class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     """Slots that decode together, over a cache whose pages sequences share.
 
-    `model` is an OpenedModel, or what open_model takes. `processor` is a tokenizer or a processor with one; None takes
-    the model's own. `storage` and `manager` are of one metadata; the storage is taken over: its arrays are donated to
-    every step. Prompts longer than a step takes (the largest of prefill_lengths up to max_prefill_length) are processed
-    in chunks. Defaults: as many concurrent decodes and prefills as devices, prefill_lengths 2**9 to 2**23,
-    max_prefill_length 4096, max_length 8192; no sequence exceeds what metadata and model allow besides. `batch_size` is
-    the rows of a decode step, at least the slots. Equal seeds give equal prng_keys. ConfigError (a ValueError) for
-    wrong values, UnsupportedError when the model asks for a quantised cache.
+    `model` is an OpenedModel, or what open_model takes. `processor` is a tokenizer or a processor
+    with one; None takes the model's own. `storage` and `manager` are of one metadata; the storage
+    is taken over: its arrays are donated to every step. Prompts longer than a step takes (the
+    largest of prefill_lengths up to max_prefill_length) are processed in chunks. Defaults: as many
+    concurrent decodes and prefills as devices, prefill_lengths 2**9 to 2**23, max_prefill_length
+    4096, max_length 8192; no sequence exceeds what metadata and model allow besides. `batch_size`
+    is the rows of a decode step, at least the slots. Equal seeds give equal prng_keys. ConfigError
+    (a ValueError) for wrong values, UnsupportedError when the model asks for a quantised cache.
 
     Steps are launched one at a time, whichever thread asks.
     """
@@ -151,7 +154,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a sequence; it ends earlier where the metadata's max_length or the pages do."""
+        """Most tokens of a sequence; it ends earlier where the metadata's max_length or the pages
+        do.
+        """
         return self._limits.max_length
 
     @property
@@ -194,9 +199,11 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
             return None
 
     def get_state_shardings(self, is_decode: bool = False) -> Rules:  # noqa: FBT001, FBT002  # the documented signature
-        """Rules (pattern, spec) for the leaves of a state by their paths; the first that is found in a path holds.
+        """Rules (pattern, spec) for the leaves of a state by their paths; the first that is found
+        in a path holds.
 
-        A decode state is whole on every device; of a prefix, keys and values are split over KV heads.
+        A decode state is whole on every device; of a prefix, keys and values are split over KV
+        heads.
         """
         everything = (".*", PartitionSpec())
         if is_decode:
@@ -210,7 +217,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         return (*rules, everything)
 
     def get_prefix_destination_sharding(self) -> GenerationState:
-        """NamedShardings for the leaves of a prefix, in a GenerationState: jax.device_put(prefix, it) moves it here."""
+        """NamedShardings for the leaves of a prefix, in a GenerationState: jax.device_put(prefix,
+        it) moves it here.
+        """
         return self._steps.prefix_sharding()
 
     def init_decode_state(self) -> ActiveSequenceBatch:
@@ -220,7 +229,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         return self._state
 
     def free_resource(self, slot: int) -> bool:
-        """Free a slot of the state that was made last, and its pages; False when it is free. InputError for no slot."""
+        """Free a slot of the state that was made last, and its pages; False when it is free.
+        InputError for no slot.
+        """
         if isinstance(slot, bool) or not 0 <= slot < self._sizes.num_slots:
             raise InputError(
                 explain(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it.")
@@ -234,8 +245,9 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     ) -> Iterator[Self]:  # fmt: skip
         """While the block lasts, steps run with other implementations of ops, as in LLM.override.
 
-        RequestError while sequences hold pages, in slots or as prefixes: free and release them first. At the end of the block
-        all slots are freed, and prefixes that were made in it are released. The former programs come back without compiling.
+        RequestError while sequences hold pages, in slots or as prefixes: free and release them
+        first. At the end of the block all slots are freed, and prefixes that were made in it are
+        released. The former programs come back without compiling.
         """
         given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         before = self.model
@@ -266,10 +278,10 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     ) -> tuple[GenerationState, ResultTokens]:
         """Process one prompt, tokens int [L], or several [n, L], and sample each one's first token.
 
-        The tokens that `valids` marks count (None: the first true_length ones), wherever they stand. true_length,
-        temperature, top_p and top_k are numbers, or [n] of them; rngs is a key (None: a new one), or [n] of them. The
-        result's slots are the prompts. InputError (a ValueError) for what cannot be served, OutOfPagesError when the
-        cache is full.
+        The tokens that `valids` marks count (None: the first true_length ones), wherever they
+        stand. true_length, temperature, top_p and top_k are numbers, or [n] of them; rngs is a key
+        (None: a new one), or [n] of them. The result's slots are the prompts. InputError (a
+        ValueError) for what cannot be served, OutOfPagesError when the cache is full.
         """
         prompts = read_prompts(
             tokens,
@@ -287,11 +299,13 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def decode(
         self, graphstate: Any, graphothers: Any, state: ActiveSequenceBatch, rngs: Any = None
     ) -> tuple[ActiveSequenceBatch, ResultTokens]:
-        """One token for every occupied slot, each with its own temperature, top_p and top_k; changes the state in place.
+        """One token for every occupied slot, each with its own temperature, top_p and top_k;
+        changes the state in place.
 
-        rngs: a key that is folded into the slots' own for this step; None: a slot samples like a request with the key
-        of its prefill. A slot gets no token (`valid` False) when it has ended, or waits for pages: the youngest wait
-        when they run out, and are processed again when that does not help. OutOfPagesError when nothing does.
+        rngs: a key that is folded into the slots' own for this step; None: a slot samples like a
+        request with the key of its prefill. A slot gets no token (`valid` False) when it has ended,
+        or waits for pages: the youngest wait when they run out, and are processed again when that
+        does not help. OutOfPagesError when nothing does.
         """
         words = None if rngs is None else read_keys(rngs, 1)[0]
         with self._steps.lock:
@@ -305,17 +319,21 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     def insert(
         self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slot: int
     ) -> ActiveSequenceBatch:
-        """Put a prefix of one prompt into a free slot, in place; it shares the prefix's full pages and copies the last.
+        """Put a prefix of one prompt into a free slot, in place; it shares the prefix's full pages
+        and copies the last.
 
-        The prefix can be inserted again, as another completion with random keys of its own. InputError (a ValueError)
-        for a slot that is occupied, or that there is not; then nothing is changed.
+        The prefix can be inserted again, as another completion with random keys of its own.
+        InputError (a ValueError) for a slot that is occupied, or that there is not; then nothing is
+        changed.
         """
         return self.bulk_insert(prefix, decode_state, [slot])
 
     def bulk_insert(
         self, prefix: GenerationState, decode_state: ActiveSequenceBatch, slots: list[int]
     ) -> ActiveSequenceBatch:
-        """insert() of n prompts into n slots, or of a single prompt into all of them (parallel samples)."""
+        """insert() of n prompts into n slots, or of a single prompt into all of them (parallel
+        samples).
+        """
         with self._steps.lock:
             self._slots.insert(prefix, decode_state, list(slots))
         return decode_state
@@ -327,7 +345,8 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         state: ActiveSequenceBatch,
         iteration_plan: NextIterationPlan,
     ) -> ModelOutputBatch:
-        """Launch what a plan says, a chunk of a prompt and one token for each slot that decodes, and return at once.
+        """Launch what a plan says, a chunk of a prompt and one token for each slot that decodes,
+        and return at once.
 
         Give the output to ModelIOProcessor.prepare_model_output before the next plan is made.
         """

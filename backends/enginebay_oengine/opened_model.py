@@ -32,7 +32,9 @@ class GenerationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
-    """A model as oEngine takes it. Several engines and caches can be made of one; they share its weights."""
+    """A model as oEngine takes it. Several engines and caches can be made of one; they share its
+    weights.
+    """
 
     plan: Plan
     parts: EngineParts
@@ -40,7 +42,9 @@ class OpenedModel:
     generation_config: GenerationConfig
 
     def split_module(self) -> tuple[EngineParts, Weights, Weights]:
-        """(graphdef, graphstate, graphothers): what is traced, the weights by dotted path, and what else there is: nothing."""
+        """(graphdef, graphstate, graphothers): what is traced, the weights by dotted path, and what
+        else there is: nothing.
+        """
         return self.parts, self.weights, {}
 
     def check_cache(self) -> None:
@@ -57,9 +61,11 @@ class OpenedModel:
 
 
 def open_model(model: ModelLike) -> OpenedModel:
-    """The OpenedModel of a folder, hub id or "demo", of a configuration (or a mapping of its fields), or of an LLM.
+    """The OpenedModel of a folder, hub id or "demo", of a configuration (or a mapping of its
+    fields), or of an LLM.
 
-    An LLM must have the engine "oengine", and its weights are shared. ConfigError for another engine.
+    An LLM must have the engine "oengine", and its weights are shared. ConfigError for another
+    engine.
     """
     if isinstance(model, LLM):
         if not isinstance(model.engine, PagedEngine):

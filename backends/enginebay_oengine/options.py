@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class PagedOptions(BaseModel):
-    """Options of the paged engine. The size of the cache is given in one way: num_pages, cache_bytes or memory_utilization."""
+    """Options of the paged engine. The size of the cache is given in one way: num_pages,
+    cache_bytes or memory_utilization.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,6 @@
-"""HBMPageManager: who holds which pages of a PagedAttentionCache: single pages by number, and sequences that share them."""
+"""HBMPageManager: who holds which pages of a PagedAttentionCache: single pages by number, and
+sequences that share them.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,11 @@ class _Rows:
 
 
 class HBMPageManager:
-    """The books of a cache. Page 0 is the dummy: it is never given out, and giving it back is ignored.
+    """The books of a cache. Page 0 is the dummy: it is never given out, and giving it back is
+    ignored.
 
-    Callers take pages by number (`alloc_hbm_pages`), the engine takes leases for its sequences; both are of one pool.
-    Methods may be called from several threads.
+    Callers take pages by number (`alloc_hbm_pages`), the engine takes leases for its sequences;
+    both are of one pool. Methods may be called from several threads.
     """
 
     def __init__(self, metadata: PagedAttentionCacheMetaData) -> None:
@@ -120,7 +123,9 @@ class HBMPageManager:
         return self.alloc_hbm_pages(pages_for(prompt_length, self.page_size))
 
     def free_hbm_pages(self, pages: Sequence[int]) -> None:
-        """Give pages of alloc_hbm_pages back. InputError for one that was not given out so; then none is taken back."""
+        """Give pages of alloc_hbm_pages back. InputError for one that was not given out so; then
+        none is taken back.
+        """
         with self.lock:
             real = [int(page) for page in pages if page != DUMMY_PAGE]
             wrong = [page for page in real if page not in self._single]
@@ -147,8 +152,8 @@ class HBMPageManager:
     def fork(self, lease: Lease, num_tokens: int) -> Lease | None:
         """A lease of another one's first num_tokens tokens, which must be committed.
 
-        It shares their full pages, and has a copy of the page that it goes on in. None when there is no page for the copy,
-        or there are as many leases as there may be.
+        It shares their full pages, and has a copy of the page that it goes on in. None when there
+        is no page for the copy, or there are as many leases as there may be.
         """
         with self.lock:
             self._collect()
@@ -158,7 +163,9 @@ class HBMPageManager:
             return self._rows.take(self._ledger.fork(lease, row, num_tokens, num_tokens))
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Make room for so many tokens, of which those to come are the lease's alone; False when there are no pages now."""
+        """Make room for so many tokens, of which those to come are the lease's alone; False when
+        there are no pages now.
+        """
         with self.lock:
             self._collect()
             return self._ledger.reserve(lease, num_tokens)

@@ -1,4 +1,6 @@
-"""PagedAttentionCache: keys and values of all sequences in the pages of one pool, and what describes it."""
+"""PagedAttentionCache: keys and values of all sequences in the pages of one pool, and what
+describes it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from enginebay_oengine.sizing import choose_num_pages, plan_memory
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PagedAttentionCacheMetaData:
-    """Sizes of a cache: num_pages pages (the dummy included) of page_size tokens, for sequences of up to max_length tokens.
+    """Sizes of a cache: num_pages pages (the dummy included) of page_size tokens, for sequences of
+    up to max_length tokens.
 
     `layouts` and `num_layers` are by cache group of the model.
     """
@@ -98,10 +101,10 @@ class PagedAttentionCache:
     ) -> PagedAttentionCacheMetaData:
         """Sizes of a cache for a model.
 
-        Without num_pages, `memory_utilization` (by default 0.85) of the device's free memory less weights and working
-        space, and at most what `max_num_seqs` sequences of `max_length` tokens need; these are by default those of the
-        model's configuration. ConfigError for a wrong value, UnsupportedError when there is no room for a page, or for
-        all of num_pages.
+        Without num_pages, `memory_utilization` (by default 0.85) of the device's free memory less
+        weights and working space, and at most what `max_num_seqs` sequences of `max_length` tokens
+        need; these are by default those of the model's configuration. ConfigError for a wrong
+        value, UnsupportedError when there is no room for a page, or for all of num_pages.
         """
         parts, info = model.parts, model.plan.model.info
         try:

@@ -1,4 +1,6 @@
-"""PagePool: which pages of the cache are in use, kept for later, or free; reference counts and a free list."""
+"""PagePool: which pages of the cache are in use, kept for later, or free; reference counts and a
+free list.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ DUMMY_PAGE = 0
 class PagePool:
     """The pages 1 to num_pages - 1 of a cache; page 0 is the dummy. Every operation is O(1).
 
-    A page is *used* while somebody holds it, *cached* when nobody does and its contents are kept, and *free* otherwise.
-    A pool takes memory for the pages that were ever taken, so a pool of any size is made at once.
+    A page is *used* while somebody holds it, *cached* when nobody does and its contents are kept,
+    and *free* otherwise. A pool takes memory for the pages that were ever taken, so a pool of any
+    size is made at once.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -34,7 +37,9 @@ class PagePool:
 
     @property
     def reach(self) -> int:
-        """How many of the first pages hold all that was ever taken, the dummy included: lower ones are taken before higher ones."""
+        """How many of the first pages hold all that was ever taken, the dummy included: lower ones
+        are taken before higher ones.
+        """
         return len(self._holders)
 
     @property
@@ -76,7 +81,9 @@ class PagePool:
         self._holders[page] += 1
 
     def drop(self, page: int, *, keep: bool) -> bool:
-        """One fewer holds a page; whether nobody does now. Then it is cached with `keep`, and free without."""
+        """One fewer holds a page; whether nobody does now. Then it is cached with `keep`, and free
+        without.
+        """
         if not self.holders(page):
             raise InternalError(f"page {page} is given back by somebody who does not hold it")
         self._holders[page] -= 1
@@ -96,7 +103,9 @@ class PagePool:
         self._freed.append(page)
 
     def check(self) -> None:
-        """InternalError unless every page that was ever taken is exactly one of used, cached and free."""
+        """InternalError unless every page that was ever taken is exactly one of used, cached and
+        free.
+        """
         check_books(self._holders, self._freed, self._cached)
 
 

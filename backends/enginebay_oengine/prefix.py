@@ -1,4 +1,6 @@
-"""PrefixIndex: which page holds the keys and values of which tokens, by hashes that chain over full pages."""
+"""PrefixIndex: which page holds the keys and values of which tokens, by hashes that chain over full
+pages.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ import numpy as np
 from enginebay.errors import InternalError
 
 DIGEST_BYTES = 16
-"""Of a page's hash. BLAKE2b is collision resistant: nobody can make a prompt that finds the pages of another one."""
+"""Of a page's hash. BLAKE2b is collision resistant: nobody can make a prompt that finds the pages
+of another one.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Salt:
-    """What keys and values depend on besides the tokens: the weights, by a name of their version, and the adapter."""
+    """What keys and values depend on besides the tokens: the weights, by a name of their version,
+    and the adapter.
+    """
 
     weights: str = ""
     adapter: str = ""
@@ -30,9 +36,11 @@ class Salt:
 
 
 def page_digests(parent: bytes, token_ids: np.ndarray, page_size: int) -> Iterator[bytes]:
-    """The hash of each full page of token_ids int32 [tokens], which follow the pages that `parent` is the last hash of.
+    """The hash of each full page of token_ids int32 [tokens], which follow the pages that `parent`
+    is the last hash of.
 
-    Each hash covers all tokens from the beginning, and is the same in every process and on every machine.
+    Each hash covers all tokens from the beginning, and is the same in every process and on every
+    machine.
     """
     data = np.asarray(token_ids, "<i4").tobytes()
     size = 4 * page_size
@@ -46,8 +54,9 @@ def page_digests(parent: bytes, token_ids: np.ndarray, page_size: int) -> Iterat
 class PrefixIndex:
     """Hash to page, and the pages that nobody holds in order of their last use.
 
-    A *resting* page is one that nobody holds. It can be evicted, least recently used first, and is forgotten when it
-    has rested for `ttl_s` seconds. Pages are named once: where two hold the same tokens, the first is in the index.
+    A *resting* page is one that nobody holds. It can be evicted, least recently used first, and is
+    forgotten when it has rested for `ttl_s` seconds. Pages are named once: where two hold the same
+    tokens, the first is in the index.
     """
 
     def __init__(self, ttl_s: float | None = None) -> None:

@@ -1,4 +1,6 @@
-"""What callers give to a prefill, read and checked: prompts under a mask, sampling parameters, random keys."""
+"""What callers give to a prefill, read and checked: prompts under a mask, sampling parameters,
+random keys.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,11 @@ def read_prompts(
     metadata: PagedAttentionCacheMetaData,
     limits: Limits,
 ) -> PromptBatch:
-    """The prompts in tokens int [L] or [n, L] where `valids` (None: the first true_length of each) is true.
+    """The prompts in tokens int [L] or [n, L] where `valids` (None: the first true_length of each)
+    is true.
 
-    true_length, and each of sampling (temperature, top_p, top_k), is one number or [n]. rngs: see read_keys.
-    InputError (a ValueError) for what cannot be served.
+    true_length, and each of sampling (temperature, top_p, top_k), is one number or [n]. rngs: see
+    read_keys. InputError (a ValueError) for what cannot be served.
     """
     prompts = _read_tokens(tokens, valids, true_length, limits.num_prompts)
     most = min(limits.max_length, metadata.longest_sequence)
@@ -121,7 +124,8 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
 def read_keys(rngs: Any, count: int) -> np.ndarray:
     """uint32 [count, 2] of a key (jax.random.PRNGKey or jax.random.key), or of one for each row.
 
-    One key is the key of a single row, and split for several. The key of a seed gives what a request with it gets.
+    One key is the key of a single row, and split for several. The key of a seed gives what a
+    request with it gets.
     """
     if isinstance(rngs, jax.Array) and jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key):
         rngs = jax.random.key_data(rngs)

@@ -1,4 +1,6 @@
-"""ResultTokens: what a step sampled for every slot, in one array, so that one copy brings it to the host."""
+"""ResultTokens: what a step sampled for every slot, in one array, so that one copy brings it to the
+host.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ TOKEN, VALID, LENGTH = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class SlotData:
-    """One slot's part: tokens int32 [samples, 1], valid bool [samples, 1], lengths int32 [samples], as NumPy or JAX arrays.
+    """One slot's part: tokens int32 [samples, 1], valid bool [samples, 1], lengths int32 [samples],
+    as NumPy or JAX arrays.
 
-    `valid` is False where the slot got no token: it is free, has ended, or waits for pages. `lengths` counts the tokens
-    that were sampled so far.
+    `valid` is False where the slot got no token: it is free, has ended, or waits for pages.
+    `lengths` counts the tokens that were sampled so far.
     """
 
     tokens: np.ndarray | jax.Array
@@ -35,7 +38,9 @@ class SlotData:
 )
 @dataclasses.dataclass(frozen=True)
 class ResultTokens:
-    """data int32 [slots * samples_per_slot, 3]; the columns from a to b of each pair are tokens, valid, and lengths."""
+    """data int32 [slots * samples_per_slot, 3]; the columns from a to b of each pair are tokens,
+    valid, and lengths.
+    """
 
     data: np.ndarray | jax.Array
     tokens_idx: tuple[int, int] = (TOKEN, TOKEN + 1)

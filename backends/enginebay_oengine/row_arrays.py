@@ -1,7 +1,8 @@
 """Rows of the table as device arrays: padded to a bucket's size, moved and exchanged.
 
-Sizes to pad to are static, so there is one program for each bucket; the counts and values within them are traced.
-NumPy arguments are copied first, because the table that they are cut from goes on changing.
+Sizes to pad to are static, so there is one program for each bucket; the counts and values within
+them are traced. NumPy arguments are copied first, because the table that they are cut from goes on
+changing.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def pack_prompts(
     padded_prompt_len: int,
     pad_id: int,
 ) -> jax.Array:
-    """The prompts [padded_num_reqs, padded_prompt_len] of `token_ids` [rows, tokens]; pad_id beyond each one's length.
+    """The prompts [padded_num_reqs, padded_prompt_len] of `token_ids` [rows, tokens]; pad_id beyond
+    each one's length.
 
-    More rows or tokens than there are is padding too. Only the rows and tokens asked for go to the device.
+    More rows or tokens than there are is padding too. Only the rows and tokens asked for go to the
+    device.
     """
     token_ids = _own(token_ids[:padded_num_reqs, :padded_prompt_len])
     lengths = _own(num_prompt_tokens[:padded_num_reqs])
@@ -37,7 +40,8 @@ def pack_prompts(
 def fill_slice(
     arr: np.ndarray | jax.Array, fill_val: float, num_reqs: int, padded_num_reqs: int
 ) -> jax.Array:
-    """`arr` [padded_num_reqs, ...] of its first num_reqs rows, then rows of fill_val; the dtype stays.
+    """`arr` [padded_num_reqs, ...] of its first num_reqs rows, then rows of fill_val; the dtype
+    stays.
 
     Raises InputError for more rows than `arr` or the result has.
     """
@@ -53,7 +57,8 @@ def build_sampling_arrays(
     num_reqs: int,
     padded_num_reqs: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Temperature, min_p, top_p (f32) and top_k (i32), each [padded_num_reqs]; padding is -1, 0, 1 and 0.
+    """Temperature, min_p, top_p (f32) and top_k (i32), each [padded_num_reqs]; padding is -1, 0, 1
+    and 0.
 
     Raises InputError for more rows than the arrays or the results have.
     """
@@ -69,7 +74,8 @@ def build_allowed_mask(
     vocab_size: int,
     max_allowed: int,
 ) -> jax.Array:
-    """Bool [rows, vocab_size], True where a token is NOT allowed: all but the first allowed_lens of a row's ids.
+    """Bool [rows, vocab_size], True where a token is NOT allowed: all but the first allowed_lens of
+    a row's ids.
 
     `allowed_ids_padded` is [rows, max_allowed]. Ids outside the vocabulary allow nothing.
     """
@@ -77,7 +83,9 @@ def build_allowed_mask(
 
 
 def move_row(arr: Arr, from_idx: int, to_idx: int) -> Arr:
-    """A new array with row from_idx at to_idx too, NumPy for NumPy. IndexError for a number that is no row."""
+    """A new array with row from_idx at to_idx too, NumPy for NumPy. IndexError for a number that is
+    no row.
+    """
     _check_rows(len(arr), from_idx, to_idx)
     if isinstance(arr, jax.Array):
         return _put_rows(arr, jnp.asarray([to_idx]), jnp.asarray([from_idx]))
@@ -87,7 +95,9 @@ def move_row(arr: Arr, from_idx: int, to_idx: int) -> Arr:
 
 
 def swap_rows(arr: Arr, i1: int, i2: int) -> Arr:
-    """A new array with rows i1 and i2 exchanged, NumPy for NumPy. IndexError for a number that is no row."""
+    """A new array with rows i1 and i2 exchanged, NumPy for NumPy. IndexError for a number that is
+    no row.
+    """
     _check_rows(len(arr), i1, i2)
     if isinstance(arr, jax.Array):
         return _put_rows(arr, jnp.asarray([i1, i2]), jnp.asarray([i2, i1]))

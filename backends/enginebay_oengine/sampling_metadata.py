@@ -30,7 +30,8 @@ _CARRIED = frozenset({"penalties", "min_tokens"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelRunnerSamplingMetadata:
-    """Sampling parameters of rows 0 to B-1 of a table (B is padded_num_reqs), a pytree whose three flags are static.
+    """Sampling parameters of rows 0 to B-1 of a table (B is padded_num_reqs), a pytree whose three
+    flags are static.
 
     ::
 
@@ -44,7 +45,8 @@ class ModelRunnerSamplingMetadata:
         min_tokens                                     (fewest new tokens, their stop token ids) by row
         bad_words_token_ids                            forbidden sequences of token ids, by row
 
-    Penalties and prompt_token_ids are None when `no_penalties`, and each of the last three is None when no row has any.
+    Penalties and prompt_token_ids are None when `no_penalties`, and each of the last three is None
+    when no row has any.
     """
 
     temperature: jax.Array
@@ -71,12 +73,14 @@ class ModelRunnerSamplingMetadata:
         padded_num_reqs: int,
         generate_params_if_all_greedy: bool = False,  # noqa: FBT001, FBT002 -- the documented signature
     ) -> Self:
-        """The metadata of a table's first padded_num_reqs rows, which must hold all of its requests.
+        """The metadata of a table's first padded_num_reqs rows, which must hold all of its
+        requests.
 
-        When all are greedy, temperature, min_p, top_k and top_p are zeros unless `generate_params_if_all_greedy`; the
-        rest is carried in any case, because greedy rows have penalties too. The arrays are placed with the table's
-        sharding, and do not change with the table. Raises InputError for a request beyond padded_num_reqs, and for an
-        engine's request with logits processors, or with a repetition penalty on its output alone, that no field has.
+        When all are greedy, temperature, min_p, top_k and top_p are zeros unless
+        `generate_params_if_all_greedy`; the rest is carried in any case, because greedy rows have
+        penalties too. The arrays are placed with the table's sharding, and do not change with the
+        table. Raises InputError for a request beyond padded_num_reqs, and for an engine's request
+        with logits processors, or with a repetition penalty on its output alone, that no field has.
         """
         table, num_rows = sequence_buffer, padded_num_reqs
         _check_holds_all(table, num_rows)
@@ -203,7 +207,9 @@ def _sampling_arrays(
 
 
 def _penalties(table: SequenceBuffer, num_rows: int) -> dict[str, jax.Array]:
-    """The penalties, and the prompts that repetition is counted in: padded to a power of two for few programs."""
+    """The penalties, and the prompts that repetition is counted in: padded to a power of two for
+    few programs.
+    """
     given = min(num_rows, table.max_num_reqs)
     longest = max(1, int(table.num_prompt_tokens.max()))
     padded_len = min(1 << (longest - 1).bit_length(), table.max_model_len)

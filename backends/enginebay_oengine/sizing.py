@@ -31,7 +31,9 @@ def page_bytes(parts: EngineParts, geometry: Geometry) -> int:
 
 
 def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
-    """Bytes on each device for the largest step, with the copy that a compact decode makes of its rows' cache."""
+    """Bytes on each device for the largest step, with the copy that a compact decode makes of its
+    rows' cache.
+    """
     compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
     most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
     return (
@@ -55,7 +57,9 @@ def free_bytes(device: jax.Device, otherwise: int) -> int:
 
 
 def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry) -> int:
-    """Pages of the cache, the dummy included, as the options say. ConfigError or UnsupportedError when there is no room for one."""
+    """Pages of the cache, the dummy included, as the options say. ConfigError or UnsupportedError
+    when there is no room for one.
+    """
     if options.num_pages is not None:
         return options.num_pages
     each = page_bytes(parts, geometry)

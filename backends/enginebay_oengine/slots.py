@@ -1,4 +1,6 @@
-"""Slots: prompts processed into prefixes, prefixes put into slots, and what has to be true of pages before slots decode."""
+"""Slots: prompts processed into prefixes, prefixes put into slots, and what has to be true of pages
+before slots decode.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Slots:
         self._scratch = make_rows(steps.manager, sizes)
 
     def prefill(self, weights: Weights, prompts: PromptBatch) -> tuple[GenerationState, jax.Array]:
-        """The prefix of prompts and the data of its ResultTokens. OutOfPagesError when there are not enough pages."""
+        """The prefix of prompts and the data of its ResultTokens. OutOfPagesError when there are
+        not enough pages.
+        """
         lengths = [len(ids) for ids in prompts.token_ids]
         leases = self._admit_all(lengths)
         held = HeldPages(self.steps, leases, [length + 1 for length in lengths])
@@ -82,7 +86,9 @@ class Slots:
     def decode(
         self, weights: Weights, state: ActiveSequenceBatch, rngs: np.ndarray | None
     ) -> jax.Array | None:
-        """One token for each slot that can get one: the data of the ResultTokens, or None when no slot can."""
+        """One token for each slot that can get one: the data of the ResultTokens, or None when no
+        slot can.
+        """
         _check_own(self.manager, state)
         with state.context_lock:
             running = self._make_room(weights, state)
@@ -131,7 +137,9 @@ class Slots:
         *,
         samples: bool,
     ) -> None:
-        """Put the keys and values of prompts into their pages, as many tokens at a time as a step takes."""
+        """Put the keys and values of prompts into their pages, as many tokens at a time as a step
+        takes.
+        """
         done = [0] * len(prompts)
         most = self.sizes.geometry.sizes.prefill_tokens[-1]
         while any(count < len(ids) for count, ids in zip(done, prompts, strict=True)):
@@ -152,7 +160,9 @@ class Slots:
             self.manager.commit(lease, len(ids))
 
     def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldPages]:
-        """The prefix and its pages in this cache: as it is, or moved here with new pages for its keys and values."""
+        """The prefix and its pages in this cache: as it is, or moved here with new pages for its
+        keys and values.
+        """
         if prefix.held is not None and prefix.held.owner is self.steps and prefix.held.let_go.alive:
             return prefix, prefix.held
         moved: GenerationState = jax.device_put(prefix, self.steps.prefix_sharding())
@@ -200,7 +210,9 @@ class Slots:
         return leases
 
     def _make_room(self, weights: Weights, state: ActiveSequenceBatch) -> dict[int, ActiveRequest]:
-        """The slots that get a token, with pages for it; the oldest first, and at least one unless all have ended."""
+        """The slots that get a token, with pages for it; the oldest first, and at least one unless
+        all have ended.
+        """
         most = min(self.sizes.max_length, self.manager.metadata.longest_sequence)
         while True:
             going = {
@@ -232,7 +244,9 @@ class Slots:
             self._preempt(going)
 
     def _note_ended(self, state: ActiveSequenceBatch, going: dict[int, ActiveRequest]) -> bool:
-        """Take the pages of sequences that the device has ended; whether there were any. Waits for the steps so far."""
+        """Take the pages of sequences that the device has ended; whether there were any. Waits for
+        the steps so far.
+        """
         finished = np.asarray(state.rows.finished)
         ended = [active for slot, active in going.items() if finished[slot]]
         for active in ended:

@@ -1,4 +1,6 @@
-"""Steps: the storage, its pages' books and the compiled functions over both; everything on the device goes through here."""
+"""Steps: the storage, its pages' books and the compiled functions over both; everything on the
+device goes through here.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ DEVICE_AXIS = "tensor"
 
 
 class Steps:
-    """Launches, one at a time: hold `lock` around a sequence of them. Storage and rows go in donated and come back."""
+    """Launches, one at a time: hold `lock` around a sequence of them. Storage and rows go in
+    donated and come back.
+    """
 
     def __init__(
         self,
@@ -112,10 +116,12 @@ class Steps:
 
     @contextlib.contextmanager
     def override(self, parts: EngineParts, free_slots: Callable[[], None]) -> Iterator[None]:
-        """While the block lasts, steps are those of other parts; the former programs come back, and the others are dropped.
+        """While the block lasts, steps are those of other parts; the former programs come back, and
+        the others are dropped.
 
-        RequestError while sequences hold pages: what one implementation computed is none of another's. At the end
-        `free_slots` is called, and the pages of prefixes are taken back. Within the block programs may be compiled, whatever `compilations` says.
+        RequestError while sequences hold pages: what one implementation computed is none of
+        another's. At the end `free_slots` is called, and the pages of prefixes are taken back.
+        Within the block programs may be compiled, whatever `compilations` says.
         """
         with self.lock:
             count = self.manager.num_sequences
@@ -173,7 +179,9 @@ class Steps:
             return views
 
     def write(self, views: Views, leases: Sequence[Lease]) -> None:
-        """Put what read() gave into the pages of other leases. InputError for pages of another model or size."""
+        """Put what read() gave into the pages of other leases. InputError for pages of another
+        model or size.
+        """
         num_pages = self.manager.metadata.num_pages
         try:
             width = jax.tree.leaves(views)[0].shape[1]

@@ -1,4 +1,6 @@
-"""PageStore: the pool and the prefix index as one: pages that are given out, shared, kept for later, and evicted."""
+"""PageStore: the pool and the prefix index as one: pages that are given out, shared, kept for
+later, and evicted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from enginebay_oengine.prefix import PrefixIndex, Salt, page_digests
 class PageStore:
     """Gives out pages, free ones first and then the cached one that was used least recently.
 
-    A page that is in the index is cached when its last holder gives it back; without an index every page is freed.
+    A page that is in the index is cached when its last holder gives it back; without an index every
+    page is freed.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class PageStore:
         return self.pool.num_free + self.pool.num_cached - woken
 
     def find(self, token_ids: np.ndarray) -> list[tuple[bytes, int]]:
-        """Hash and page of the longest run of full pages, from the first on, that hold token_ids int32 [tokens].
+        """Hash and page of the longest run of full pages, from the first on, that hold token_ids
+        int32 [tokens].
 
         Costs a microsecond a page, up to the first one that is not there.
         """
@@ -78,7 +82,9 @@ class PageStore:
         return self.pool.holders(page) == 1 and (self.index is None or page not in self.index)
 
     def name(self, digests: list[bytes], pages: Sequence[int], token_ids: np.ndarray) -> None:
-        """Put the full pages of token_ids into the index, and their hashes into `digests`, which has the first ones' already."""
+        """Put the full pages of token_ids into the index, and their hashes into `digests`, which
+        has the first ones' already.
+        """
         if self.index is None:
             return
         done = len(digests)
@@ -88,7 +94,9 @@ class PageStore:
             digests.append(digest)
 
     def forget(self, salt: Salt | None = None) -> None:
-        """Free what is cached, and find none of it again. With a salt, what is computed from now on depends on that."""
+        """Free what is cached, and find none of it again. With a salt, what is computed from now on
+        depends on that.
+        """
         if salt is not None:
             self._root = salt.digest()
         if self.index is not None:

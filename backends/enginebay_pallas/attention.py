@@ -55,10 +55,12 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class PallasAttention:
-    """Each row's pages are read once, up to its own length, into two buffers in turn; see attention_kernel.
+    """Each row's pages are read once, up to its own length, into two buffers in turn; see
+    attention_kernel.
 
-    Rows with one new token and rows with several are two kernels, and a mixed step is both. Sums are f32, in an order
-    that depends on the row's positions and block sizes alone. `is_interpreted` runs them on the host.
+    Rows with one new token and rows with several are two kernels, and a mixed step is both. Sums
+    are f32, in an order that depends on the row's positions and block sizes alone. `is_interpreted`
+    runs them on the host.
     """
 
     name: str = "pallas"
@@ -133,7 +135,9 @@ class PallasAttention:
 
 
 def check_table(bucket: Bucket, page_size: int) -> None:
-    """UnsupportedError when a bucket's page table does not fit scalar memory, half of which it may have."""
+    """UnsupportedError when a bucket's page table does not fit scalar memory, half of which it may
+    have.
+    """
     room = SMALLEST.smem_bytes // 2  # every generation's
     size = 4 * bucket.seqs * bucket.pages_per_seq
     if size > room:

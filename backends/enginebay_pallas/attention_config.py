@@ -1,4 +1,6 @@
-"""Block sizes of paged attention: what a kernel is built with, the defaults by generation and shape, and what to try."""
+"""Block sizes of paged attention: what a kernel is built with, the defaults by generation and
+shape, and what to try.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ DECODE_BUFFER_BYTES = 8 << 20
 """Each of the two buffers of a decode step: large enough that a DMA's latency does not count."""
 
 CHUNK_BUFFER_BYTES = 2 << 20
-"""Each of the two buffers of a step with several tokens a row, which computes more than it reads."""
+"""Each of the two buffers of a step with several tokens a row, which computes more than it reads.
+"""
 
 SCORE_ROWS = 256
 """Query rows of a KV head that a chunk's scores have: tokens times query heads."""
@@ -29,8 +32,8 @@ SCORE_COLUMNS = 512
 class AttentionConfig:
     """Sizes in tokens. `block_q` tokens of a row are attended together, a power of two.
 
-    A DMA buffer holds `block_kv` tokens where rows have several new tokens and `decode_block_kv` where they have one;
-    scores of `chunk_kv` keys, which divides both, are computed at a time.
+    A DMA buffer holds `block_kv` tokens where rows have several new tokens and `decode_block_kv`
+    where they have one; scores of `chunk_kv` keys, which divides both, are computed at a time.
     """
 
     block_q: int
@@ -41,7 +44,9 @@ class AttentionConfig:
 
 
 def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
-    """What the generation's memory and the bucket's lengths suggest; small blocks where it will be interpreted."""
+    """What the generation's memory and the bucket's lengths suggest; small blocks where it will be
+    interpreted.
+    """
     budget = generation(env.arch if env.platform == "tpu" else "").vmem_limit_bytes
     if env.platform != "tpu":
         block = 2 * layout.page_size if layout.page_size <= 32 else layout.page_size

@@ -1,7 +1,9 @@
-"""The kernel of ragged paged attention: pages by DMA into two buffers, an online softmax, new tokens written in place.
+"""The kernel of ragged paged attention: pages by DMA into two buffers, an online softmax, new
+tokens written in place.
 
-Online softmax after Milakov and Gimelshein (arXiv 1805.02867) and Dao et al. (arXiv 2205.14135); pages that are
-prefetched across rows and a write that is part of the kernel after ragged paged attention (arXiv 2604.15464).
+Online softmax after Milakov and Gimelshein (arXiv 1805.02867) and Dao et al. (arXiv 2205.14135);
+pages that are prefetched across rows and a write that is part of the kernel after ragged paged
+attention (arXiv 2604.15464).
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ MASKED = -1e30
 
 
 class Scratch(NamedTuple):
-    """VMEM: two buffers of keys and values, and the softmax's state; the DMAs' semaphores; `progress` in SMEM: the number
-    of blocks read so far, and whether the next unit's first is on its way.
+    """VMEM: two buffers of keys and values, and the softmax's state; the DMAs' semaphores;
+    `progress` in SMEM: the number of blocks read so far, and whether the next unit's first is on
+    its way.
     """
 
     buffers: Any
@@ -47,9 +50,11 @@ def for_each_read(
     slot: Any,
     act: Callable[[Any], None],
 ) -> None:
-    """act(DMA) for the copies of a block into buffer `slot`; `sources` are the cache and the new tokens.
+    """act(DMA) for the copies of a block into buffer `slot`; `sources` are the cache and the new
+    tokens.
 
-    Pages that no visible key lies in are not read: they may be another row's, which is writing them.
+    Pages that no visible key lies in are not read: they may be another row's, which is writing
+    them.
     """
     cache, new = sources
     size = plan.page_size
@@ -134,9 +139,9 @@ def load_head(
 ) -> tuple[Any, Any]:
     """(keys, values) [chunk_kv, lanes] of a KV head, 0 where not `valid` [chunk_kv, 1].
 
-    A word of 32 bits holds a key's and a value's 16: the device reads words, with a stride, and takes them apart. The
-    interpreter, whose references have one dtype, reads both at once, and by slices: its race detector overlooks
-    places that are named by a number.
+    A word of 32 bits holds a key's and a value's 16: the device reads words, with a stride, and
+    takes them apart. The interpreter, whose references have one dtype, reads both at once, and by
+    slices: its race detector overlooks places that are named by a number.
     """
     tokens = pl.ds(offset, plan.chunk_kv)
     if plan.is_interpreted:
@@ -159,7 +164,9 @@ def load_head(
 def attend_block(
     plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span
 ) -> None:
-    """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has position `base`."""
+    """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has
+    position `base`.
+    """
     spec, size = plan.spec, plan.chunk_kv
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else None
     if plan.one_token:
@@ -232,7 +239,9 @@ def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
 
 
 def kernel(plan: Plan, *refs: Any) -> None:
-    """One unit. References: Tables, q, the new tokens if any, the cache twice (it is aliased), outputs, Scratch."""
+    """One unit. References: Tables, q, the new tokens if any, the cache twice (it is aliased),
+    outputs, Scratch.
+    """
     tables = Tables(*refs[:5])
     q, *rest = refs[5:]
     new: Any = rest.pop(0) if plan.fresh else None
@@ -257,7 +266,8 @@ def kernel(plan: Plan, *refs: Any) -> None:
     reads = functools.partial(for_each_read, plan, tables, scratch, (cache, new))
     writes = functools.partial(for_each_write, plan, tables, scratch, span, cache, new)
 
-    # The row's last unit writes, once the row's pages have been read: nobody else reads those it writes to.
+    # The row's last unit writes, once the row's pages have been read: nobody else reads those it
+    # writes to.
     is_last = span.num_blocks > 0
     if plan.fresh and not plan.one_token:
         is_last &= tables.unit_first[unit] + plan.block_q >= span.q_len
@@ -304,10 +314,12 @@ def paged_attention(
     new: jax.Array | None,
     cache: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    """(out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache) of queries in units.
+    """(out [U, Hkv, rows, lanes], log-sum-exp f32 [U, Hkv, rows] or None, cache) of queries in
+    units.
 
-    Only the first `num_units` units are run, a scalar on the device; the results of others are not written.
-    `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, a page more lies behind them.
+    Only the first `num_units` units are run, a scalar on the device; the results of others are not
+    written. `new` [T, *token] are the new tokens as pages hold them; unless each unit has one, a
+    page more lies behind them.
     """
     _, heads, rows, lanes = q.shape
     by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))

@@ -13,10 +13,11 @@ from enginebay.ops.spec import AttnSpec
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q` tokens.
+    """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q`
+    tokens.
 
-    `one_token`: each unit is a row's only new token. `fresh`: new keys and values are given, and are written. `is_wide`:
-    outputs are f32 and come with their log-sum-exp.
+    `one_token`: each unit is a row's only new token. `fresh`: new keys and values are given, and
+    are written. `is_wide`: outputs are f32 and come with their log-sum-exp.
     """
 
     spec: AttnSpec
@@ -35,7 +36,9 @@ class Plan:
 
 
 class Tables(NamedTuple):
-    """Scalar-prefetched int32 arrays: Units.rows and Units.first, and the batch's; page_table is flat."""
+    """Scalar-prefetched int32 arrays: Units.rows and Units.first, and the batch's; page_table is
+    flat.
+    """
 
     unit_rows: Any
     unit_first: Any
@@ -45,7 +48,8 @@ class Tables(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a unit reads: `num_cached` blocks of pages from `first_cached` on, then `num_fresh` of the new tokens.
+    """What a unit reads: `num_cached` blocks of pages from `first_cached` on, then `num_fresh` of
+    the new tokens.
 
     No query sees a key before position `begin`, or from `end` on.
     """

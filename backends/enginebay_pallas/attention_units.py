@@ -1,4 +1,6 @@
-"""Ragged rows as a list of equal units of work, so that a kernel's blocks of queries and outputs are plain ones."""
+"""Ragged rows as a list of equal units of work, so that a kernel's blocks of queries and outputs
+are plain ones.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from enginebay_pallas.generations import LANES, round_up
 class Units(NamedTuple):
     """U units, each up to `block_q` successive new tokens of one row.
 
-    rows[U + 1]: each unit's row, -1 for a unit without work, and one more -1. first[U + 1]: the number of the row's new
-    tokens before the unit's. tokens[U, block_q]: places in the packed tokens, anything in range where there is none.
-    unit_of[T], place_of[T]: where each packed token went. `num_real`, a scalar: no unit from there on has work; 1 at least.
+    rows[U + 1]: each unit's row, -1 for a unit without work, and one more -1. first[U + 1]: the
+    number of the row's new tokens before the unit's. tokens[U, block_q]: places in the packed
+    tokens, anything in range where there is none. unit_of[T], place_of[T]: where each packed token
+    went. `num_real`, a scalar: no unit from there on has work; 1 at least.
     """
 
     rows: jax.Array
@@ -29,7 +32,9 @@ class Units(NamedTuple):
 
 
 def single_token_units(batch: AttnBatch, num_rows: jax.Array | None = None) -> Units:
-    """Row i is unit i with token i: for decode steps, and for the first `num_rows` rows of a mixed one."""
+    """Row i is unit i with token i: for decode steps, and for the first `num_rows` rows of a mixed
+    one.
+    """
     seqs, tokens = batch.bucket.seqs, batch.bucket.tokens
     rows = jnp.arange(seqs + 1, dtype=jnp.int32)
     real = batch.kv_lens > 0
@@ -76,7 +81,9 @@ def chunk_units(batch: AttnBatch, block_q: int, skipped_rows: jax.Array | None =
 
 
 def pack_queries(q: jax.Array, units: Units, num_kv_heads: int, padded_rows: int) -> jax.Array:
-    """q [T, Hq, D] -> [U, Hkv, padded_rows, D rounded up to lanes]: row g * block_q + i is token i of query head g."""
+    """q [T, Hq, D] -> [U, Hkv, padded_rows, D rounded up to lanes]: row g * block_q + i is token i
+    of query head g.
+    """
     tokens, num_heads, width = q.shape
     group = num_heads // num_kv_heads
     num_units, block_q = units.tokens.shape
@@ -101,7 +108,9 @@ def unpack_queries(blocks: jax.Array, units: Units, group: int, width: int) -> j
 
 
 def pack_new(k: jax.Array, v: jax.Array, layout: KVLayout, spare_tokens: int) -> jax.Array:
-    """k, v [T, Hkv, D] as the layout's pages hold them, [T + spare_tokens, *token], with zeros behind."""
+    """k, v [T, Hkv, D] as the layout's pages hold them, [T + spare_tokens, *token], with zeros
+    behind.
+    """
     shape = layout.shapes()["kv"].shape[2:]
     tokens, num_heads, width = k.shape
     heads = jnp.stack([k, v], axis=2).reshape(tokens, 2 * num_heads, width).astype(layout.dtype)

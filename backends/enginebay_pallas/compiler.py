@@ -28,15 +28,17 @@ TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
     "v5p": {4: "v5p:2x2x1", 8: "v5p:2x2x2"},
     "v4": {8: "v4:2x2x1", 16: "v4:2x2x2"},
 }
-"""By target, the devices of a slice and the name that libtpu has for it. A 7x chip is two devices."""
+"""By target, the devices of a slice and the name that libtpu has for it. A 7x chip is two devices.
+"""
 
 WITHOUT_A_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""What libtpu wants to read when it is first loaded on a machine without a TPU: who we are, because no metadata server
-will tell, and that other processes of this machine may load it too."""
+"""What libtpu wants to read when it is first loaded on a machine without a TPU: who we are, because
+no metadata server will tell, and that other processes of this machine may load it too.
+"""
 
 USED_VMEM = re.compile(
     r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"'
@@ -46,7 +48,9 @@ USED_VMEM = re.compile(
 
 @contextlib.contextmanager
 def environment_without_a_tpu() -> Iterator[None]:
-    """The variables above where they are not set, for the time of the block; nothing on a machine that has a TPU."""
+    """The variables above where they are not set, for the time of the block; nothing on a machine
+    that has a TPU.
+    """
     alone = (
         os.environ.get("TPU_SKIP_MDS_QUERY") == "1"
     )  # JAX sets it on import where it finds no TPU
@@ -102,10 +106,11 @@ class TpuCompiler:
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """Compile to machine code. Arguments without a sharding are whole on every device. See KernelCompiler.
+        """Compile to machine code. Arguments without a sharding are whole on every device. See
+        KernelCompiler.
 
-        Figures: argument_bytes, output_bytes, temp_bytes, alias_bytes and code_bytes of a device, and vmem_bytes, of
-        the Pallas kernel in it that takes most.
+        Figures: argument_bytes, output_bytes, temp_bytes, alias_bytes and code_bytes of a device,
+        and vmem_bytes, of the Pallas kernel in it that takes most.
         """
         mesh = _mesh(arguments, self.devices(target, num_devices))
         whole = NamedSharding(mesh, PartitionSpec())

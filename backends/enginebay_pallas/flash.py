@@ -1,8 +1,10 @@
-"""Attention of prompts without a prefix on TPUs: everything that is attended to is fresh, and no page is read.
+"""Attention of prompts without a prefix on TPUs: everything that is attended to is fresh, and no
+page is read.
 
-Flash attention (Dao et al., arXiv 2205.14135) over packed rows. A token sees the tokens from its row's first on, or from
-its window's, up to itself: two numbers, with which rows and windows are one mask, and blocks that nobody sees are skipped.
-The keys and values of a head lie in VMEM as a whole while blocks of its queries pass.
+Flash attention (Dao et al., arXiv 2205.14135) over packed rows. A token sees the tokens from its
+row's first on, or from its window's, up to itself: two numbers, with which rows and windows are one
+mask, and blocks that nobody sees are skipped. The keys and values of a head lie in VMEM as a whole
+while blocks of its queries pass.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class PallasFlashAttention:
     def default_config(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> FlashConfig:
-        """The largest blocks, of at most 512 rows of queries, that fit; UnsupportedError when none does."""
+        """The largest blocks, of at most 512 rows of queries, that fit; UnsupportedError when none
+        does.
+        """
         able = [
             c
             for c in self.candidates(env, spec, bucket, layout)
@@ -114,7 +118,9 @@ class PallasFlashAttention:
         scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl; every row's q_len is its kv_len."""
+        """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl; every row's q_len is its
+        kv_len.
+        """
         if k is None or v is None or scales is not None or sinks is not None:
             given = "a step without new keys and values, with scales or with sinks"
             raise UnsupportedError(
@@ -131,7 +137,9 @@ class PallasFlashAttention:
 
 
 def _vmem_bytes(spec: AttnSpec, tokens: int, block_q: int, block_kv: int) -> int:
-    """An estimate: a head's keys and values and a block of queries twice, and the f32 scores about four times."""
+    """An estimate: a head's keys and values and a block of queries twice, and the f32 scores about
+    four times.
+    """
     size = jnp.dtype(spec.kv_dtype).itemsize
     width, rows = round_up(spec.head_dim, LANES), block_q * spec.group
     whole = 2 * 2 * tokens * width * size
@@ -140,7 +148,9 @@ def _vmem_bytes(spec: AttnSpec, tokens: int, block_q: int, block_kv: int) -> int
 
 
 def _seen(batch: AttnBatch, spec: AttnSpec) -> tuple[jax.Array, jax.Array]:
-    """int32 [T] each: packed indices of the first and the last token that each one sees; itself, on padding."""
+    """int32 [T] each: packed indices of the first and the last token that each one sees; itself, on
+    padding.
+    """
     index = jnp.arange(batch.bucket.tokens, dtype=jnp.int32)
     row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
     first, last = batch.cu_q_lens[row], index if spec.causal else batch.cu_q_lens[row + 1] - 1
@@ -159,7 +169,9 @@ def _attend(
     spec: AttnSpec,
     config: FlashConfig,
 ) -> jax.Array:
-    """q [T, Hq, D], k and v [T, Hkv, D], first and last int32 [T] -> [T, Hq, D] in the spec's dtype."""
+    """q [T, Hq, D], k and v [T, Hkv, D], first and last int32 [T] -> [T, Hq, D] in the spec's
+    dtype.
+    """
     tokens, heads, group, width = q.shape[0], spec.num_kv_heads, spec.group, spec.head_dim
     more = -tokens % max(config.block_q, config.block_kv)
     total, rows = tokens + more, config.block_q * group
@@ -202,7 +214,9 @@ def _kernel(
     spec: AttnSpec,
     config: FlashConfig,
 ) -> None:
-    """first and last int32 [rows, 1], q and out [1, rows, D], k and v [1, T, D]; rows are tokens by query heads."""
+    """first and last int32 [rows, 1], q and out [1, rows, D], k and v [1, T, D]; rows are tokens by
+    query heads.
+    """
     block, size = pl.program_id(1), config.block_kv
     queries, lowest, highest = q[0], first[...], last[...]
     precision = lax.Precision.HIGHEST if spec.kv_dtype == "float32" else lax.Precision.DEFAULT

@@ -14,7 +14,9 @@ LANES = 128
 MIB = 1 << 20
 
 VMEM_RESERVE = 8 * MIB
-"""VMEM that is left to the compiler: its own scratch, and results of XLA's that stay there between calls."""
+"""VMEM that is left to the compiler: its own scratch, and results of XLA's that stay there between
+calls.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +46,15 @@ GENERATIONS = (
 """Published figures, as jax.experimental.pallas.tpu.get_tpu_info has them."""
 
 SMALLEST = Generation("any", (), 16 * MIB, MIB, 128, 8.2e11)
-"""What fits every generation: used where the target is not known, as when a kernel is interpreted."""
+"""What fits every generation: used where the target is not known, as when a kernel is interpreted.
+"""
 
 
 def generation(arch: str) -> Generation:
     """The generation that `Env.arch` or a device kind names; the smallest budget for "".
 
-    UnsupportedError for a name that is none of them: a budget that was guessed would be a compiler's error later.
+    UnsupportedError for a name that is none of them: a budget that was guessed would be a
+    compiler's error later.
     """
     if not arch:
         return SMALLEST

@@ -1,4 +1,6 @@
-"""Kernels by interpretation on the host: a TPU's memories, DMAs and semaphores simulated, with a race detector."""
+"""Kernels by interpretation on the host: a TPU's memories, DMAs and semaphores simulated, with a
+race detector.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,29 @@ from jax.experimental import io_callback
 from jax.experimental.pallas import tpu as pltpu
 
 STATE = "jax._src.pallas.mosaic.interpret.interpret_pallas_call"
-"""Where JAX keeps what its race detector found; it has no public name for it (jax 0.10 and 0.11 alike)."""
+"""Where JAX keeps what its race detector found; it has no public name for it (jax 0.10 and 0.11
+alike).
+"""
 
 CLOCKS = 256
-"""Places in a vector clock, of cores and DMAs. By default there are as many for DMAs as there are cores, that is one, and a
-wait for any DMA then seems to have been one for all: races in double buffering go unseen."""
+"""Places in a vector clock, of cores and DMAs. By default there are as many for DMAs as there are
+cores, that is one, and a wait for any DMA then seems to have been one for all: races in double
+buffering go unseen.
+"""
 
 RACE = "a kernel races with its own DMAs"
 
 
 class RaceError(Exception):
-    """A kernel that was interpreted read or wrote memory that a DMA of its own may write or read at the same time."""
+    """A kernel that was interpreted read or wrote memory that a DMA of its own may write or read at
+    the same time.
+    """
 
 
 def interpret_params() -> pltpu.InterpretParams:
-    """A strict TPU: memory that nobody wrote is NaN, a DMA moves its data when it is waited for, and no earlier."""
+    """A strict TPU: memory that nobody wrote is NaN, a DMA moves its data when it is waited for,
+    and no earlier.
+    """
     return pltpu.InterpretParams(
         detect_races=True,
         vector_clock_size=CLOCKS,
@@ -38,11 +48,13 @@ def interpret_params() -> pltpu.InterpretParams:
 
 
 def interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls Pallas kernels with every kernel in it interpreted; raises what goes wrong in them.
+    """A function that calls Pallas kernels with every kernel in it interpreted; raises what goes
+    wrong in them.
 
-    Works inside jit, loops and shard_map. Results come back when the race detector has been asked: a race raises
-    RaceError, as the cause that a JaxRuntimeError tells of (JAX runs it in a callback), as do reads out of bounds.
-    Only for functions with one kernel: of several, the races of the last would be seen.
+    Works inside jit, loops and shard_map. Results come back when the race detector has been asked:
+    a race raises RaceError, as the cause that a JaxRuntimeError tells of (JAX runs it in a
+    callback), as do reads out of bounds. Only for functions with one kernel: of several, the races
+    of the last would be seen.
     """
 
     def interpreted(*args: Any, **kwargs: Any) -> Any:
@@ -51,8 +63,9 @@ def interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
         leaves, tree = jax.tree.flatten(results)
         flag = jax.ShapeDtypeStruct((), np.int32)
         ended = jnp.stack([jnp.ravel(leaf)[0] != 0 for leaf in leaves])
-        # Asked in the order of kernels, which the interpreter keeps too; raised outside of it, because an error
-        # would stay with JAX's token of that order, and fail whatever is interpreted later.
+        # Asked in the order of kernels, which the interpreter keeps too; raised outside of it,
+        # because an error would stay with JAX's token of that order, and fail whatever is
+        # interpreted later.
         found = io_callback(_find_races, flag, ended, ordered=True)
         passed = io_callback(_raise_race, flag, found)
         # A select that XLA cannot fold: nothing sees a result before the detector was asked.

@@ -1,4 +1,6 @@
-"""The op kv_write on TPUs: new tokens go to their slots by DMA, and nothing else of the cache is touched."""
+"""The op kv_write on TPUs: new tokens go to their slots by DMA, and nothing else of the cache is
+touched.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from enginebay_pallas.interpret import interpreting
 LAYOUT = "tpu_rpa"
 
 RUN = 8
-"""Tokens of a prompt that one DMA takes when their slots follow one another, which they do within a page."""
+"""Tokens of a prompt that one DMA takes when their slots follow one another, which they do within a
+page.
+"""
 
 IN_FLIGHT = 64
 """DMAs of a kind that are under way at a time."""
@@ -47,14 +51,17 @@ class PallasKvWrite:
         missing = -slots.shape[0] % RUN
         new = jnp.pad(_packed(k, v, kv), ((0, missing), (0, 0), (0, 0), (0, 0)))
         slots = jnp.pad(slots, (0, missing), constant_values=-1)
-        # Slots count positions of all pages, so with the two axes as one a run may cross a page's end.
+        # Slots count positions of all pages, so with the two axes as one a run may cross a page's
+        # end.
         flat = kv.reshape(-1, *kv.shape[2:])
         run = interpreting(_write) if self.is_interpreted else _write
         return {"kv": run(slots, new, flat).reshape(kv.shape)}
 
 
 def _packed(k: jax.Array, v: jax.Array, kv: jax.Array) -> jax.Array:
-    """Keys and values [T, pairs, packing, width] as a token lies in the cache: heads in turn, padded with 0."""
+    """Keys and values [T, pairs, packing, width] as a token lies in the cache: heads in turn,
+    padded with 0.
+    """
     tokens, heads, features = k.shape
     pairs, packing, width = kv.shape[2:]
     both = jnp.stack([k, v], axis=2).reshape(tokens, 2 * heads, features).astype(kv.dtype)

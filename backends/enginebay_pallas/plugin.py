@@ -12,7 +12,9 @@ COMPILER: Mapping[str, Any] = {"compiler": "enginebay_pallas.compiler:compiler"}
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Attention of every phase, flash attention of prompts, and the ops kv_write, rms_norm and sample."""
+    """Attention of every phase, flash attention of prompts, and the ops kv_write, rms_norm and
+    sample.
+    """
     attention = {
         "pallas": (
             "attention:attention",

@@ -14,7 +14,9 @@ from enginebay_pallas.generations import MIB, round_up, sublanes
 from enginebay_pallas.interpret import interpreting
 
 BLOCK_BYTES = MIB
-"""Of a block in f32, which it is computed in. Several such fit every generation's default share of VMEM."""
+"""Of a block in f32, which it is computed in. Several such fit every generation's default share of
+VMEM.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""The op sample on TPUs: rows of the vocabulary stay in VMEM while their borders are found by bisection.
+"""The op sample on TPUs: rows of the vocabulary stay in VMEM while their borders are found by
+bisection.
 
-Nothing is sorted. The k-th best and the border of top_p are the least bits of |z| down to which enough tokens, or enough
-mass, lie: 31 and 31 masked sums over VMEM. Then one pass finds the first largest z + noise of what is kept. Blocks of rows
-in which nobody has a top_k or a top_p skip its sums.
+Nothing is sorted. The k-th best and the border of top_p are the least bits of |z| down to which
+enough tokens, or enough mass, lie: 31 and 31 masked sums over VMEM. Then one pass finds the first
+largest z + noise of what is kept. Blocks of rows in which nobody has a top_k or a top_p skip its
+sums.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ CHUNK = 16 * LANES
 """Tokens that one turn of a loop over the vocabulary takes, register by register."""
 
 INF_BITS = 0x7F800000
-"""The bits of f32 infinity: as integers, the bits of non-negative floats are in the floats' order."""
+"""The bits of f32 infinity: as integers, the bits of non-negative floats are in the floats' order.
+"""
 
 NUM_BITS = 31
 """Halvings that leave one of INF_BITS values."""
 
 
 class Borders(NamedTuple):
-    """Of a block, columns [ROWS, 1]: the op's arguments; min_z is min_p as the least z that is kept."""
+    """Of a block, columns [ROWS, 1]: the op's arguments; min_z is min_p as the least z that is
+    kept.
+    """
 
     seeds: Any
     top_k: Any
@@ -135,7 +140,8 @@ def _kernel(
     vocab: int,
     chunk: int,
 ) -> None:
-    """Scratch: mass f32 [ROWS, width], exp(z); border int32 and last_id f32 [ROWS, LANES], the same in every lane.
+    """Scratch: mass f32 [ROWS, width], exp(z); border int32 and last_id f32 [ROWS, LANES], the same
+    in every lane.
 
     Kept are tokens of |z| below the border, and at it those up to last_id.
     """
@@ -218,7 +224,9 @@ def _least(holds: Callable[[Any], Any], high: Any, num_bits: int = NUM_BITS) -> 
 
 
 def _cut_top_p(over: Over, rows: Borders, z: Any, mass: Any, border: Any, last_id: Any) -> None:
-    """Move the border to where top_p's share of the mass down to it ends, among equals by their ids."""
+    """Move the border to where top_p's share of the mass down to it ends, among equals by their
+    ids.
+    """
     kth = border[...]
     cut = rows.top_p < 1.0
     wanted = rows.top_p * _down_to(over, z, mass, kth)

@@ -59,7 +59,9 @@ SHARES = ("BLOCK_D", "WINDOW", "BLOCK_N", "SPLITS", "CHUNK", "SHORTEST")
 
 @dataclasses.dataclass(frozen=True)
 class TritonAttention:
-    """Reads each row's pages up to its own length, splits long contexts of small batches, and copies no cache."""
+    """Reads each row's pages up to its own length, splits long contexts of small batches, and
+    copies no cache.
+    """
 
     name: str = "triton"
     version: str = "2"
@@ -76,7 +78,9 @@ class TritonAttention:
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[AttentionConfig]:
-        """Configurations worth timing, the default first; none takes more shared memory than the architecture has."""
+        """Configurations worth timing, the default first; none takes more shared memory than the
+        architecture has.
+        """
         return candidates(env, spec, bucket, layout)
 
     def interpreted(self) -> TritonAttention:
@@ -160,7 +164,8 @@ class TritonAttention:
                 "NUM_Q_HEADS": heads,
                 "HEAD_DIM": spec.head_dim,
                 **{name: constants[name] for name in SHARES},
-                # The order of a sum is its block's: in deterministic mode it is one size for every bucket.
+                # The order of a sum is its block's: in deterministic mode it is one size for every
+                # bucket.
                 "BLOCK_S": 16 if config.chunk else min(16, next_power(splits)),
                 "ALL_SPLITS": next_power(splits),
             },

@@ -11,21 +11,27 @@ from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_triton.targets import TARGETS, shared_bytes_per_block
 
 DETERMINISTIC_CHUNK = 512
-"""Positions of a split in deterministic mode, whatever the batch: a row's sums are then the same in every bucket."""
+"""Positions of a split in deterministic mode, whatever the batch: a row's sums are then the same in
+every bucket.
+"""
 
 SHORTEST_SPLIT = 128
 """A shorter share of the context does not pay for its reduction."""
 
 LONGEST_SPLIT = 4096
-"""A longer one lets all wait for a lone long row. Rows that are shorter leave splits empty, which cost next to nothing."""
+"""A longer one lets all wait for a lone long row. Rows that are shorter leave splits empty, which
+cost next to nothing.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Rows (query heads of tokens) and keys of a tile, splits of the context, and the compiler's choices.
+    """Rows (query heads of tokens) and keys of a tile, splits of the context, and the compiler's
+    choices.
 
-    `chunk` 0 shares each row's context out evenly over the splits, not below SHORTEST_SPLIT; otherwise a split is that many positions.
-    Below three stages no load is in flight while another tile is computed: page numbers take a stage of their own.
+    `chunk` 0 shares each row's context out evenly over the splits, not below SHORTEST_SPLIT;
+    otherwise a split is that many positions. Below three stages no load is in flight while another
+    tile is computed: page numbers take a stage of their own.
     """
 
     block_m: int
@@ -42,7 +48,9 @@ def next_power(number: int) -> int:
 
 
 def default_config(env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> AttentionConfig:
-    """Tiles by head size and dtype; splits so that a small batch fills the device; as many stages as shared memory holds."""
+    """Tiles by head size and dtype; splits so that a small batch fills the device; as many stages
+    as shared memory holds.
+    """
     config, room = _preferred(env, spec, bucket), shared_bytes_per_block(env.arch)
     while config.num_stages > 1 and _shared_bytes(config, spec, bucket) > room:
         config = dataclasses.replace(config, num_stages=config.num_stages - 1)
@@ -57,7 +65,8 @@ def _preferred(env: Env, spec: AttnSpec, bucket: Bucket) -> AttentionConfig:
         block_n = (16 if width > 64 else 32) if wide else (64 if width <= 128 else 32)
         chunk = DETERMINISTIC_CHUNK if spec.deterministic else 0
         return AttentionConfig(group, block_n, _splits(env, spec, bucket), chunk)
-    # True f32 products take many registers, and what does not spill differs from one architecture to the next.
+    # True f32 products take many registers, and what does not spill differs from one architecture
+    # to the next.
     tight = wide and env.arch == "sm_90"
     most = (32 if tight else 16) if wide else (128 if width <= 128 else 64)
     block_m = max(group, min(most, next_power(bucket.tokens * spec.group)))
@@ -113,7 +122,8 @@ def candidates(
 def _shared_bytes(config: AttentionConfig, spec: AttnSpec, bucket: Bucket) -> int:
     """An estimate from above: queries, scores, and a tile of keys and values for every stage.
 
-    One of a decode's stages holds page numbers alone; products of more queries keep a tile for that one too.
+    One of a decode's stages holds page numbers alone; products of more queries keep a tile for that
+    one too.
     """
     width = max(16, next_power(spec.head_dim))
     size = 4 if spec.kv_dtype == "float32" else 2

@@ -1,9 +1,11 @@
-"""Paged attention: one kernel for decode, prefill and mixed steps, and the reduction over splits of the context.
+"""Paged attention: one kernel for decode, prefill and mixed steps, and the reduction over splits of
+the context.
 
-A program takes one KV head, a block of a row's queries and a share of the row's context, tile by tile, with a running
-maximum and sum (FlashAttention-2, arXiv 2307.08691); shares of the same queries are combined afterwards
-(Flash-Decoding). Rows of a tile are (token, query head of the group), so that one read of K and V serves the group.
-Nothing but Triton is imported: the interpreter's process loads this module too.
+A program takes one KV head, a block of a row's queries and a share of the row's context, tile by
+tile, with a running maximum and sum (FlashAttention-2, arXiv 2307.08691); shares of the same
+queries are combined afterwards (Flash-Decoding). Rows of a tile are (token, query head of the
+group), so that one read of K and V serves the group. Nothing but Triton is imported: the
+interpreter's process loads this module too.
 """
 
 import triton
@@ -19,7 +21,9 @@ MASKED: tl.constexpr = tl.constexpr(-1.0e30)
 def find_row(
     cu_q_lens_ptr, block, NUM_ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, STEPS: tl.constexpr
 ):
-    """The row that a block of queries belongs to: row r's blocks begin at cu_q_lens[r] // BLOCK_Q + r."""
+    """The row that a block of queries belongs to: row r's blocks begin at cu_q_lens[r] // BLOCK_Q +
+    r.
+    """
     low = 0
     high = NUM_ROWS
     for _ in range(STEPS):
@@ -32,9 +36,11 @@ def find_row(
 
 @triton.jit
 def _share(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHORTEST: tl.constexpr):
-    """(first, end) of what a split reads of the positions from `start` to `stop`; empty when first is no less than end.
+    """(first, end) of what a split reads of the positions from `start` to `stop`; empty when first
+    is no less than end.
 
-    CHUNK 0 shares them out evenly, but no share is below SHORTEST positions; otherwise a split is CHUNK positions from 0 on.
+    CHUNK 0 shares them out evenly, but no share is below SHORTEST positions; otherwise a split is
+    CHUNK positions from 0 on.
     """
     if CHUNK > 0:
         first = tl.maximum(start, split * CHUNK)
@@ -55,7 +61,9 @@ def _is_part(start, stop, split, SPLITS: tl.constexpr, CHUNK: tl.constexpr, SHOR
 
 @triton.jit
 def _first_key(query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where the tiles of a query at a position begin: at multiples of BLOCK_N, so that a tile is in one page where pages are."""
+    """Where the tiles of a query at a position begin: at multiples of BLOCK_N, so that a tile is in
+    one page where pages are.
+    """
     first = 0
     if WINDOW > 0:
         first = tl.maximum(query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
@@ -64,7 +72,9 @@ def _first_key(query, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _pages(table, tile, stop, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The pages that a tile lies in: one, or [BLOCK_N / PAGE_SIZE], or [BLOCK_N] where pages and tiles do not fit together."""
+    """The pages that a tile lies in: one, or [BLOCK_N / PAGE_SIZE], or [BLOCK_N] where pages and
+    tiles do not fit together.
+    """
     if PAGE_SIZE % BLOCK_N == 0:
         return tl.load(table + tile // PAGE_SIZE, mask=tile < stop, other=0)
     elif BLOCK_N % PAGE_SIZE == 0:
@@ -110,7 +120,8 @@ def attention_kernel(
     kv_lens_ptr,  # [NUM_ROWS]
     cu_q_lens_ptr,  # [NUM_ROWS + 1]
     sinks_ptr,  # [query heads], or anything
-    out_ptr,  # [tokens, query heads, HEAD_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
+    # [tokens, query heads, HEAD_DIM], of splits [tokens, SPLITS, query heads, BLOCK_D] f32
+    out_ptr,
     max_ptr,  # f32 [tokens, SPLITS, query heads]
     sum_ptr,  # the same; of one split the log-sum-exp
     SCALE: tl.constexpr,
@@ -139,7 +150,9 @@ def attention_kernel(
     SHORTEST: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """See the module, and `_share` for SPLITS, CHUNK and SHORTEST. A split that is empty writes nothing, unless it is the first."""
+    """See the module, and `_share` for SPLITS, CHUNK and SHORTEST. A split that is empty writes
+    nothing, unless it is the first.
+    """
     NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -193,7 +206,8 @@ def attention_kernel(
             largest = tl.load(sinks_ptr + head, mask=is_query, other=MASKED) * LOG2_E
             total = total + 1.0
     table = page_table_ptr + row.to(tl.int64) * PAGES_PER_ROW
-    # Pages are read a tile ahead: the compiler keeps loads of keys in flight only where their addresses are there already.
+    # Pages are read a tile ahead: the compiler keeps loads of keys in flight only where their
+    # addresses are there already.
     pages = _pages(table, start, stop, PAGE_SIZE, BLOCK_N)
     for tile in range(start, stop, BLOCK_N):
         at = tile + n
@@ -268,7 +282,8 @@ def reduce_kernel(
     BLOCK_S: tl.constexpr,
     ALL_SPLITS: tl.constexpr,
 ):
-    """Combine the splits of a row and head that hold something, BLOCK_S at a time; others are not read and add exactly nothing.
+    """Combine the splits of a row and head that hold something, BLOCK_S at a time; others are not
+    read and add exactly nothing.
 
     ALL_SPLITS is SPLITS as a power of two.
     """

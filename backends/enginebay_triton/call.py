@@ -1,7 +1,9 @@
-"""One way to run a Triton kernel from a compiled step, whichever version of jax-triton is installed.
+"""One way to run a Triton kernel from a compiled step, whichever version of jax-triton is
+installed.
 
-A kernel's parameters come in one order: the arrays it reads, those it changes in place, a place holder for each of these
-(never used: an older jax-triton hands the same address over twice), the arrays it makes, constants as `tl.constexpr`.
+A kernel's parameters come in one order: the arrays it reads, those it changes in place, a place
+holder for each of these (never used: an older jax-triton hands the same address over twice), the
+arrays it makes, constants as `tl.constexpr`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import jax
 from enginebay.errors import UnsupportedError, explain
 
 OLDEST_PTX: Mapping[int, int] = {90: 83, 101: 86, 103: 88, 110: 90, 120: 87}
-"""The oldest PTX that is enough, by the highest compute capability it is for: Triton would take its own assembler's, which XLA's,
-that is given the code, may not know."""
+"""The oldest PTX that is enough, by the highest compute capability it is for: Triton would take its
+own assembler's, which XLA's, that is given the code, may not know.
+"""
 
 LATER_PTX = 88
 """For compute capabilities beyond those."""
@@ -30,7 +33,8 @@ INSTALL = 'Install the extra "gpu" on Python 3.12: pip install "enginebay[gpu]"'
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How a kernel is run: programs in the grid, shapes of what it makes, constants, and the compiler's choices.
+    """How a kernel is run: programs in the grid, shapes of what it makes, constants, and the
+    compiler's choices.
 
     The last `num_in_place` arrays that are handed over are changed in place and come back first.
     """
@@ -44,7 +48,9 @@ class Launch:
 
 
 class Launcher(Protocol):
-    """Runs a kernel inside jit: on the device (`launch`), or interpreted (`enginebay_triton.interpreter.interpret`)."""
+    """Runs a kernel inside jit: on the device (`launch`), or interpreted
+    (`enginebay_triton.interpreter.interpret`).
+    """
 
     def __call__(
         self, kernel: Any, arrays: Sequence[jax.Array], how: Launch
@@ -53,7 +59,9 @@ class Launcher(Protocol):
 
 
 def launch(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
-    """Run `kernel` (a function under `triton.jit`) on the GPU. See Launcher; UnsupportedError where it cannot."""
+    """Run `kernel` (a function under `triton.jit`) on the GPU. See Launcher; UnsupportedError where
+    it cannot.
+    """
     library = load()
     options: dict[str, Any] = {
         "kernel": kernel,
@@ -96,7 +104,9 @@ def ptx_version(compute_capability: int) -> int:
 
 
 def _compute_capability() -> int:
-    """Of the device that is lowered for, as jax-triton asks; that of Hopper where there is none, and nothing can be lowered."""
+    """Of the device that is lowered for, as jax-triton asks; that of Hopper where there is none,
+    and nothing can be lowered.
+    """
     library = importlib.import_module("jax._src.lib").gpu_triton
     try:
         return int(library.get_compute_capability(0))
@@ -105,7 +115,9 @@ def _compute_capability() -> int:
 
 
 def _choose_ptx_version() -> None:
-    """jax-triton 0.3.1 cannot be told the version of PTX: Triton itself then answers with ours, unless it is told another."""
+    """jax-triton 0.3.1 cannot be told the version of PTX: Triton itself then answers with ours,
+    unless it is told another.
+    """
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
     nvidia.get_ptx_version_from_options = lambda options, arch: (  # type: ignore[attr-defined]
         options.ptx_version or ptx_version(arch)
@@ -114,12 +126,15 @@ def _choose_ptx_version() -> None:
 
 @functools.cache
 def load() -> Any:
-    """The module jax_triton, fit to work with the Triton that is there. UnsupportedError says why there is none."""
+    """The module jax_triton, fit to work with the Triton that is there. UnsupportedError says why
+    there is none.
+    """
     reason = why_not()
     if reason is not None:
         raise UnsupportedError(reason)
     if _has_refs():
-        # jax-triton 0.4 asks for a constant that came with Triton 3.7; it matters for descriptors alone, which we have none of.
+        # jax-triton 0.4 asks for a constant that came with Triton 3.7; it matters for descriptors
+        # alone, which we have none of.
         driver = importlib.import_module("triton.backends.nvidia.driver")
         if not hasattr(driver, "TMA_TF32"):
             driver.TMA_TF32 = 11  # type: ignore[attr-defined]
@@ -146,7 +161,9 @@ def load() -> Any:
 
 
 def why_not() -> str | None:
-    """Why the installed versions cannot work together, or None when they can; nothing is imported for it."""
+    """Why the installed versions cannot work together, or None when they can; nothing is imported
+    for it.
+    """
     found = {name: version(name) for name in ("jax-triton", "triton", "jax")}
     missing = [name for name, number in found.items() if number is None]
     if missing:
@@ -171,7 +188,9 @@ def why_not() -> str | None:
 
 
 def require_versions() -> None:
-    """UnsupportedError when the installed versions cannot work together: what a kernel's module does on import."""
+    """UnsupportedError when the installed versions cannot work together: what a kernel's module
+    does on import.
+    """
     reason = why_not()
     if reason is not None:
         raise UnsupportedError(reason)
@@ -186,13 +205,17 @@ def version(distribution: str) -> str | None:
 
 
 def graph_features() -> frozenset[str]:
-    """The capability command_buffer where XLA takes this jax-triton's calls into CUDA graphs: those of 0.4, which are typed."""
+    """The capability command_buffer where XLA takes this jax-triton's calls into CUDA graphs: those
+    of 0.4, which are typed.
+    """
     return frozenset({"command_buffer"} if _has_refs() else ())
 
 
 @functools.cache
 def _has_refs() -> bool:
-    """Whether this jax-triton takes references to be changed in place; older ones take pairs of aliases."""
+    """Whether this jax-triton takes references to be changed in place; older ones take pairs of
+    aliases.
+    """
     return _numbers(version("jax-triton") or "") >= (0, 4)
 
 

@@ -1,8 +1,8 @@
 """Programs with Triton kernels, compiled for GPUs that are not there.
 
-A program is lowered for "cuda", which makes PTX of its kernels; the assembler of Triton's wheel tells what each kernel
-takes. Where jax's CUDA plugin is installed whole, XLA then compiles the program for a described device, and tells where
-every byte of it will lie.
+A program is lowered for "cuda", which makes PTX of its kernels; the assembler of Triton's wheel
+tells what each kernel takes. Where jax's CUDA plugin is installed whole, XLA then compiles the
+program for a described device, and tells where every byte of it will lie.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ ASSEMBLING_TIMEOUT_S = 300.0
 _compute_capability: contextvars.ContextVar[int | None] = contextvars.ContextVar(
     "_compute_capability", default=None
 )
-"""What lowering is for, while one of our compilations runs in this thread; the device that is there otherwise."""
+"""What lowering is for, while one of our compilations runs in this thread; the device that is there
+otherwise.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel in a lowered program: its name, its code, and the shared memory that it asks for when it is launched."""
+    """A kernel in a lowered program: its name, its code, and the shared memory that it asks for
+    when it is launched.
+    """
 
     name: str
     ptx: str
@@ -56,7 +60,8 @@ class Kernel:
 class Assembled:
     """What the assembler told of a kernel. `spill_bytes` are stores and loads together.
 
-    `copies_in_flight`, by its PTX: groups of asynchronous copies that are under way while it waits for an older one, at most.
+    `copies_in_flight`, by its PTX: groups of asynchronous copies that are under way while it waits
+    for an older one, at most.
     """
 
     name: str
@@ -102,7 +107,9 @@ class TritonCompiler:
         donated: Sequence[int] = (),
         num_devices: int = 1,
     ) -> CompileReport:
-        """Compile to machine code. See KernelCompiler; UnsupportedError where `why_not` has a reason."""
+        """Compile to machine code. See KernelCompiler; UnsupportedError where `why_not` has a
+        reason.
+        """
         reason = self.why_not(target)
         if reason is not None:
             raise UnsupportedError(reason)
@@ -125,7 +132,8 @@ class TritonCompiler:
         figures = _kernel_figures(assemble(kernels_in(lowered), target))
         if whole:
             with warnings.catch_warnings():
-                # A program for a device that is not there goes into JAX's cache, but does not come out again.
+                # A program for a device that is not there goes into JAX's cache, but does not come
+                # out again.
                 warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
                 memory = lowered.compile().memory_analysis()
             for name in ("argument", "output", "temp", "alias"):
@@ -172,7 +180,9 @@ def lowering_for(compute_capability: int) -> Iterator[None]:
 
 @functools.cache
 def _answer_for_absent_devices() -> None:
-    """Let jax-triton, which asks this function while it lowers, have our answer first; others get the device's."""
+    """Let jax-triton, which asks this function while it lowers, have our answer first; others get
+    the device's.
+    """
     library = _jax_library("gpu_triton")
     of_device = library.get_compute_capability
 
@@ -215,7 +225,8 @@ def _devices(target: str, num_devices: int) -> tuple[Any, ...]:
 def _plugin_api(name: str) -> Any:
     """JAX's CUDA plugin, loaded although there is no driver: jax itself leaves it alone then.
 
-    What the plugin's own start would make known is made known here: types and custom calls, the kernels' among them.
+    What the plugin's own start would make known is made known here: types and custom calls, the
+    kernels' among them.
     """
     xla_client = _jax_library("xla_client")
     plugin = importlib.import_module(name)
@@ -273,7 +284,9 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 def _fields(message: bytes) -> dict[int, Any]:
-    """The fields of a protocol buffer by number, the first of those that repeat (the encoding: protobuf.dev)."""
+    """The fields of a protocol buffer by number, the first of those that repeat (the encoding:
+    protobuf.dev).
+    """
     found: dict[int, Any] = {}
     at = 0
 
@@ -302,7 +315,9 @@ def _fields(message: bytes) -> dict[int, Any]:
 
 
 def _assembler() -> Path:
-    """The newest ptxas of Triton's wheel: the one for Blackwell knows the older architectures and versions of PTX too."""
+    """The newest ptxas of Triton's wheel: the one for Blackwell knows the older architectures and
+    versions of PTX too.
+    """
     spec = importlib.util.find_spec("triton")
     assert spec is not None, "asked when triton is installed"
     assert spec.origin is not None, "triton is no namespace"

@@ -1,6 +1,8 @@
-"""Attention "cudnn": first chunks of prompts by NVIDIA's library, through jax.nn.dot_product_attention.
+"""Attention "cudnn": first chunks of prompts by NVIDIA's library, through
+jax.nn.dot_product_attention.
 
-The library wants rows of one length, so packed rows are spread over padded ones, a few rows at a time.
+The library wants rows of one length, so packed rows are spread over padded ones, a few rows at a
+time.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class CudnnPrefill:
-    """Attention of rows without a prefix, by cuDNN's fused kernel. `implementation` is jax.nn's name for who computes it."""
+    """Attention of rows without a prefix, by cuDNN's fused kernel. `implementation` is jax.nn's
+    name for who computes it.
+    """
 
     name: str = "cudnn"
     version: str = "1"
@@ -57,7 +61,9 @@ class CudnnPrefill:
         return
 
     def interpreted(self) -> CudnnPrefill:
-        """The same rows, padding and masks with jax.nn's own attention, on platform "cpu", which has no f16 products."""
+        """The same rows, padding and masks with jax.nn's own attention, on platform "cpu", which
+        has no f16 products.
+        """
         kinds = frozenset({"bfloat16", "float32"})
         caps = dataclasses.replace(
             self.caps, platforms=frozenset({"cpu"}), q_dtypes=kinds, kv_dtypes=kinds

@@ -33,7 +33,9 @@ CAPS = Caps(
 
 @dataclasses.dataclass(frozen=True)
 class FlashConfig:
-    """`block_m` query tokens a program, `block_n` keys at a time; warps and pipeline stages of the compiler."""
+    """`block_m` query tokens a program, `block_n` keys at a time; warps and pipeline stages of the
+    compiler.
+    """
 
     block_m: int = 128
     block_n: int = 64
@@ -52,7 +54,8 @@ NARROW_DEFAULTS = {
     128: FlashConfig(128, 64, 8, 3),
     256: FlashConfig(64, 32, 8, 2),
 }
-"""By head_dim, for dtypes of two bytes: within registers, and within shared memory from sm_80 on."""
+"""By head_dim, for dtypes of two bytes: within registers, and within shared memory from sm_80 on.
+"""
 
 BEFORE_HOPPER = ("sm_80", "sm_86", "sm_87", "sm_89")
 
@@ -66,7 +69,8 @@ WIDE_DEFAULTS = {
 class FlashPrefill:
     """Attention of rows without a prefix. Reads q, k and v once, writes the cache, never reads it.
 
-    A row's result depends on its own tokens and the configuration, which does not depend on the bucket.
+    A row's result depends on its own tokens and the configuration, which does not depend on the
+    bucket.
     """
 
     name: str = "triton_flash"
@@ -82,13 +86,16 @@ class FlashPrefill:
         if jnp.dtype(spec.q_dtype).itemsize > 2:
             return WIDE_DEFAULTS[spec.head_dim]
         config = NARROW_DEFAULTS[spec.head_dim]
-        # Before Hopper products keep their operands in registers: fewer keys at a time, or these spill.
+        # Before Hopper products keep their operands in registers: fewer keys at a time, or these
+        # spill.
         return dataclasses.replace(config, block_n=32) if env.arch in BEFORE_HOPPER else config
 
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[FlashConfig]:
-        """Those that fit the shared memory of the architecture, and whose sums fit the registers of their warps."""
+        """Those that fit the shared memory of the architecture, and whose sums fit the registers of
+        their warps.
+        """
         value_bytes, dim = jnp.dtype(spec.q_dtype).itemsize, spec.head_dim
         limit = shared_bytes_per_block(env.arch)
         found = [
@@ -169,7 +176,8 @@ class FlashPrefill:
 
 
 def _blocks(batch: AttnBatch, block_m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(starts [S + 2], row of each block, its first token in the row), padding being row S; the same for all layers.
+    """(starts [S + 2], row of each block, its first token in the row), padding being row S; the
+    same for all layers.
 
     As many blocks as any rows of the bucket can need: each row adds at most one that is not full.
     """

@@ -39,7 +39,9 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys first to last, a multiple of BLOCK_N apart, added to (highest, total, out). Without MASKED all are seen."""
+    """Keys first to last, a multiple of BLOCK_N apart, added to (highest, total, out). Without
+    MASKED all are seen.
+    """
     at = tl.arange(0, BLOCK_N)[:, None] * STRIDE + tl.arange(0, HEAD_DIM)[None, :]
     for begin in range(first, last, BLOCK_N):
         keys = begin + tl.arange(0, BLOCK_N)
@@ -101,9 +103,10 @@ def flash_prefill_kernel(
 ):
     """BLOCK_M tokens of one row and one query head a program.
 
-    starts [NUM_ROWS + 2]: where rows begin in the packed tokens, then where padding begins, then the number of tokens.
-    Block b holds tokens block_firsts[b] onwards of row block_rows[b]; row NUM_ROWS is the padding, which sees no keys
-    and so becomes 0. A block that begins past its row's end has nothing to do.
+    starts [NUM_ROWS + 2]: where rows begin in the packed tokens, then where padding begins, then
+    the number of tokens. Block b holds tokens block_firsts[b] onwards of row block_rows[b]; row
+    NUM_ROWS is the padding, which sees no keys and so becomes 0. A block that begins past its row's
+    end has nothing to do.
     """
     head = tl.program_id(0)
     block = (

@@ -1,8 +1,9 @@
 """Kernels interpreted on the host: Triton's interpreter over NumPy arrays, in a process of its own.
 
-Triton decides when a kernel is decorated whether it will be compiled or interpreted, so one process cannot do both. The
-worker process interprets; this one goes on as it was. Arrays lie at addresses of their own there (see
-enginebay_triton.interpreter_worker), so that a place outside of them, or a race between two programs, is found.
+Triton decides when a kernel is decorated whether it will be compiled or interpreted, so one process
+cannot do both. The worker process interprets; this one goes on as it was. Arrays lie at addresses
+of their own there (see enginebay_triton.interpreter_worker), so that a place outside of them, or a
+race between two programs, is found.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class KernelFaultError(InternalError):
 def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[jax.Array, ...]:
     """Run `kernel` by interpretation, inside jit too; a Launcher.
 
-    A fault of the kernel is a KernelFaultError in the call-back, which jit raises as an error of its own with that text.
+    A fault of the kernel is a KernelFaultError in the call-back, which jit raises as an error of
+    its own with that text.
     """
     require()
     dtypes = [array.dtype for array in arrays] + [shape.dtype for shape in how.out]
@@ -97,7 +99,9 @@ class Worker:
         return None if process is None else process.pid
 
     def run(self, order: Any) -> tuple[np.ndarray, ...]:
-        """Results of one launch: (place, grid, arrays, number in place, shapes and dtypes made, constants)."""
+        """Results of one launch: (place, grid, arrays, number in place, shapes and dtypes made,
+        constants).
+        """
         with self._lock:
             process = self._started()
             assert process.stdin is not None, "a pipe"

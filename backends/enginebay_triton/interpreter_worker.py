@@ -1,9 +1,11 @@
-"""The process that interprets kernels: `python -m enginebay_triton.interpreter_worker`, with TRITON_INTERPRET=1.
+"""The process that interprets kernels: `python -m enginebay_triton.interpreter_worker`, with
+TRITON_INTERPRET=1.
 
-It reads launches from its standard input and answers on its standard output, until there are no more. Each array lies
-in an address space of its own, 2**44 bytes wide, and every access is looked up: one that falls outside of its array is
-found, whatever lies beside it in memory. Two programs of a grid that touch the same place, one of them to write, are a
-race: on the device they run in any order.
+It reads launches from its standard input and answers on its standard output, until there are no
+more. Each array lies in an address space of its own, 2**44 bytes wide, and every access is looked
+up: one that falls outside of its array is found, whatever lies beside it in memory. Two programs of
+a grid that touch the same place, one of them to write, are a race: on the device they run in any
+order.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import numpy as np
 
 SPACE_BITS = 44
 START = 1 << 20
-"""Where an array begins in its space: a multiple of every alignment, and far from the space below."""
+"""Where an array begins in its space: a multiple of every alignment, and far from the space below.
+"""
 
 LENGTH = struct.Struct("<Q")
 TYPE_NAMES = {
@@ -51,7 +54,9 @@ def write_message(stream: IO[bytes], message: Any) -> None:
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """Receive one value; EOFError when there are no more. The other end is our own process, so it is trusted."""
+    """Receive one value; EOFError when there are no more. The other end is our own process, so it
+    is trusted.
+    """
     header = stream.read(LENGTH.size)
     if len(header) < LENGTH.size:
         raise EOFError
@@ -206,7 +211,9 @@ class Pointer:
 
 
 def mend_index(interpreter: Any) -> None:
-    """Triton 3.6 takes an array of one element for a number where NumPy no longer does; later ones do not."""
+    """Triton 3.6 takes an array of one element for a number where NumPy no longer does; later ones
+    do not.
+    """
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:
@@ -222,7 +229,9 @@ def mend_index(interpreter: Any) -> None:
 
 
 def find_kernel(module: str, file: str, name: str) -> Any:
-    """The kernel under its name; the module by its own name or, where that is no package's, by its file."""
+    """The kernel under its name; the module by its own name or, where that is no package's, by its
+    file.
+    """
     found: ModuleType | None = sys.modules.get(module)
     if (
         found is None
@@ -248,7 +257,9 @@ def launch(
     out: Sequence[tuple[tuple[int, ...], str]],
     constants: Mapping[str, Any],
 ) -> list[np.ndarray]:
-    """Interpret every program of the grid: arrays changed in place, then those that were made (NaN where nobody wrote)."""
+    """Interpret every program of the grid: arrays changed in place, then those that were made (NaN
+    where nobody wrote).
+    """
     from triton.runtime import interpreter
 
     kernel = find_kernel(*place)

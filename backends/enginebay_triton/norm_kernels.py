@@ -1,4 +1,6 @@
-"""Triton kernels of rms_norm and add_rms_norm. Nothing but Triton is imported, so that they can be interpreted alone."""
+"""Triton kernels of rms_norm and add_rms_norm. Nothing but Triton is imported, so that they can be
+interpreted alone.
+"""
 
 import triton
 import triton.language as tl
@@ -6,7 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def _norm_rows(x, weight, SIZE: tl.constexpr, EPS: tl.constexpr):
-    """x [ROWS, BLOCK], 0 past SIZE -> x / rms(x) rounded to x's type, times weight [BLOCK], rounded again."""
+    """x [ROWS, BLOCK], 0 past SIZE -> x / rms(x) rounded to x's type, times weight [BLOCK], rounded
+    again.
+    """
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + EPS)
     return (wide * scale[:, None]).to(x.dtype) * weight[None, :].to(x.dtype)

@@ -1,4 +1,6 @@
-"""What this package offers: kernels for NVIDIA GPUs, written in Triton and called through jax-triton, and cuDNN's prefill."""
+"""What this package offers: kernels for NVIDIA GPUs, written in Triton and called through
+jax-triton, and cuDNN's prefill.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The op sample in Triton: a draw from what top_k, top_p and min_p leave, in one launch and without sorting."""
+"""The op sample in Triton: a draw from what top_k, top_p and min_p leave, in one launch and without
+sorting.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from enginebay_triton.sample_kernels import sample_kernel  # noqa: E402  # needs
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
-    """`block` tokens at a time; room for the `capacity` best ones of a row, among which borders are found; warps."""
+    """`block` tokens at a time; room for the `capacity` best ones of a row, among which borders are
+    found; warps.
+    """
 
     block: int = 4096
     capacity: int = 4096
@@ -31,8 +35,8 @@ DEFAULT = SampleConfig()
 class Sample:
     """The op sample. See SampleOp.
 
-    A row is looked at twice and drawn from once when its kept tokens are among the best `capacity`, and about sixty
-    times when they are not: in a flat distribution with top_k or top_p.
+    A row is looked at twice and drawn from once when its kept tokens are among the best `capacity`,
+    and about sixty times when they are not: in a flat distribution with top_k or top_p.
     """
 
     launcher: Launcher = launch

@@ -1,8 +1,9 @@
 """The Triton kernel of the op sample: one program a row. Nothing but Triton is imported.
 
-What is kept of a row is found without sorting, by bisection over the bits of |z|, which for f32 are in the order of the
-values. That takes some sixty sums, so they run over few tokens: those down to a depth that a first look at the row, a
-histogram of depths, says fit CAPACITY. Rows whose borders lie deeper pay for sums over the whole vocabulary.
+What is kept of a row is found without sorting, by bisection over the bits of |z|, which for f32 are
+in the order of the values. That takes some sixty sums, so they run over few tokens: those down to a
+depth that a first look at the row, a histogram of depths, says fit CAPACITY. Rows whose borders lie
+deeper pay for sums over the whole vocabulary.
 """
 
 import triton
@@ -33,7 +34,9 @@ def _mixed(x):
 
 @triton.jit
 def _gumbel(ids, seed, salt):
-    """enginebay.ops.sampling.gumbel_noise. log1p by its series where the device's fast logarithm is too coarse."""
+    """enginebay.ops.sampling.gumbel_noise. log1p by its series where the device's fast logarithm is
+    too coarse.
+    """
     bits = _mixed(_mixed(ids.to(tl.uint32) * 0x9E3779B9 + seed) ^ salt)
     uniform = (bits >> 1).to(tl.int32).to(
         tl.float32
@@ -106,7 +109,9 @@ def _best(
     HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token of the best score of those above the border, and the first `room` of those at it; the first of equals."""
+    """The token of the best score of those above the border, and the first `room` of those at it;
+    the first of equals.
+    """
     best = float("-inf")
     token = 0
     at_border = 0

@@ -1,7 +1,8 @@
-"""GPUs that programs are compiled for without having one: what XLA asks of a device, by architecture.
+"""GPUs that programs are compiled for without having one: what XLA asks of a device, by
+architecture.
 
-The figures are those that NVIDIA publishes for the boards (A100 SXM 80 GB, H100 SXM, B200), in the fields of XLA's
-GpuTargetConfigProto.
+The figures are those that NVIDIA publishes for the boards (A100 SXM 80 GB, H100 SXM, B200), in the
+fields of XLA's GpuTargetConfigProto.
 """
 
 from __future__ import annotations
@@ -121,9 +122,13 @@ _B200 = Target(
 TARGETS = {target.arch: target for target in (_A100, _H100, _B200)}
 
 LEAST_SHARED_BYTES = 99 << 10
-"""Shared memory that a program may ask for on the smallest GPUs of Ampere and later (CUDA C++ Programming Guide)."""
+"""Shared memory that a program may ask for on the smallest GPUs of Ampere and later (CUDA C++
+Programming Guide).
+"""
 
 
 def shared_bytes_per_block(arch: str) -> int:
-    """Shared memory that a program may ask for on an architecture; what all have where it is not known."""
+    """Shared memory that a program may ask for on an architecture; what all have where it is not
+    known.
+    """
     return TARGETS[arch].shared_bytes_per_block if arch in TARGETS else LEAST_SHARED_BYTES

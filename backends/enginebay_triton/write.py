@@ -27,7 +27,9 @@ TILE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class _Home:
-    """How a layout looks to the kernels: its arrays in their order, and strides as write_kernels names them."""
+    """How a layout looks to the kernels: its arrays in their order, and strides as write_kernels
+    names them.
+    """
 
     arrays: tuple[str, ...]
     strides: dict[str, int]
@@ -99,8 +101,8 @@ class KvWrite:
 class RopeKvWrite:
     """The op rope_kv_write. See RopeKvWriteOp.
 
-    Cosines and sines are made by XLA: they are the same for all layers of a step, so they are computed once, and
-    exactly as enginebay_xla does.
+    Cosines and sines are made by XLA: they are the same for all layers of a step, so they are
+    computed once, and exactly as enginebay_xla does.
     """
 
     launcher: Launcher = launch
@@ -117,7 +119,9 @@ class RopeKvWrite:
         spec: RopeSpec,
         layout: KVLayout,
     ) -> tuple[jax.Array, CacheArrays]:
-        """(q [T, q_heads, head_dim] rotated, the cache with k rotated and v [T, kv_heads, head_dim] at slots)."""
+        """(q [T, q_heads, head_dim] rotated, the cache with k rotated and v [T, kv_heads, head_dim]
+        at slots).
+        """
         home = _home(layout)
         num_q_heads, dim, half = q.shape[1], layout.head_dim, spec.rotary_dim // 2
         heads = _heads_per_program(max(num_q_heads, layout.num_kv_heads), dim)

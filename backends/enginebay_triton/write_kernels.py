@@ -1,7 +1,9 @@
-"""Triton kernels that write the cache: kv_write, and rope_kv_write which rotates on the way. Nothing but Triton is imported.
+"""Triton kernels that write the cache: kv_write, and rope_kv_write which rotates on the way.
+Nothing but Triton is imported.
 
-A layout is told by strides in values: TOKEN and HEAD within a page, PAGE between pages of PAGE_SIZE tokens. Where keys
-and values share an array (nhd), values lie V_OFFSET behind; otherwise (hnd) there are two arrays and V_OFFSET is 0.
+A layout is told by strides in values: TOKEN and HEAD within a page, PAGE between pages of PAGE_SIZE
+tokens. Where keys and values share an array (nhd), values lie V_OFFSET behind; otherwise (hnd)
+there are two arrays and V_OFFSET is 0.
 """
 
 import triton
@@ -89,7 +91,9 @@ def _rope_kv_write(
     REST_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
 ):
-    """HEADS heads of one token a program: the first programs of a token turn queries, the others write keys and values."""
+    """HEADS heads of one token a program: the first programs of a token turn queries, the others
+    write keys and values.
+    """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (NUM_Q_HEADS + HEADS - 1) // HEADS

@@ -1,4 +1,6 @@
-"""The contiguous-cache engine, and the vInference API over it: generation whose state can leave the process."""
+"""The contiguous-cache engine, and the vInference API over it: generation whose state can leave the
+process.
+"""
 
 from __future__ import annotations
 

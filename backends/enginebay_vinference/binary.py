@@ -1,7 +1,9 @@
-"""Trees of arrays as safetensors files: for states of real sizes, whose caches are too large for JSON.
+"""Trees of arrays as safetensors files: for states of real sizes, whose caches are too large for
+JSON.
 
-A file has one tensor of bytes for each array. Its metadata hold the format, the tree with a checksum of each array, and a
-checksum of the tree: a bit that was flipped anywhere in the file is found when it is read.
+A file has one tensor of bytes for each array. Its metadata hold the format, the tree with a
+checksum of each array, and a checksum of the tree: a bit that was flipped anywhere in the file is
+found when it is read.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def read_binary(path: Path) -> dict[str, Any]:
-    """The mapping that write_binary() wrote; InputError when the file is missing, cut short or another one."""
+    """The mapping that write_binary() wrote; InputError when the file is missing, cut short or
+    another one.
+    """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -28,7 +28,9 @@ Event = tuple[int, str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Concurrently:
-    """One call for many prompts: how a prompt is started, its parameters, and how many run at a time."""
+    """One call for many prompts: how a prompt is started, its parameters, and how many run at a
+    time.
+    """
 
     start: StartPrompt
     params: SamplingParams

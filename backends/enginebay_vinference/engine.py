@@ -224,7 +224,9 @@ def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:
-    """Bytes per device of weights, the cache at its full size, and room for one step: activations, and a compact copy."""
+    """Bytes per device of weights, the cache at its full size, and room for one step: activations,
+    and a compact copy.
+    """
     groups = parts.model.info.groups
     layouts = geometry.layouts(geometry.largest, groups, parts.dtype)
     largest = geometry.largest

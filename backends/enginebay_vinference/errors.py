@@ -1,4 +1,6 @@
-"""The errors of the vInference API: enginebay's own, which are also the built-in ones that its users catch."""
+"""The errors of the vInference API: enginebay's own, which are also the built-in ones that its
+users catch.
+"""
 
 from __future__ import annotations
 

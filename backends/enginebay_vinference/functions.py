@@ -1,7 +1,8 @@
-"""The two functions of the vInference API, pure and compiled per shape: a prompt's prefill, and a chunk of decode steps.
+"""The two functions of the vInference API, pure and compiled per shape: a prompt's prefill, and a
+chunk of decode steps.
 
-They are the core's own steps over arrays that belong to a SampleState: the same model, ops, sampler and layout as the
-engine that serves `LLM`, on a cache with one slot a row.
+They are the core's own steps over arrays that belong to a SampleState: the same model, ops, sampler
+and layout as the engine that serves `LLM`, on a cache with one slot a row.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ from enginebay_vinference.grow import SlotShape
 Arrays = dict[str, Any]
 """What of a state the functions take over and give back.
 
-tokens int32 [B, W] (sequences), mask int32 [B, W], position int32 [B, 1], last int32 [B, 1], finished bool [B], column
-int32 [] (current_length), sampling: mapping of arrays [B, ...]; and with a cache: cache, group -> layers.
+tokens int32 [B, W] (sequences), mask int32 [B, W], position int32 [B, 1], last int32 [B, 1],
+finished bool [B], column int32 [] (current_length), sampling: mapping of arrays [B, ...]; and with
+a cache: cache, group -> layers.
 """
 
 Function = Callable[[Weights, Arrays, jax.Array], tuple[Arrays, jax.Array]]
-"""(weights, arrays, the rows' raw keys uint32 [B, 2]) -> (arrays, int32 [2]: tokens sampled, rows not finished)."""
+"""(weights, arrays, the rows' raw keys uint32 [B, 2]) -> (arrays, int32 [2]: tokens sampled, rows
+not finished).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class InferenceShape:
     """Sizes of one pair of compiled functions.
 
-    num_rows: B. prefill_length: columns of the padded prompt. width: columns in all. chunk: tokens of a decode call.
-    max_batched_tokens: most tokens of one pass over a prompt; longer ones are processed in several. pad_token_id fills
-    the columns of rows that have finished.
+    num_rows: B. prefill_length: columns of the padded prompt. width: columns in all. chunk: tokens
+    of a decode call. max_batched_tokens: most tokens of one pass over a prompt; longer ones are
+    processed in several. pad_token_id fills the columns of rows that have finished.
     """
 
     num_rows: int
@@ -55,7 +59,9 @@ class InferenceShape:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What the functions are made of: the program, the cache's slots and each group's layout of them."""
+    """What the functions are made of: the program, the cache's slots and each group's layout of
+    them.
+    """
 
     program: Program
     shape: InferenceShape
@@ -79,9 +85,11 @@ class Recipe:
 def prefill(
     recipe: Recipe, weights: Weights, arrays: Arrays, keys: jax.Array
 ) -> tuple[Arrays, jax.Array]:
-    """Process the prompts in tokens[:, :prefill_length], in a cache made here, and sample each row's first token.
+    """Process the prompts in tokens[:, :prefill_length], in a cache made here, and sample each
+    row's first token.
 
-    Padding may stand anywhere: only tokens under the mask count, in order. A row without any is finished.
+    Padding may stand anywhere: only tokens under the mask count, in order. A row without any is
+    finished.
     """
     shape = recipe.shape
     prompt = arrays["tokens"][:, : shape.prefill_length]
@@ -148,7 +156,9 @@ def _batches(
 
 
 def _packed(prompt: jax.Array, real: jax.Array, starts: jax.Array, num_tokens: int) -> jax.Array:
-    """int32 [num_tokens]: the rows' real tokens one after the other, row i from starts[i] on; 0 behind them."""
+    """int32 [num_tokens]: the rows' real tokens one after the other, row i from starts[i] on; 0
+    behind them.
+    """
     place = starts[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
     place = jnp.where(real, place, num_tokens)
     return (
@@ -173,7 +183,9 @@ def _prefill_at_once(
 def _prefill_in_parts(
     recipe: Recipe, weights: Weights, prompt: jax.Array, real: jax.Array, lens: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """The same, max_batched_tokens of the packed prompts at a time: memory and work are those of the real tokens."""
+    """The same, max_batched_tokens of the packed prompts at a time: memory and work are those of
+    the real tokens.
+    """
     bucket = _bucket(recipe, "mixed")
     num_rows, part = recipe.shape.num_rows, bucket.tokens
     ends = jnp.cumsum(lens)
@@ -189,7 +201,8 @@ def _prefill_in_parts(
         before = jnp.clip(low - starts, 0, lens)
         after = jnp.clip(low + part - starts, 0, lens)
         new = after - before
-        # AttnBatch wants single tokens after a prefix first, then rows without one, then the others, empty ones last.
+        # AttnBatch wants single tokens after a prefix first, then rows without one, then the
+        # others, empty ones last.
         kind = jnp.where(new == 0, 3, jnp.where(before == 0, 1, jnp.where(new == 1, 0, 2)))
         order = jnp.argsort(kind, stable=True)
         q_lens, kv_lens = new[order], after[order]

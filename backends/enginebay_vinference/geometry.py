@@ -19,7 +19,9 @@ ONE_PAGE_LAYOUTS = ("hnd",)
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Pure functions of an engine's bucket sizes, its layout and whether it decodes on compact copies."""
+    """Pure functions of an engine's bucket sizes, its layout and whether it decodes on compact
+    copies.
+    """
 
     sizes: BucketSizes
     layout_type: type[KVLayout]
@@ -60,7 +62,9 @@ class Geometry:
     def prefill_bucket(
         self, shape: SlotShape, num_rows: int, num_tokens: int, *, fresh: bool
     ) -> Bucket:
-        """`fresh`: no row has a prefix. Rows with one come in one context length only: the slots' own."""
+        """`fresh`: no row has a prefix. Rows with one come in one context length only: the slots'
+        own.
+        """
         seqs = round_up(self.sizes.prefill_rows, num_rows)
         # the rarer shapes come in every other size only: fewer programs for a little more padding
         common = seqs == 1 and fresh
@@ -77,8 +81,8 @@ class Geometry:
     def decode_bucket(self, shape: SlotShape, num_rows: int, longest: int) -> StepKey:
         """The program that decodes `num_rows` rows of up to `longest` tokens.
 
-        All slots at their full length are used as they lie. Otherwise the rows are copied first, where that was asked
-        for, or reached through the page tables.
+        All slots at their full length are used as they lie. Otherwise the rows are copied first,
+        where that was asked for, or reached through the page tables.
         """
         seqs = round_up(self.sizes.decode_rows, num_rows)
         kv_len = min(round_up(self.sizes.kv_lens, longest), shape.capacity)
@@ -87,7 +91,9 @@ class Geometry:
         return StepKey("compact" if self.compact_decode and not whole else "decode", bucket)
 
     def verify_key(self, shape: SlotShape, num_rows: int) -> StepKey:
-        """The program that verifies the drafts of `num_rows` rows, in one context length only: the slots' own."""
+        """The program that verifies the drafts of `num_rows` rows, in one context length only: the
+        slots' own.
+        """
         seqs = round_up(self.sizes.verify_rows, num_rows)
         return StepKey(
             "verify", verify_bucket(seqs, self.num_drafts, shape.pages_per_slot, shape.capacity)

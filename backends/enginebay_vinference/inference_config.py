@@ -26,13 +26,14 @@ from enginebay_vinference.precompile import plain_int, vInferencePreCompileConfi
 class vInferenceConfig:  # noqa: N801  # the name its users know
     """Settings of a generation.
 
-    max_new_tokens: most new tokens of a row. streaming_chunks: tokens of a row in one compiled call, after which
-    `generate` yields. num_return_sequences: completions of each row of a batch; a mapping gives it per precompile
-    configuration, keyed by its hash (one it does not name gets 1); None is 1. pad, bos and eos ids: those of the model or
-    its tokenizer when None. partition_rules: (pattern, PartitionSpec) pairs; without them they are made from
-    partition_axis. _loop_rows: chunks that max_new_tokens need, computed. sampling_params: of requests that bring none,
-    by default SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is also that
-    of requests that set none.
+    max_new_tokens: most new tokens of a row. streaming_chunks: tokens of a row in one compiled
+    call, after which `generate` yields. num_return_sequences: completions of each row of a batch; a
+    mapping gives it per precompile configuration, keyed by its hash (one it does not name gets 1);
+    None is 1. pad, bos and eos ids: those of the model or its tokenizer when None. partition_rules:
+    (pattern, PartitionSpec) pairs; without them they are made from partition_axis. _loop_rows:
+    chunks that max_new_tokens need, computed. sampling_params: of requests that bring none, by
+    default SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is
+    also that of requests that set none.
     """
 
     max_new_tokens: int = 64
@@ -123,7 +124,8 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     def get_partition_rules(
         self, runtime_config: vInferencePreCompileConfig | None = None
     ) -> Rules:
-        """partition_rules as they are, or the default ones over partition_axis; AssertionError without either.
+        """partition_rules as they are, or the default ones over partition_axis; AssertionError
+        without either.
 
         `runtime_config` makes no difference to the default rules.
         """
@@ -140,7 +142,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         return default_rules(self.partition_axis)
 
     def replace(self, **changes: Any) -> vInferenceConfig:
-        """This one with other values, what was computed from them anew; TypeError for a field that there is not."""
+        """This one with other values, what was computed from them anew; TypeError for a field that
+        there is not.
+        """
         resized = {"max_new_tokens", "streaming_chunks"} & set(changes)
         if resized:
             changes = {"_loop_rows": None, **changes}

@@ -1,4 +1,6 @@
-"""Fitting inputs to what is compiled: prompts padded on the left, or cut to their end, each row in its place."""
+"""Fitting inputs to what is compiled: prompts padded on the left, or cut to their end, each row in
+its place.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PADDED = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "inpu
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What inputs are fitted to: what is compiled (standalone configurations), the longest prompt, and the pad id."""
+    """What inputs are fitted to: what is compiled (standalone configurations), the longest prompt,
+    and the pad id.
+    """
 
     compiled: tuple[vInferencePreCompileConfig, ...]
     max_prefill_length: int
@@ -37,7 +41,9 @@ class Fit:
 
 
 def refuse_inputs(others: Mapping[str, Any]) -> None:
-    """UnsupportedError for a model input beside ids and mask that is not None: no model here takes one."""
+    """UnsupportedError for a model input beside ids and mask that is not None: no model here takes
+    one.
+    """
     used = sorted(name for name, value in others.items() if value is not None)
     if used:
         given = f"model inputs {', '.join(used)}"
@@ -47,13 +53,15 @@ def refuse_inputs(others: Mapping[str, Any]) -> None:
 def adjust(
     fit: Fit, input_ids: Any, attention_mask: Any, others: Mapping[str, Any]
 ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
-    """Inputs in the smallest compiled (batch, prefill length) that holds them, and that configuration.
+    """Inputs in the smallest compiled (batch, prefill length) that holds them, and that
+    configuration.
 
-    input_ids int [batch, tokens]; attention_mask of the same shape, 1 on tokens. Rows are padded on the left, and empty
-    rows added after the last one. Where no compiled batch is large enough, the shape stays as it is, with a warning; a
-    prompt longer than every length of a fitting batch keeps its end, with a warning. ValueError for no rows, no tokens, or
-    shapes that do not agree. Entries of `others` with a token dimension are treated like input_ids, the rest is left
-    alone; pixel_values fill the configuration's vision fields.
+    input_ids int [batch, tokens]; attention_mask of the same shape, 1 on tokens. Rows are padded on
+    the left, and empty rows added after the last one. Where no compiled batch is large enough, the
+    shape stays as it is, with a warning; a prompt longer than every length of a fitting batch keeps
+    its end, with a warning. ValueError for no rows, no tokens, or shapes that do not agree. Entries
+    of `others` with a token dimension are treated like input_ids, the rest is left alone;
+    pixel_values fill the configuration's vision fields.
     """
     ids = _integers("input_ids", input_ids)
     mask = (
@@ -93,8 +101,9 @@ def adjust(
 
 
 def vision_fields(pixel_values: Any) -> dict[str, Any]:
-    """The vision fields of a configuration for pixel_values: [batch, channels, height, width], one image
-    [channels, height, width], or patches [patches, features] as height and width of one channel.
+    """The vision fields of a configuration for pixel_values: [batch, channels, height, width], one
+    image [channels, height, width], or patches [patches, features] as height and width of one
+    channel.
     """
     if pixel_values is None:
         return {}
@@ -188,7 +197,9 @@ def _warn(text: str) -> None:
 def _keep_ends(
     arrays: Mapping[str, np.ndarray], mask: np.ndarray, length: int
 ) -> dict[str, np.ndarray]:
-    """The last `length` columns, after each row's tokens were moved to its end, past padding on the right."""
+    """The last `length` columns, after each row's tokens were moved to its end, past padding on the
+    right.
+    """
     order = np.argsort(mask > 0, axis=1, kind="stable")[:, -length:]
     rows = np.arange(mask.shape[0])[:, None]
     return {name: value[rows, order] for name, value in arrays.items()}

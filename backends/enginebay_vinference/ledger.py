@@ -18,7 +18,9 @@ class SlotLedger(Ledger):
     """
 
     def __init__(self, num_slots: int, max_model_len: int, table: PageTable | None = None) -> None:
-        """`table` has pages of max_model_len tokens, of which each is a slot, and is told of each row's; None: nobody is."""
+        """`table` has pages of max_model_len tokens, of which each is a slot, and is told of each
+        row's; None: nobody is.
+        """
         self.num_slots = num_slots
         self.max_model_len = max_model_len
         self._table = table or PageTable(num_slots, 1, max_model_len)

@@ -14,9 +14,9 @@ from enginebay_vinference.prompts import PromptOutput
 class InferenceMetrics:
     """Counters and histograms of the prompts of one inference, labelled with its name.
 
-    Without a prometheus_client registry it makes one of its own, so that two inferences never share figures unless they
-    are told to: then `shared` are the metrics of another one, whose collectors are used. UnsupportedError when
-    prometheus_client is not installed.
+    Without a prometheus_client registry it makes one of its own, so that two inferences never share
+    figures unless they are told to: then `shared` are the metrics of another one, whose collectors
+    are used. UnsupportedError when prometheus_client is not installed.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Where the arrays of a SampleState lie: rules from paths to logical axes, which the cache's layout puts in order."""
+"""Where the arrays of a SampleState lie: rules from paths to logical axes, which the cache's layout
+puts in order.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ LEAF_NAMES = {"k": "key", "v": "value", "kv": "key_value"}
 class PartitionAxis:
     """The logical axis of each dimension that generation has; None: whole on every device.
 
-    Logical axes are those of the configuration (`axis_rules` maps them to axes of the mesh); a mesh axis may be named
-    as well.
+    Logical axes are those of the configuration (`axis_rules` maps them to axes of the mesh); a mesh
+    axis may be named as well.
     """
 
     batch_axis: str | None = "batch"
@@ -39,9 +41,11 @@ class PartitionAxis:
 
 
 def default_rules(axis: PartitionAxis) -> Rules:
-    """The rules of a state: the first that is found in a leaf's path holds. Leaves of quantised caches are among them.
+    """The rules of a state: the first that is found in a leaf's path holds. Leaves of quantised
+    caches are among them.
 
-    A cache leaf's spec names (batch, key sequence, heads, head dimension), in this order for every layout.
+    A cache leaf's spec names (batch, key sequence, heads, head dimension), in this order for every
+    layout.
     """
     tokens = PartitionSpec(axis.batch_axis, axis.sequence_axis)
     cache = PartitionSpec(
@@ -118,7 +122,9 @@ class StatePlacement:
 
 
 def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[Any]:
-    """(batch, key sequence, heads, head dimension) in the order in which the layout's array has them."""
+    """(batch, key sequence, heads, head dimension) in the order in which the layout's array has
+    them.
+    """
     array = next(name for name, called in LEAF_NAMES.items() if called == leaf)
     batch, length, heads, width = (*names, None, None, None, None)[:4]
     rank = len(layout.shapes()[array].shape)

@@ -12,8 +12,9 @@
     precompile config     {"$precompile": {...}}
     ====================  ==================================================
 
-A mapping whose keys are texts without a leading "$" is itself. "host" tells a NumPy array from one on the device. "crc32"
-is the checksum of an array's dtype, shape and values, which is compared when the array is read.
+A mapping whose keys are texts without a leading "$" is itself. "host" tells a NumPy array from one
+on the device. "crc32" is the checksum of an array's dtype, shape and values, which is compared when
+the array is read.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def from_plain(plain: Any, load: LoadArray | None = None) -> Any:
 
 
 def _check_dtype(dtype: np.dtype[Any]) -> None:
-    """InputError for a dtype that its name does not give back: objects, texts, records, another byte order."""
+    """InputError for a dtype that its name does not give back: objects, texts, records, another
+    byte order.
+    """
     try:
         same = not dtype.hasobject and jnp.dtype(dtype.name) == dtype
     except TypeError:
@@ -135,7 +138,9 @@ def _from_base64(head: Mapping[str, Any]) -> bytes:
 
 
 def checksum(head: Mapping[str, Any], values: bytes | np.ndarray) -> int:
-    """CRC-32 of an array's dtype, shape and values: it finds damage, at a speed of more than a gigabyte a second."""
+    """CRC-32 of an array's dtype, shape and values: it finds damage, at a speed of more than a
+    gigabyte a second.
+    """
     return zlib.crc32(values, zlib.crc32(f"{head['dtype']} {head['shape']}".encode()))
 
 

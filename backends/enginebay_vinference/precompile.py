@@ -28,10 +28,12 @@ DIMENSIONS = (
 class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
     """Batch size and padded prompt length (in tokens) to compile for, or lists of them.
 
-    With lists it stands for several configurations: the first elements make the first one, the second elements the
-    second, and so on; a shorter list repeats its last element (`get_standalones`). prefill_length None means the longest
-    prompt that the inference can take. The vision fields and required_props are carried along; nothing uses them until
-    there is a model with vision. Lists and JSON are the same to it: tuples become lists, and NumPy's integers become int.
+    With lists it stands for several configurations: the first elements make the first one, the
+    second elements the second, and so on; a shorter list repeats its last element
+    (`get_standalones`). prefill_length None means the longest prompt that the inference can take.
+    The vision fields and required_props are carried along; nothing uses them until there is a model
+    with vision. Lists and JSON are the same to it: tuples become lists, and NumPy's integers become
+    int.
     """
 
     batch_size: int | list[int] = 1
@@ -77,7 +79,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def get_default_hash(self) -> int:
-        """A number of 60 bits that equal configurations share, in every process; `hash()` is the same number."""
+        """A number of 60 bits that equal configurations share, in every process; `hash()` is the
+        same number.
+        """
         text = json.dumps(self.extract(), sort_keys=True, default=_refuse)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 4
 
@@ -115,9 +119,11 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         vision_width: int | list[int] | None = None,
         required_props: Props | list[Props] | None = None,
     ) -> Self:
-        """Prompt lengths that double from the least to the longest; the last one is max_prefill_length itself.
+        """Prompt lengths that double from the least to the longest; the last one is
+        max_prefill_length itself.
 
-        A list of batch sizes is paired with the lengths like any other list. ValueError when the least is the greater one.
+        A list of batch sizes is paired with the lengths like any other list. ValueError when the
+        least is the greater one.
         """
         if not 1 <= min_prefill_length <= max_prefill_length:
             raise ConfigError(
@@ -174,7 +180,9 @@ def plain_int(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """`value` with the types that JSON gives back: lists for tuples, ints for NumPy's integers, at every depth."""
+    """`value` with the types that JSON gives back: lists for tuples, ints for NumPy's integers, at
+    every depth.
+    """
     if isinstance(value, list | tuple):
         return [_listed(one) for one in value]
     if isinstance(value, Mapping):

@@ -46,7 +46,9 @@ class Precompiler:
 
     @property
     def max_prefill_length(self) -> int:
-        """Tokens of the longest prompt that leaves room for max_new_tokens. ValueError when none does."""
+        """Tokens of the longest prompt that leaves room for max_new_tokens. ValueError when none
+        does.
+        """
         longest = self.subject.longest_sequence()
         new = self.config.max_new_tokens
         if new >= longest:
@@ -82,7 +84,9 @@ class Precompiler:
         return True
 
     def settle(self, one: vInferencePreCompileConfig) -> vInferencePreCompileConfig:
-        """A standalone configuration with its prefill length; refused when this inference cannot serve it."""
+        """A standalone configuration with its prefill length; refused when this inference cannot
+        serve it.
+        """
         if one.vision_included:
             raise UnsupportedError(
                 explain(
@@ -125,7 +129,9 @@ class Precompiler:
         )
 
     def sequences_for(self, one: vInferencePreCompileConfig) -> int:
-        """Completions of each row; the hash of a configuration without a prefill length names the longest."""
+        """Completions of each row; the hash of a configuration without a prefill length names the
+        longest.
+        """
         counts = self.config.num_return_sequences
         if isinstance(counts, int | None) or one.get_default_hash() in counts:
             return self.config.sequences_for(one)

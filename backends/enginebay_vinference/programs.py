@@ -1,4 +1,6 @@
-"""Programs: the compiled functions of an inference, one pair for each shape, made once however many threads ask."""
+"""Programs: the compiled functions of an inference, one pair for each shape, made once however many
+threads ask.
+"""
 
 from __future__ import annotations
 
@@ -75,15 +77,18 @@ class Made:
 
 
 class Programs:
-    """Compiles, keeps and hands out Pairs. Safe from several threads; a shape whose compilation failed can be tried again.
+    """Compiles, keeps and hands out Pairs. Safe from several threads; a shape whose compilation
+    failed can be tried again.
 
-    The program is the engine's as it was when this was made: what is swapped in an LLM that shares the engine stays there.
+    The program is the engine's as it was when this was made: what is swapped in an LLM that shares
+    the engine stays there.
     """
 
     def __init__(self, engine: VInferenceEngine, placement: StatePlacement) -> None:
         self.engine = engine
         self.placement = placement
-        # A generator that is collected as garbage lets go of its use, perhaps while the lock is held.
+        # A generator that is collected as garbage lets go of its use, perhaps while the lock is
+        # held.
         self._lock = threading.RLock()
         self._made = Made(engine.runner.program)
         self._num_uses = 0
@@ -118,9 +123,11 @@ class Programs:
 
     @contextlib.contextmanager
     def override(self, parts: EngineParts) -> Iterator[None]:
-        """While the block lasts, use functions made of other parts; those that were compiled come back afterwards.
+        """While the block lasts, use functions made of other parts; those that were compiled come
+        back afterwards.
 
-        RequestError while there are uses under way; those that are at the end of the block end with StoppedError.
+        RequestError while there are uses under way; those that are at the end of the block end with
+        StoppedError.
         """
         with self._lock:
             if self._num_uses:
@@ -148,8 +155,8 @@ class Programs:
     ) -> Pair:
         """The pair for `shape`, compiled when there is none; `make` takes the place of compiling.
 
-        `ahead`: before any request waits for it. Raises CompilationError otherwise when the engine may compile no more.
-        `made`: where it is looked for and kept; None: what is used now.
+        `ahead`: before any request waits for it. Raises CompilationError otherwise when the engine
+        may compile no more. `made`: where it is looked for and kept; None: what is used now.
         """
         with self._lock:
             made = made or self._made
@@ -202,7 +209,8 @@ class Programs:
         function: Callable[..., Any] | None = None,
         recipe: Recipe | None = None,
     ) -> Any:
-        """One of the functions (or `function` in its place), ready to be lowered: the state's arrays are donated.
+        """One of the functions (or `function` in its place), ready to be lowered: the state's
+        arrays are donated.
 
         `recipe` None: that of what is used now.
         """
@@ -307,7 +315,9 @@ class Programs:
 
 
 class Use:
-    """A hold on what a generation began with: entered, it is under way, so that nothing may be swapped."""
+    """A hold on what a generation began with: entered, it is under way, so that nothing may be
+    swapped.
+    """
 
     def __init__(self, programs: Programs, made: Made) -> None:
         self._programs = programs

@@ -1,4 +1,6 @@
-"""Prompts as users write them, and what they get: texts and conversations in, PromptOutput and streams of text out."""
+"""Prompts as users write them, and what they get: texts and conversations in, PromptOutput and
+streams of text out.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Prompt = str | Sequence[Message]
 
 
 class PromptOutput(BaseModel):
-    """What a prompt became: its text, new tokens, tokens a second of decoding, and why it ended, or the error that it met."""
+    """What a prompt became: its text, new tokens, tokens a second of decoding, and why it ended, or
+    the error that it met.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -58,8 +62,9 @@ def as_texts(prompts: Any) -> list[str]:
 def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> list[int]:
     """Token ids of a text or a conversation.
 
-    TypeError for anything else and for a conversation without a chat template, ValueError when it cannot be tokenised.
-    `oai_like`: contents may be lists of parts with a "text", as the OpenAI API has them.
+    TypeError for anything else and for a conversation without a chat template, ValueError when it
+    cannot be tokenised. `oai_like`: contents may be lists of parts with a "text", as the OpenAI API
+    has them.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
@@ -99,7 +104,8 @@ def _joined_parts(message: Message) -> Message:
 
 
 def as_params(params: Any, default: SamplingParams) -> SamplingParams:
-    """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything else.
+    """SamplingParams from themselves, a mapping of their fields, or None. TypeError for anything
+    else.
 
     Where the caller set no max_tokens, that of `default` holds.
     """

@@ -1,4 +1,6 @@
-"""From sampling parameters to checked requests, rows' columns and random keys: the same preparation as for LLM."""
+"""From sampling parameters to checked requests, rows' columns and random keys: the same preparation
+as for LLM.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,15 @@ REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("typical_p", (1.0,), NO_FIELDS),
     ("processors", ({},), NO_FIELDS),
 )
-"""Fields of SamplingParams that this API cannot do, the values with which they ask for nothing, and why not."""
+"""Fields of SamplingParams that this API cannot do, the values with which they ask for nothing, and
+why not.
+"""
 
 
 def _abilities(plan: Plan) -> Abilities:
-    """Those of a plan, without the checkpoint's values for fields that states cannot carry or that this API sets."""
+    """Those of a plan, without the checkpoint's values for fields that states cannot carry or that
+    this API sets.
+    """
     found = Abilities.of(plan)
     lost = [name for name, _, _ in REFUSED if name in found.defaults.values]
     if lost:
@@ -121,7 +127,9 @@ class Requests:
         return params
 
     def of_tokens(self, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
-        """A checked request of each prompt, for tokens without text. Warns where max_tokens exceeds max_new_tokens."""
+        """A checked request of each prompt, for tokens without text. Warns where max_tokens exceeds
+        max_new_tokens.
+        """
         most = self._max_new_tokens
         if params.max_tokens is not None and params.max_tokens > most:
             text = f"max_tokens = {params.max_tokens} is cut to {most}, the max_new_tokens of this inference"

@@ -1,4 +1,5 @@
-"""Saved inferences: a folder with the configuration and the compiled functions as StableHLO, for another process.
+"""Saved inferences: a folder with the configuration and the compiled functions as StableHLO, for
+another process.
 
     ======================  ==============================================================
     file                    what it holds
@@ -8,9 +9,10 @@
     functions/*.stablehlo   the prefill and decode functions, exported by jax.export
     ======================  ==============================================================
 
-Nothing in the folder is executed as it lies there: functions are compiled on loading. XLA's executables come from the
-compilation cache of the user alone (mode 0700), into which saving puts them: loading with the same user, versions and
-machine finds all of them there. Weights are not saved.
+Nothing in the folder is executed as it lies there: functions are compiled on loading. XLA's
+executables come from the compilation cache of the user alone (mode 0700), into which saving puts
+them: loading with the same user, versions and machine finds all of them there. Weights are not
+saved.
 """
 
 from __future__ import annotations
@@ -115,7 +117,9 @@ class Saved:
         )
 
     def _refuse_other_kernels(self, here: Mapping[str, str]) -> None:
-        """The functions call the kernels that they were saved with; shapes compiled later would have others."""
+        """The functions call the kernels that they were saved with; shapes compiled later would
+        have others.
+        """
         names = sorted({*self.kernels, *here})
         others = [name for name in names if self.kernels.get(name) != here.get(name)]
         if others:
@@ -133,7 +137,9 @@ class Saved:
 
 
 def save(inference: vInference, programs: Programs, folder: Path) -> None:
-    """Write an inference's configuration and its compiled functions, each exported and compiled once from its export."""
+    """Write an inference's configuration and its compiled functions, each exported and compiled
+    once from its export.
+    """
     (folder / "functions").mkdir(parents=True, exist_ok=True)
     files: dict[str, bytes] = {}
     shapes = []
@@ -171,7 +177,9 @@ def save(inference: vInference, programs: Programs, folder: Path) -> None:
 
 
 def load(folder: Path) -> Saved:
-    """Read and check a folder that save() wrote; SavedInferenceError when anything in it is missing or not as it was."""
+    """Read and check a folder that save() wrote; SavedInferenceError when anything in it is missing
+    or not as it was.
+    """
     text = _read(folder / MANIFEST)
     try:
         manifest = parse_json(text)
@@ -211,7 +219,9 @@ def load(folder: Path) -> Saved:
 
 
 def fingerprint(programs: Programs) -> str:
-    """What functions depend on besides shape and kernels: the model's configuration and weights, dtype, layout, parts."""
+    """What functions depend on besides shape and kernels: the model's configuration and weights,
+    dtype, layout, parts.
+    """
     parts = programs.engine.parts
     model = parts.model
     facts = {

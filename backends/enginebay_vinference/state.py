@@ -1,4 +1,6 @@
-"""SampleState: the whole of a generation between two steps, as a pytree that can be stored and moved."""
+"""SampleState: the whole of a generation between two steps, as a pytree that can be stored and
+moved.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +52,23 @@ _TAKEN_OVER = (
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class SampleState:
-    """Everything that the rest of a generation depends on, for B rows (B is a batch times its return sequences).
+    """Everything that the rest of a generation depends on, for B rows (B is a batch times its
+    return sequences).
 
-    current_length: int32 [], columns of `sequences` in use. sequences: int32 [B, padded_length + max_new_tokens], each
-    prompt padded on the left to padded_length, then its new tokens; the pad id elsewhere. running_token: int32 [B, 1],
-    sampled last and not yet in the cache. is_sequence_finished: bool [B]. prng_key: the generation's key, typed or raw
-    (row i samples with it folded with i), or a typed key for each row [B]. model_kwargs: "attention_mask" int32 like
-    sequences, 1 where there is a token; "position_ids" int32 [B, 1], the position of running_token; "sampling", each
-    row's parameters; and from the prefill on "past_key_values", the cache: "views", one mapping a layer, with the arrays
-    of the engine's layout. generated_tokens: tokens sampled so far over all rows. tokens_per_second, and seconds in
-    `_time_spent_computing`: of decoding, prefill left out.
+    current_length: int32 [], columns of `sequences` in use. sequences: int32 [B, padded_length +
+    max_new_tokens], each prompt padded on the left to padded_length, then its new tokens; the pad
+    id elsewhere. running_token: int32 [B, 1], sampled last and not yet in the cache.
+    is_sequence_finished: bool [B]. prng_key: the generation's key, typed or raw (row i samples with
+    it folded with i), or a typed key for each row [B]. model_kwargs: "attention_mask" int32 like
+    sequences, 1 where there is a token; "position_ids" int32 [B, 1], the position of running_token;
+    "sampling", each row's parameters; and from the prefill on "past_key_values", the cache:
+    "views", one mapping a layer, with the arrays of the engine's layout. generated_tokens: tokens
+    sampled so far over all rows. tokens_per_second, and seconds in `_time_spent_computing`: of
+    decoding, prefill left out.
 
-    The steps take a state's arrays over: a state is valid until it is given to the step after it, and holds the cache
-    without a copy. Later, whoever gives it to a step or reads one of its arrays gets SpentStateError; the numbers stay
-    readable. `copy()` makes one that stays.
+    The steps take a state's arrays over: a state is valid until it is given to the step after it,
+    and holds the cache without a copy. Later, whoever gives it to a step or reads one of its arrays
+    gets SpentStateError; the numbers stay readable. `copy()` makes one that stays.
     """
 
     current_length: Any
@@ -106,11 +111,15 @@ class SampleState:
         return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, self)
 
     def replace(self, **changes: Any) -> SampleState:
-        """This state with other values; TypeError for a field that there is not. The arrays are shared, not copied."""
+        """This state with other values; TypeError for a field that there is not. The arrays are
+        shared, not copied.
+        """
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as values that strict JSON can hold: dtypes, shapes, keys and infinities are kept."""
+        """Everything as values that strict JSON can hold: dtypes, shapes, keys and infinities are
+        kept.
+        """
         self.check_not_spent()
         return {name: to_plain(value) for name, value in self._fields().items()}
 
@@ -140,13 +149,17 @@ class SampleState:
         return cls.from_dict(parse_json(json_str))
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a safetensors file: one tensor for each array, the rest in its metadata."""
+        """Write the state to a safetensors file: one tensor for each array, the rest in its
+        metadata.
+        """
         self.check_not_spent()
         write_binary(Path(path), self._fields())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The state in a file that save() wrote. InputError when it is missing, cut short or another file."""
+        """The state in a file that save() wrote. InputError when it is missing, cut short or
+        another file.
+        """
         return cls._from_fields(read_binary(Path(path)))
 
     def _fields(self) -> dict[str, Any]:
@@ -184,7 +197,8 @@ def _spent() -> SpentStateError:
 
 
 def check_state(state: SampleState, vocab_size: int) -> None:
-    """InputError for a state that no generation of a model with this vocabulary gave: stored ones come from outside.
+    """InputError for a state that no generation of a model with this vocabulary gave: stored ones
+    come from outside.
 
     Of its tokens those that the mask shows are looked at, and each row's running token.
     """
@@ -252,9 +266,9 @@ def check_key(key: jax.Array, num_rows: int) -> None:
 def row_keys(key: jax.Array, num_rows: int) -> jax.Array:
     """Raw threefry keys uint32 [num_rows, 2] of a state's prng_key, as its rows sample with them.
 
-    A single key is folded with the row's index, as a request's key is with the completion's; a key for each row
-    (typed [n], raw [n, 2]) is taken as it is, and rows after the n-th get zeros. A key of another kind than threefry
-    gives two words first.
+    A single key is folded with the row's index, as a request's key is with the completion's; a key
+    for each row (typed [n], raw [n, 2]) is taken as it is, and rows after the n-th get zeros. A key
+    of another kind than threefry gives two words first.
     """
     raw = key
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,6 @@
-"""Stepper: carries a SampleState through the compiled functions, and makes the first one of a generation."""
+"""Stepper: carries a SampleState through the compiled functions, and makes the first one of a
+generation.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
 
 
 class Stepper:
-    """Steps of states: packs what they hold for the functions, runs them, and makes the states after them."""
+    """Steps of states: packs what they hold for the functions, runs them, and makes the states
+    after them.
+    """
 
     def __init__(self, programs: Programs, *, chunk: int, pad_token_id: int) -> None:
         self.programs = programs
@@ -49,7 +53,9 @@ class Stepper:
         prng_key: jax.Array,
         compile_config: vInferencePreCompileConfig,
     ) -> SampleState:
-        """The state before the prefill of input_ids int32 [B, prefill_length] under attention_mask; no cache yet."""
+        """The state before the prefill of input_ids int32 [B, prefill_length] under attention_mask;
+        no cache yet.
+        """
         tokens = np.full((shape.num_rows, shape.width), shape.pad_token_id, np.int32)
         mask = np.zeros_like(tokens)
         tokens[:, : shape.prefill_length] = np.where(
@@ -85,7 +91,9 @@ class Stepper:
         function: Function | None = None,
         use: Use | None = None,
     ) -> SampleState:
-        """The state after one call of a function; `state` is spent. `use`: of the generation that it is a step of."""
+        """The state after one call of a function; `state` is spent. `use`: of the generation that
+        it is a step of.
+        """
         with use or self.programs.use() as held:
             return self._run(held, kind, state, weights, function)
 
@@ -123,7 +131,9 @@ class Stepper:
         )
 
     def check(self, state: SampleState) -> None:
-        """SpentStateError for a state that is spent; InputError for one that this model's generations cannot give."""
+        """SpentStateError for a state that is spent; InputError for one that this model's
+        generations cannot give.
+        """
         state.check_not_spent()
         check_state(state, self.programs.engine.parts.model.info.vocab_size)
 
@@ -143,7 +153,9 @@ class Stepper:
         return state.replace(model_kwargs={**state.model_kwargs, "sampling": placed})
 
     def _pack(self, shape: InferenceShape, kind: Kind, state: SampleState) -> Arrays:
-        """The state's arrays, where the functions want them. InputError when they are not of the state's shape."""
+        """The state's arrays, where the functions want them. InputError when they are not of the
+        state's shape.
+        """
         kwargs = state.model_kwargs
         where = self.programs.arrays(shape, kind)
         try:
@@ -183,7 +195,9 @@ class Stepper:
 def sampling_columns(
     requests: Sequence[Request], num_rows: int, max_new_tokens: int
 ) -> dict[str, np.ndarray]:
-    """The columns of `num_rows` rows: the requests' parameters, and neutral ones for rows after them."""
+    """The columns of `num_rows` rows: the requests' parameters, and neutral ones for rows after
+    them.
+    """
     columns = {
         name: np.full(
             (num_rows, MAX_STOP_TOKENS) if name == "stop_ids" else num_rows,

@@ -1,4 +1,6 @@
-"""What an inference stands on: a model, its contiguous engine, its tokenizer and its special tokens."""
+"""What an inference stands on: a model, its contiguous engine, its tokenizer and its special
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Subject:
         return f"{kind}-{count_weights(self.plan.model) / 1e9:.2f}B-{today:%Y%m%d}"
 
     def longest_sequence(self) -> int:
-        """Tokens that the model and its configuration here allow. ValueError when the model names no limit."""
+        """Tokens that the model and its configuration here allow. ValueError when the model names
+        no limit.
+        """
         limit = longest_sequence(self.plan.checkpoint.config)
         own = self.plan.config.max_model_len
         return limit if own is None else min(limit, own)
@@ -73,7 +77,8 @@ def longest_sequence(config: Mapping[str, Any]) -> int:
 
 
 def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> Subject:
-    """The subject of a folder, hub id or "demo", of a configuration, or of an LLM, whose weights it shares.
+    """The subject of a folder, hub id or "demo", of a configuration, or of an LLM, whose weights it
+    shares.
 
     ConfigError when a configuration or an LLM has another engine than the contiguous one.
     """
@@ -110,7 +115,8 @@ def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> 
 
 
 def find_tokenizer(processor: Any, plan: Plan) -> Tokenizer:
-    """The Tokenizer of a tokenizer, of a processor that has one, or of the model's own folder when it is None.
+    """The Tokenizer of a tokenizer, of a processor that has one, or of the model's own folder when
+    it is None.
 
     ValueError when it is none of these.
     """
@@ -135,7 +141,8 @@ def find_tokenizer(processor: Any, plan: Plan) -> Tokenizer:
 
 
 def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) -> vInferenceConfig:
-    """The configuration with special tokens filled in: its own, else the model's, else the tokenizer's.
+    """The configuration with special tokens filled in: its own, else the model's, else the
+    tokenizer's.
 
     AssertionError when nobody names a pad or an end-of-sequence token.
     """

@@ -1,4 +1,6 @@
-"""The op attention in plain JAX: always available, and what faster implementations are compared with."""
+"""The op attention in plain JAX: always available, and what faster implementations are compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ CAPS = Caps(
 class XlaAttention:
     """Attention by matrix products and an online softmax, for every platform and built-in layout.
 
-    Decode steps whose cache lies ready are two batched products; everything else runs over blocks of at most a few
-    hundred tokens of one row, so that working memory never grows with tokens * context.
+    Decode steps whose cache lies ready are two batched products; everything else runs over blocks
+    of at most a few hundred tokens of one row, so that working memory never grows with tokens *
+    context.
     """
 
     name: str = "xla"

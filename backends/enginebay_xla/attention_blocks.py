@@ -1,4 +1,6 @@
-"""Attention over packed ragged rows: blocks of queries of one row against chunks of its keys, softmax online."""
+"""Attention over packed ragged rows: blocks of queries of one row against chunks of its keys,
+softmax online.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MAX_QUERY_BLOCK = 256
 MAX_RAGGED_QUERY_BLOCK = 128
 KEY_CHUNK = 256
 DECODE_KEY_CHUNK = 512
-"""Block sizes: 256 by 256 was the fastest of 64 to 512 on two AVX-512 cores; ragged rows waste less with 128."""
+"""Block sizes: 256 by 256 was the fastest of 64 to 512 on two AVX-512 cores; ragged rows waste less
+with 128.
+"""
 
 BLOCK_SIZES = (64, 128, 256, 512, 1024)
 """What may be tuned."""
@@ -65,7 +69,9 @@ ReadChunk = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Arr
 
 @dataclasses.dataclass(frozen=True)
 class KeySource:
-    """Where a row's keys come from: `read(row, i)` gives k, v [Hkv, size, D] of chunk i and its first position."""
+    """Where a row's keys come from: `read(row, i)` gives k, v [Hkv, size, D] of chunk i and its
+    first position.
+    """
 
     size: int
     read: ReadChunk
@@ -85,7 +91,8 @@ def attend_blocks(
 ) -> tuple[jax.Array, jax.Array]:
     """q [T, Hq, D] -> (out [T, Hq, D], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
 
-    Prefill looks at the fresh k and v only; otherwise the cache, already holding them, is read chunk by chunk.
+    Prefill looks at the fresh k and v only; otherwise the cache, already holding them, is read
+    chunk by chunk.
     """
     bucket, tokens = batch.bucket, q.shape[0]
     blocks = blocks or default_blocks(bucket)
@@ -127,7 +134,9 @@ def _run_blocks(
     spec: AttnSpec,
     sinks: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Put the results of the chosen rows (bool [S]) into `done`, `size` tokens of one row at a time."""
+    """Put the results of the chosen rows (bool [S]) into `done`, `size` tokens of one row at a
+    time.
+    """
     q_lens = batch.q_lens
     ends = jnp.cumsum(jnp.where(rows, -(-q_lens // size), 0))
     num_kv_heads, group, _, head_dim = heads.shape
@@ -168,7 +177,9 @@ def _attend_block(
     spec: AttnSpec,
     sinks: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out f32 [Hkv, queries, D], log-sum-exp) of one block of queries [Hkv, queries, D] over its visible chunks."""
+    """(out f32 [Hkv, queries, D], log-sum-exp) of one block of queries [Hkv, queries, D] over its
+    visible chunks.
+    """
     kv_len = batch.kv_lens[row]
     end = jnp.minimum(kv_len, first + count) if spec.causal else kv_len
     begin = (
@@ -178,7 +189,8 @@ def _attend_block(
     def add(i: jax.Array, state: Partial) -> Partial:
         k, v, base = source.read(row, i)
         keys = base + jnp.arange(k.shape[1])
-        # A chunk that would reach past the end of its row is moved back, so its first keys may be another chunk's.
+        # A chunk that would reach past the end of its row is moved back, so its first keys may be
+        # another chunk's.
         own = (keys >= i * source.size) & (keys < kv_len)
         visible = visible_keys(keys[None], positions[:, None], kv_len, spec) & own[None]
         scores = scale_scores(batched_dot(block, k, (2, 2), 1), visible, spec)
@@ -191,7 +203,9 @@ def _attend_block(
 
 
 def _merge(done: jax.Array, block: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-    """`done` [Hkv, G, T + size, ...] with the first `count` tokens of a block [Hkv, G, size, ...] put at `start`."""
+    """`done` [Hkv, G, T + size, ...] with the first `count` tokens of a block [Hkv, G, size, ...]
+    put at `start`.
+    """
     size = block.shape[2]
     old = jax.lax.dynamic_slice_in_dim(done, start, size, axis=2)
     chosen = (jnp.arange(size) < count).reshape(1, 1, size, *[1] * (block.ndim - 3))
@@ -214,7 +228,9 @@ def _fresh_keys(k: jax.Array, v: jax.Array, batch: AttnBatch, chunk: int) -> Key
 
 
 def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: int) -> KeySource:
-    """The rows' pages. Whole pages are gathered, except where a row is one page of layout hnd: there it is sliced."""
+    """The rows' pages. Whole pages are gathered, except where a row is one page of layout hnd:
+    there it is sliced.
+    """
     if layout.name == "hnd" and batch.bucket.pages_per_seq == 1:
         return _sliced_keys(cache, batch, layout.page_size, chunk)
     per_chunk = min(max(1, chunk // layout.page_size), batch.bucket.pages_per_seq)

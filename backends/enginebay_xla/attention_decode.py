@@ -21,8 +21,9 @@ from enginebay_xla.softmax import (
 def fits_whole(bucket: Bucket, layout: KVLayout) -> bool:
     """Whether a decode step should look at all keys at once rather than row by row.
 
-    On the CPU it should where the cache can be multiplied as it lies; to gather pages or to cut rows short copies
-    more than the processor's cache holds, and going through the rows in chunks is faster. Accelerators gather.
+    On the CPU it should where the cache can be multiplied as it lies; to gather pages or to cut
+    rows short copies more than the processor's cache holds, and going through the rows in chunks is
+    faster. Accelerators gather.
     """
     as_it_lies = (
         bucket.rows_are_pages and layout.name == "hnd" and bucket.max_kv_len >= layout.page_size
@@ -73,10 +74,12 @@ def _whole_rows(
 
 
 def _weighted_values(weights: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """weights [S, H, G, L] @ v [S, H, L, D], not looking at v where `visible` is False (the weight is 0 there).
+    """weights [S, H, G, L] @ v [S, H, L, D], not looking at v where `visible` is False (the weight
+    is 0 there).
 
-    Only a NaN or an infinity in a stale place could tell 0 * v from 0. Zeroing v would cost XLA:CPU a copy of the
-    cache in every step, so there the product is taken as it is, and repeated in the rare case that it is not finite.
+    Only a NaN or an infinity in a stale place could tell 0 * v from 0. Zeroing v would cost XLA:CPU
+    a copy of the cache in every step, so there the product is taken as it is, and repeated in the
+    rare case that it is not finite.
     """
     if not is_cpu():
         return batched_dot(weights, jnp.where(visible, v, 0), (3, 2), 2)

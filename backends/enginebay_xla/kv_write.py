@@ -11,10 +11,13 @@ from enginebay.cache import CacheArrays, KVLayout
 def kv_write(
     cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
 ) -> CacheArrays:
-    """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped. In place when donated."""
+    """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped. In place
+    when donated.
+    """
     if slots.shape[0] == 1:
-        # XLA:CPU rewrites a scatter of one token into a dynamic-update-slice and fuses it into every reader of the
-        # cache, which then copies the cache; with a second, dropped token it stays one scatter in place.
+        # XLA:CPU rewrites a scatter of one token into a dynamic-update-slice and fuses it into
+        # every reader of the cache, which then copies the cache; with a second, dropped token it
+        # stays one scatter in place.
         slots = jnp.concatenate([slots, jnp.full_like(slots, -1)])
         k, v = jnp.concatenate([k, k]), jnp.concatenate([v, v])
     return layout.write(cache, slots, k, v)

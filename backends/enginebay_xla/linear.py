@@ -1,4 +1,6 @@
-"""The ops linear and embedding in plain JAX. Weights are [out, in], the orientation of Hugging Face checkpoints."""
+"""The ops linear and embedding in plain JAX. Weights are [out, in], the orientation of Hugging Face
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ import jax.numpy as jnp
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 FEWEST_NARROW_ROWS = 8
-"""Products of narrow dtypes are padded to this on the CPU: XLA sends one row through a scalar loop (11 to 25 times
-slower), and two rows still take 1.4 times as long as eight (docs/performance.md)."""
+"""Products of narrow dtypes are padded to this on the CPU: XLA sends one row through a scalar loop
+(11 to 25 times slower), and two rows still take 1.4 times as long as eight (docs/performance.md).
+"""
 
 
 def linear(
@@ -21,7 +24,8 @@ def linear(
     *,
     out_dtype: jnp.dtype | str | None = None,
 ) -> jax.Array:
-    """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in `out_dtype` or x's dtype.
+    """x [T, *in_dims], weight [*out_dims, *in_dims], bias [*out_dims] -> [T, *out_dims] in
+    `out_dtype` or x's dtype.
 
     Products are accumulated, and the bias added, in f32; the result is rounded once.
     """
@@ -30,7 +34,8 @@ def linear(
         x = jnp.pad(x, ((0, FEWEST_NARROW_ROWS - rows), *[(0, 0)] * (x.ndim - 1)))
     num_in = math.prod(x.shape[1:])
     out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
-    # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every call.
+    # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every
+    # call.
     matrix = weight.reshape(math.prod(out_dims), num_in)
     flat = x.reshape(x.shape[0], num_in)
     numbers = (((1,), (1,)), ((), ()))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     """x [..., features] / rms(x) * weight [features], in x's dtype.
 
-    Rounds where Hugging Face's LlamaRMSNorm does: statistics and division in f32, a cast to x's dtype, then the
-    product with the weight.
+    Rounds where Hugging Face's LlamaRMSNorm does: statistics and division in f32, a cast to x's
+    dtype, then the product with the weight.
     """
     wide = x.astype(jnp.float32)
     variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)

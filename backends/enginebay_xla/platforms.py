@@ -79,7 +79,9 @@ class JaxPlatform(Platform):
 
 
 class CpuPlatform(JaxPlatform):
-    """The host's processors. Keys of a head lie together, and a lone bf16 row is padded: see docs/performance.md."""
+    """The host's processors. Keys of a head lie together, and a lone bf16 row is padded: see
+    docs/performance.md.
+    """
 
     name = "cpu"
     default_layout = "hnd"

@@ -1,4 +1,5 @@
-"""The op sample in plain JAX: a draw among the best tokens, over the whole vocabulary only for rows that need it.
+"""The op sample in plain JAX: a draw among the best tokens, over the whole vocabulary only for rows
+that need it.
 
 The noise of a token belongs to it, so a row's token is the same however the kept tokens were found:
 
@@ -9,7 +10,8 @@ The noise of a token belongs to it, so a row's token is the same however the kep
     many kept       a threshold per row, by bisection       when any row's border is not among the candidates
     ==============  ======================================  ==============================================
 
-Which of these answers a row depends on that row alone; what its neighbours need decides only what is computed besides.
+Which of these answers a row depends on that row alone; what its neighbours need decides only what
+is computed besides.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ from enginebay.ops.rows import update_rows
 from enginebay.ops.sampling import INF_BITS, first_best, gumbel_noise, least_that_holds
 
 NUM_CANDIDATES = 256
-"""How many best tokens are put in order: a partial sort of 256 costs little more than finding the best one."""
+"""How many best tokens are put in order: a partial sort of 256 costs little more than finding the
+best one.
+"""
 
 ROWS_AT_ONCE = 4
-"""On a CPU: what is computed for rows that need it not is work there, while few rows fill the vector units as many do."""
+"""On a CPU: what is computed for rows that need it not is work there, while few rows fill the
+vector units as many do.
+"""
 
 NO_MASS_BITS = 0x42D00000
 """The bits of 104.0: exp(-104) is 0 in f32, so no border of mass lies deeper."""
@@ -37,7 +43,8 @@ NO_MASS_BITS = 0x42D00000
 class _Rows(NamedTuple):
     """What both ways share: the op's arguments with an axis for tokens [S, 1], and sums of them.
 
-    z f32 [S, vocab]. total f32 [S, 1]: sum of exp(z). min_z f32 [S, 1]: min_p as the least z that is kept.
+    z f32 [S, vocab]. total f32 [S, 1]: sum of exp(z). min_z f32 [S, 1]: min_p as the least z that
+    is kept.
     """
 
     z: jax.Array
@@ -53,7 +60,8 @@ def sample(
 ) -> jax.Array:
     """Token ids int32 [S], by the contract of enginebay.ops.bound.SampleOp.
 
-    On a CPU a few rows at a time, and only those that do not take the best token; elsewhere all together.
+    On a CPU a few rows at a time, and only those that do not take the best token; elsewhere all
+    together.
     """
     asked = (z, seeds, top_k[:, None], top_p[:, None], jnp.log(min_p)[:, None])
 
@@ -83,14 +91,16 @@ def _drawn(best: jax.Array, asked: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _among_candidates(rows: _Rows) -> tuple[jax.Array, jax.Array]:
-    """Draw among each row's best tokens: ids int32 [S], and bool [S, 1], whether all kept tokens were among them.
+    """Draw among each row's best tokens: ids int32 [S], and bool [S, 1], whether all kept tokens
+    were among them.
 
     They were when the last candidate is dropped, or when the candidates are the whole vocabulary.
     """
     vocab = rows.z.shape[-1]
     num = min(NUM_CANDIDATES, vocab)
-    # A barrier keeps slices of the result out of the operation, which XLA would then lower to a whole sort. One each:
-    # a barrier over the pair takes the operation itself as its operand, which XLA's partitioner cannot decompose.
+    # A barrier keeps slices of the result out of the operation, which XLA would then lower to a
+    # whole sort. One each: a barrier over the pair takes the operation itself as its operand, which
+    # XLA's partitioner cannot decompose.
     z, ids = (lax.optimization_barrier(part) for part in lax.top_k(rows.z, num))
     mass = jnp.exp(z)
     kth = jnp.take_along_axis(z, jnp.minimum(rows.top_k, num) - 1, axis=-1)
@@ -110,7 +120,9 @@ def _among_candidates(rows: _Rows) -> tuple[jax.Array, jax.Array]:
 
 
 def _among_all(rows: _Rows, open_rows: jax.Array) -> jax.Array:
-    """Draw among all kept tokens of the vocabulary: ids int32 [S], which mean nothing where not open_rows [S, 1]."""
+    """Draw among all kept tokens of the vocabulary: ids int32 [S], which mean nothing where not
+    open_rows [S, 1].
+    """
     vocab = rows.z.shape[-1]
     cut = open_rows & ((rows.top_k < vocab) | (rows.top_p < 1.0))
     noise = gumbel_noise(rows.seeds, jnp.arange(vocab, dtype=jnp.int32)[None])
@@ -123,9 +135,11 @@ def _among_all(rows: _Rows, open_rows: jax.Array) -> jax.Array:
 
 
 def _inside_top_k_and_top_p(rows: _Rows) -> jax.Array:
-    """bool [S, vocab], whether a token passes top_k and top_p, equal ones at top_p's border in order of their ids.
+    """bool [S, vocab], whether a token passes top_k and top_p, equal ones at top_p's border in
+    order of their ids.
 
-    Instead of sorting, both borders are found by bisection over the bits of |z|: 31 and 30 masked sums.
+    Instead of sorting, both borders are found by bisection over the bits of |z|: 31 and 30 masked
+    sums.
     """
     depth = lax.bitcast_convert_type(jnp.abs(rows.z), jnp.int32)
     mass = jnp.exp(rows.z)

@@ -14,11 +14,15 @@ MASKED = -1e30
 """The score of a key that is not visible: finite, so that a difference of two is a number."""
 
 LOWEST = MASKED / 2
-"""No maximum is lower, so that exp(MASKED - maximum) is 0 even where nothing is visible, and needs no second mask."""
+"""No maximum is lower, so that exp(MASKED - maximum) is 0 even where nothing is visible, and needs
+no second mask.
+"""
 
 
 class Partial(NamedTuple):
-    """Softmax over the keys seen so far: maximum, sum of exponentials, and sum of exponentials times values."""
+    """Softmax over the keys seen so far: maximum, sum of exponentials, and sum of exponentials
+    times values.
+    """
 
     maximum: jax.Array
     total: jax.Array
@@ -26,7 +30,9 @@ class Partial(NamedTuple):
 
 
 def empty_partial(queries: jax.Array) -> Partial:
-    """No key seen yet, for queries [..., head_dim]. Made of the queries, so that under shard_map it varies as they do."""
+    """No key seen yet, for queries [..., head_dim]. Made of the queries, so that under shard_map it
+    varies as they do.
+    """
     fill = functools.partial(jnp.full_like, queries, dtype=jnp.float32)
     return Partial(
         fill(LOWEST, shape=queries.shape[:-1]), fill(0, shape=queries.shape[:-1]), fill(0)
@@ -34,7 +40,8 @@ def empty_partial(queries: jax.Array) -> Partial:
 
 
 def batched_dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], num_batch: int) -> jax.Array:
-    """Product over `contract` of a and b with their first `num_batch` axes in common, accumulated in f32.
+    """Product over `contract` of a and b with their first `num_batch` axes in common, accumulated
+    in f32.
 
     f32 operands are multiplied as f32 on every platform: this is what others are compared with.
     """
@@ -67,7 +74,9 @@ def scale_scores(products: jax.Array, visible: jax.Array, spec: AttnSpec) -> jax
 
 
 def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:
-    """The state after more keys: scores [heads, queries, keys], v [heads, keys, head_dim], finite everywhere."""
+    """The state after more keys: scores [heads, queries, keys], v [heads, keys, head_dim], finite
+    everywhere.
+    """
     maximum = jnp.maximum(state.maximum, scores.max(axis=-1))
     weights = jnp.exp(scores - maximum[..., None])
     keep = jnp.exp(state.maximum - maximum)
@@ -100,5 +109,7 @@ def finish(state: Partial, sinks: jax.Array | None) -> tuple[jax.Array, jax.Arra
 
 @functools.cache
 def is_cpu() -> bool:
-    """Whether programs are compiled for the CPU, whose compiler likes other shapes than accelerators do."""
+    """Whether programs are compiled for the CPU, whose compiler likes other shapes than
+    accelerators do.
+    """
     return jax.default_backend() == "cpu"

@@ -1,4 +1,6 @@
-"""Whose part failed: the plugin whose code an error was raised in, for the sentence that asks for a report."""
+"""Whose part failed: the plugin whose code an error was raised in, for the sentence that asks for a
+report.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from enginebay.hooks import GROUP
 
 
 def failure(what: str, error: BaseException) -> EnginebayError:
-    """The error to report when `what` failed: `error` itself if it is one of ours, or an InternalError that it is the cause of."""
+    """The error to report when `what` failed: `error` itself if it is one of ours, or an
+    InternalError that it is the cause of.
+    """
     if isinstance(error, EnginebayError):
         return error
     given = f"{what} failed: {type(error).__name__}: {error}"
@@ -21,7 +25,9 @@ def failure(what: str, error: BaseException) -> EnginebayError:
 
 
 def please_report(error: BaseException) -> str:
-    """The sentence "please report this", which names the plugin that the innermost frame of a plugin belongs to."""
+    """The sentence "please report this", which names the plugin that the innermost frame of a
+    plugin belongs to.
+    """
     plugins = _plugins()
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

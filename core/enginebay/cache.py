@@ -1,4 +1,5 @@
-"""The cache contract: groups a model declares, layouts of the arrays, and the ledger that promises them.
+"""The cache contract: groups a model declares, layouts of the arrays, and the ledger that promises
+them.
 
 The cache has two owners. The **ledger** lives on the host and knows what is promised to whom; the
 **arrays** live on the device, are donated to every step and come back from it:
@@ -48,8 +49,8 @@ class CacheGroup:
 class KVLayout(ABC):
     """How keys and values of one layer lie in memory. Frozen and hashable: part of every jit key.
 
-    A token's place is its slot = page * page_size + offset. A contiguous cache is the special case of
-    one page per row: page_size is the row's capacity and the page table is one column wide.
+    A token's place is its slot = page * page_size + offset. A contiguous cache is the special case
+    of one page per row: page_size is the row's capacity and the page table is one column wide.
     """
 
     num_pages: int
@@ -62,8 +63,10 @@ class KVLayout(ABC):
     """The axis of every array that counts tokens within a page; axis 0 counts pages."""
 
     tolerance: ClassVar[float] = 0.0
-    """How far a value that is read may be from what was written, as a share of the largest value of the same head of the same
-    token; 0: it is the same. A quantised cache is a layout with a tolerance."""
+    """How far a value that is read may be from what was written, as a share of the largest value of
+    the same head of the same token; 0: it is the same. A quantised cache is a layout with a
+    tolerance.
+    """
 
     @property
     @abstractmethod
@@ -82,7 +85,9 @@ class KVLayout(ABC):
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
     ) -> dict[str, jax.Array]:
-        """Put k and v [tokens, kv_heads, head_dim] at slots [tokens] (int32; negative ones are dropped)."""
+        """Put k and v [tokens, kv_heads, head_dim] at slots [tokens] (int32; negative ones are
+        dropped).
+        """
 
     @abstractmethod
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -107,14 +112,18 @@ class KVLayout(ABC):
         return sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in self.shapes().values())
 
     def split_slots(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Pages and offsets [tokens]; a negative slot gets page num_pages, which a dropping scatter ignores."""
+        """Pages and offsets [tokens]; a negative slot gets page num_pages, which a dropping scatter
+        ignores.
+        """
         pages = jnp.where(slots < 0, self.num_pages, slots // self.page_size)
         return pages, jnp.maximum(slots, 0) % self.page_size
 
 
 @dataclasses.dataclass(frozen=True)
 class HndLayout(KVLayout):
-    """k, v [pages, kv_heads, page_size, head_dim]: each head's keys lie together. Fastest for XLA on CPU, and cuDNN's."""
+    """k, v [pages, kv_heads, page_size, head_dim]: each head's keys lie together. Fastest for XLA
+    on CPU, and cuDNN's.
+    """
 
     offset_axis: ClassVar[int] = 2
 
@@ -149,7 +158,9 @@ class HndLayout(KVLayout):
 
 @dataclasses.dataclass(frozen=True)
 class NhdLayout(KVLayout):
-    """kv [pages, page_size, kv_heads, 2, head_dim]: one row holds the key, then the value of a head. For GPU kernels."""
+    """kv [pages, page_size, kv_heads, 2, head_dim]: one row holds the key, then the value of a
+    head. For GPU kernels.
+    """
 
     offset_axis: ClassVar[int] = 1
 
@@ -185,7 +196,8 @@ TPU_LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class TpuRpaLayout(KVLayout):
-    """kv [pages, page_size, 2 * kv_heads / packing, packing, head_dim rounded up to 128], K and V heads in turn.
+    """kv [pages, page_size, 2 * kv_heads / packing, packing, head_dim rounded up to 128], K and V
+    heads in turn.
 
     `packing` is how many values share a 32-bit word, so that a page is a whole number of TPU tiles.
     """
@@ -243,7 +255,8 @@ class TpuRpaLayout(KVLayout):
 def compact_rows(
     layout: KVLayout, cache: CacheArrays, table: jax.Array, num_tokens: int
 ) -> tuple[KVLayout, dict[str, jax.Array]]:
-    """A copy of the rows' first `num_tokens` positions as a cache with one page a row, and that cache's layout.
+    """A copy of the rows' first `num_tokens` positions as a cache with one page a row, and that
+    cache's layout.
 
     table int32 [rows, pages_per_row]. `num_tokens` must not exceed pages_per_row * page_size.
     """
@@ -274,8 +287,8 @@ BUILTIN_LAYOUTS: dict[str, type[KVLayout]] = {
 class Lease:
     """A promise of cache space to one row; opaque to scheduler and loop, filled in by its ledger.
 
-    `row` is the row-table index; `capacity` the tokens promised so far; `num_cached` the tokens of the
-    prompt whose keys and values were already there when the lease was given.
+    `row` is the row-table index; `capacity` the tokens promised so far; `num_cached` the tokens of
+    the prompt whose keys and values were already there when the lease was given.
     """
 
     row: int
@@ -289,14 +302,15 @@ class Ledger(ABC):
     """What is promised to which row. Lives on the loop's thread, never touches arrays.
 
     Invariants: the promises together never exceed what there is; a page is promised to several
-    leases only when its tokens are equal (prefix sharing), and is written to by none of them; `release`
-    gives everything back, once; a refused call changes nothing. The members that are not abstract are for
-    ledgers that share pages or promise bit by bit.
+    leases only when its tokens are equal (prefix sharing), and is written to by none of them;
+    `release` gives everything back, once; a refused call changes nothing. The members that are not
+    abstract are for ledgers that share pages or promise bit by bit.
     """
 
     grows: bool = False
-    """Whether leases begin small: the caller asks for a prompt and its next token first, and for more with `reserve`.
-    Otherwise it asks for all that the request can need, at once."""
+    """Whether leases begin small: the caller asks for a prompt and its next token first, and for
+    more with `reserve`. Otherwise it asks for all that the request can need, at once.
+    """
 
     forks: bool = False
     """Whether `fork` gives leases, so that rows with the same prompt have it computed once."""
@@ -305,7 +319,8 @@ class Ledger(ABC):
     def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
 
-        The first `num_cached` of the prompt's tokens need not be computed: at most all but the last.
+        The first `num_cached` of the prompt's tokens need not be computed: at most all but the
+        last.
         """
 
     @abstractmethod
@@ -321,7 +336,9 @@ class Ledger(ABC):
 
     @abstractmethod
     def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        """Fill table[i] (int32 [rows, pages_per_row]) with the pages of leases[i]; the rest of the row is 0."""
+        """Fill table[i] (int32 [rows, pages_per_row]) with the pages of leases[i]; the rest of the
+        row is 0.
+        """
 
     @abstractmethod
     def check(self) -> None:
@@ -334,7 +351,9 @@ class Ledger(ABC):
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens that a row can have when it is alone; None when max_model_len is the only limit."""
+        """The most tokens that a row can have when it is alone; None when max_model_len is the only
+        limit.
+        """
         return None
 
     def num_cached_tokens(self, token_ids: np.ndarray) -> int:
@@ -342,21 +361,25 @@ class Ledger(ABC):
         return 0
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:  # noqa: B027  # most ledgers share nothing
-        """Take note of token_ids int32 [tokens], the row's first ones: launched steps have put their keys and values
-        into the cache, or will before any later step runs.
+        """Take note of token_ids int32 [tokens], the row's first ones: launched steps have put
+        their keys and values into the cache, or will before any later step runs.
         """
 
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
     ) -> None:
-        """`commit` of the first num_tokens[i] of token_ids[lease.row] for each lease; token_ids int32 [rows, length]."""
+        """`commit` of the first num_tokens[i] of token_ids[lease.row] for each lease; token_ids
+        int32 [rows, length].
+        """
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
             self.commit(lease, token_ids[lease.row, :num])
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
-        """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are those of `lease`.
+        """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are
+        those of `lease`.
 
-        They are committed there. None when there is not enough now. For ledgers that say so with `forks`.
+        They are committed there. None when there is not enough now. For ledgers that say so with
+        `forks`.
         """
         raise InternalError(
             f"row {row} is forked from row {lease.row} in a ledger that does not fork"

@@ -24,7 +24,9 @@ PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill"
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
 
 MOST_PASSES = 4
-"""A step that verifies drafts runs the model so many times at most: again, without the host, while all that was drafted holds."""
+"""A step that verifies drafts runs the model so many times at most: again, without the host, while
+all that was drafted holds.
+"""
 
 DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "batch": None,
@@ -45,7 +47,9 @@ class Frozen(BaseModel):
 
 
 class Choice(Frozen):
-    """A part by name, with its own options: `engine = "x"`, or a section with `name` and the options beside it."""
+    """A part by name, with its own options: `engine = "x"`, or a section with `name` and the
+    options beside it.
+    """
 
     name: str = AUTO
     options: dict[str, Any] = Field(default_factory=dict)
@@ -77,7 +81,9 @@ class KernelChoice(Frozen):
 
 
 class ShadowChoice(Frozen):
-    """A candidate to be compared on live steps: `shadow.attention = "x@0.05"` runs x on one step in twenty."""
+    """A candidate to be compared on live steps: `shadow.attention = "x@0.05"` runs x on one step in
+    twenty.
+    """
 
     name: str = Field(min_length=1)
     share: float = Field(default=0.05, gt=0, le=1)
@@ -99,7 +105,8 @@ class ShadowChoice(Frozen):
 
 
 class GuidedLimits(Frozen):
-    """What a guided request may ask: the size of its constraint, and what compiling it may use of the worker process.
+    """What a guided request may ask: the size of its constraint, and what compiling it may use of
+    the worker process.
 
     Steps are limited by options of the grammar library, such as step_lexer_fuel.
     """
@@ -132,7 +139,9 @@ class GuidedLimits(Frozen):
 
 
 class TemplateLimits(Frozen):
-    """What rendering one chat may use: templates come with checkpoints and with requests, and are programs of strangers."""
+    """What rendering one chat may use: templates come with checkpoints and with requests, and are
+    programs of strangers.
+    """
 
     time_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to render one chat")
     memory_bytes: int = Field(
@@ -149,8 +158,8 @@ class TemplateLimits(Frozen):
 
 
 class EngineConfig(Frozen):
-    """All choices of one engine. ConfigError for wrong ones. `auto` is replaced by `enginebay.build.resolve`, which keeps
-    its reasons.
+    """All choices of one engine. ConfigError for wrong ones. `auto` is replaced by
+    `enginebay.build.resolve`, which keeps its reasons.
     """
 
     model: str = Field(default="demo", description="folder, hub id, or demo: the embedded model")
@@ -327,12 +336,16 @@ class EngineConfig(Frozen):
 
     @property
     def most_drafts(self) -> int:
-        """Tokens of a row that one pass of the model verifies; 0 without a proposer, and until it is settled."""
+        """Tokens of a row that one pass of the model verifies; 0 without a proposer, and until it
+        is settled.
+        """
         return 0 if self.proposer.name in (AUTO, NO_PROPOSER) else self.draft_tokens or 0
 
     @property
     def draft_passes(self) -> int:
-        """How many times a step that verifies drafts runs the model at most, and no more than `decode_steps` times."""
+        """How many times a step that verifies drafts runs the model at most, and no more than
+        `decode_steps` times.
+        """
         return min(MOST_PASSES, self.decode_steps)
 
     @property
@@ -407,7 +420,9 @@ def _over(old: Any, new: Any) -> Any:
 
 
 def _written_out(key: str, value: Any) -> Any:
-    """A value in its longest form: parts as {"name": ..., "options": {...}}, kernels with their phases."""
+    """A value in its longest form: parts as {"name": ..., "options": {...}}, kernels with their
+    phases.
+    """
     if isinstance(value, BaseModel):
         return value.model_dump()
     if key in PARTS and isinstance(value, str):
@@ -428,7 +443,9 @@ def _by_phase(choice: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a choice fell as it did: the setting, what was taken, who decided, and every candidate refused."""
+    """Why a choice fell as it did: the setting, what was taken, who decided, and every candidate
+    refused.
+    """
 
     setting: str
     chosen: str

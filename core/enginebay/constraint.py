@@ -1,4 +1,6 @@
-"""The contract of constraints: grammars that a request's output keeps to, compiled and followed on the host."""
+"""The contract of constraints: grammars that a request's output keeps to, compiled and followed on
+the host.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ import numpy as np
 from enginebay.text import Tokenizer
 
 GUIDED, BITS = "guided", "bits"
-"""The logits processor that leaves a row the tokens of a mask, and its only field: uint32 [num_words(vocabulary)]."""
+"""The logits processor that leaves a row the tokens of a mask, and its only field: uint32
+[num_words(vocabulary)].
+"""
 
 Form = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Structure:
-    """What an output must be. `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar."""
+    """What an output must be. `text` is a JSON schema, a regular expression, a JSON list of texts,
+    or a grammar.
+    """
 
     form: Form
     text: str
@@ -26,7 +32,8 @@ class Structure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of one model: its tokenizer, how many logits it gives, and which ids end a sequence.
+    """The tokens of one model: its tokenizer, how many logits it gives, and which ids end a
+    sequence.
 
     Ids that the tokenizer does not know (a vocabulary may be padded) are never allowed.
     """
@@ -39,14 +46,17 @@ class Vocabulary:
 class Constraint(ABC):
     """How far one completion has come in its grammar; used by one thread at a time.
 
-    Any method may raise RequestError, for a grammar that is too complex to be followed: then the request ends with it.
+    Any method may raise RequestError, for a grammar that is too complex to be followed: then the
+    request ends with it.
     """
 
     @abstractmethod
     def bits(self) -> np.ndarray:
-        """uint32 [num_words(size)]: bit i % 32 of word i // 32 says whether token i may come next, never for an end of sequence.
+        """uint32 [num_words(size)]: bit i % 32 of word i // 32 says whether token i may come next,
+        never for an end of sequence.
 
-        Nobody changes it: it may be read until long after. RequestError when the text can neither go on nor end.
+        Nobody changes it: it may be read until long after. RequestError when the text can neither
+        go on nor end.
         """
 
     @abstractmethod
@@ -73,19 +83,22 @@ class Grammar(ABC):
 
 
 class GrammarLibrary(ABC):
-    """What a plugin registers as kind "grammar": made with a Vocabulary, and its options if it has any, at an engine's first
-    guided request.
+    """What a plugin registers as kind "grammar": made with a Vocabulary, and its options if it has
+    any, at an engine's first guided request.
 
-    UnsupportedError when it cannot be made for this tokenizer. Safe from several threads. It is made in a worker process too,
-    where each structure is compiled first (see `enginebay.build.guarded`): there the tokenizer's `inner` has
-    `backend_tokenizer`, encode and decode alone. Importing its module must not import JAX.
+    UnsupportedError when it cannot be made for this tokenizer. Safe from several threads. It is
+    made in a worker process too, where each structure is compiled first (see
+    `enginebay.build.guarded`): there the tokenizer's `inner` has `backend_tokenizer`, encode and
+    decode alone. Importing its module must not import JAX.
     """
 
     @abstractmethod
     def compile(self, structure: Structure) -> Grammar:
-        """RequestError with the library's reason for what is malformed, matches nothing, or cannot be held to its end.
+        """RequestError with the library's reason for what is malformed, matches nothing, or cannot
+        be held to its end.
 
-        What the library would not hold is refused: nothing of a structure is ever left out silently.
+        What the library would not hold is refused: nothing of a structure is ever left out
+        silently.
         """
 
 

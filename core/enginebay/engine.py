@@ -20,13 +20,15 @@ from enginebay.processor import RowValues
 # Not frozen, for speed: one is made for every row of every step.
 @dataclasses.dataclass(slots=True)
 class RowPlan:
-    """One row's part of a step. `num_tokens` new tokens after `num_computed` ones already in the cache. Nobody changes it.
+    """One row's part of a step. `num_tokens` new tokens after `num_computed` ones already in the
+    cache. Nobody changes it.
 
-    With `draft_token_ids` a decoding row has no unread step: num_computed is exact. The lease has room for the drafts.
+    With `draft_token_ids` a decoding row has no unread step: num_computed is exact. The lease has
+    room for the drafts.
 
-    `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an upper bound: tokens of
-    launched but unread steps count, and the row may have finished in them. `tells_prompt`: the log-probabilities of the
-    prompt's tokens that follow these are read, too.
+    `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an
+    upper bound: tokens of launched but unread steps count, and the row may have finished in them.
+    `tells_prompt`: the log-probabilities of the prompt's tokens that follow these are read, too.
     """
 
     row: int
@@ -43,7 +45,9 @@ class RowPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
-    """What running and waiting requests together may soon need, so that an engine that grows can do it once."""
+    """What running and waiting requests together may soon need, so that an engine that grows can do
+    it once.
+    """
 
     num_rows: int = 0
     num_tokens_per_row: int = 0
@@ -51,11 +55,13 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for decoding rows.
+    """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for
+    decoding rows.
 
-    When rows bring drafts all do, MOST_VERIFIED_ROWS at most, without penalties: each gets those that hold and a token
-    more. A row brings config.draft_passes * (config.most_drafts + 1) - 1 of them at most; an engine may look at the first
-    config.most_drafts alone, which is one pass of the model. Only one that declares the capability "verifies" is given such plans.
+    When rows bring drafts all do, MOST_VERIFIED_ROWS at most, without penalties: each gets those
+    that hold and a token more. A row brings config.draft_passes * (config.most_drafts + 1) - 1 of
+    them at most; an engine may look at the first config.most_drafts alone, which is one pass of the
+    model. Only one that declares the capability "verifies" is given such plans.
     """
 
     rows: tuple[RowPlan, ...]
@@ -82,17 +88,22 @@ class StepPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities on the host, by sampled token: first the sampled one's, then those of the best, best first.
+    """Log-probabilities on the host, by sampled token: first the sampled one's, then those of the
+    best, best first.
 
-    token_ids int32 [..., W], values f32 [..., W] = log_softmax of the model's own logits; W is MAX_LOGPROBS + 1, or less
-    with a small vocabulary. Of the whole vocabulary they come in the order of the ids instead (`of_all`). They mean nothing for a row whose request did not ask, and where there is no token.
+    token_ids int32 [..., W], values f32 [..., W] = log_softmax of the model's own logits; W is
+    MAX_LOGPROBS + 1, or less with a small vocabulary. Of the whole vocabulary they come in the
+    order of the ids instead (`of_all`). They mean nothing for a row whose request did not ask, and
+    where there is no token.
     """
 
     token_ids: np.ndarray
     values: np.ndarray
 
     def of_row(self, row: int, num_tokens: int, num_best: int) -> TokenLogprobs:
-        """Those of a row's first num_tokens tokens: [num_tokens, num_best + 1] at most, copied, so that no more is kept."""
+        """Those of a row's first num_tokens tokens: [num_tokens, num_best + 1] at most, copied, so
+        that no more is kept.
+        """
         return TokenLogprobs(
             self.token_ids[row, :num_tokens, : num_best + 1].copy(),
             self.values[row, :num_tokens, : num_best + 1].copy(),
@@ -100,7 +111,9 @@ class TokenLogprobs:
 
     @staticmethod
     def of_all(token_ids: np.ndarray, values: np.ndarray) -> TokenLogprobs:
-        """Those of sampled token_ids int32 [tokens] and of the whole vocabulary, values f32 [tokens, vocab]."""
+        """Those of sampled token_ids int32 [tokens] and of the whole vocabulary, values f32
+        [tokens, vocab].
+        """
         every = np.broadcast_to(np.arange(values.shape[1], dtype=np.int32), values.shape)
         own = token_ids[:, None]
         return TokenLogprobs(
@@ -122,40 +135,49 @@ class Pending(ABC):
 
     @abstractmethod
     def read(self) -> np.ndarray:
-        """Wait, and return int32 [rows, steps] in the plan's order; -1 where a row produced no token."""
+        """Wait, and return int32 [rows, steps] in the plan's order; -1 where a row produced no
+        token.
+        """
 
     def read_logprobs(self) -> TokenLogprobs:
-        """The same of its log-probabilities, [rows, steps, W]; asked for only when a request of its rows did.
+        """The same of its log-probabilities, [rows, steps, W]; asked for only when a request of its
+        rows did.
 
-        An engine that declares the capability "logprobs" gives them; to another no such request comes.
+        An engine that declares the capability "logprobs" gives them; to another no such request
+        comes.
         """
         raise InternalError(
             f"{type(self).__name__} was asked for log-probabilities, which it cannot give"
         )
 
     def read_all_logprobs(self, row: int) -> np.ndarray:
-        """Of the plan's row, f32 [steps, vocab]: log_softmax of the logits that each of its tokens was sampled from.
+        """Of the plan's row, f32 [steps, vocab]: log_softmax of the logits that each of its tokens
+        was sampled from.
 
-        Asked for only when the request wants the whole vocabulary, of steps with one token a row, and of engines that declare
-        the capability "wide_logprobs".
+        Asked for only when the request wants the whole vocabulary, of steps with one token a row,
+        and of engines that declare the capability "wide_logprobs".
         """
         raise InternalError(
             f"{type(self).__name__} was asked for the whole vocabulary, which it cannot tell"
         )
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
-        """Of the plan's row, which has `tells_prompt`: [tokens, W], the prompt's token after each of the row's, and the best.
+        """Of the plan's row, which has `tells_prompt`: [tokens, W], the prompt's token after each
+        of the row's, and the best.
 
-        The prompt's last token has none after it. For engines that declare the capability "wide_logprobs".
+        The prompt's last token has none after it. For engines that declare the capability
+        "wide_logprobs".
         """
         raise InternalError(
             f"{type(self).__name__} was asked for those of a prompt, which it cannot tell"
         )
 
     def read_logits(self) -> np.ndarray:
-        """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row of the plan, in order.
+        """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row
+        of the plan, in order.
 
-        For engines that were made, or swapped, with parts that tell logits; what follows the row's tokens means nothing.
+        For engines that were made, or swapped, with parts that tell logits; what follows the row's
+        tokens means nothing.
         """
         raise UnsupportedError(
             explain(
@@ -168,11 +190,13 @@ class Pending(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RowState:
-    """A row taken out of an engine: all that its generation depends on, layout-neutral, so that any engine can go on.
+    """A row taken out of an engine: all that its generation depends on, layout-neutral, so that any
+    engine can go on.
 
-    `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions 0..num_cached-1, the checkpoint's
-    KV heads once each however the model is sharded. `last_token`
-    is not in them yet. `sampling` are the row's device columns by name, and its fields of logits processors by "processor/field".
+    `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions
+    0..num_cached-1, the checkpoint's KV heads once each however the model is sharded. `last_token`
+    is not in them yet. `sampling` are the row's device columns by name, and its fields of logits
+    processors by "processor/field".
     """
 
     token_ids: np.ndarray
@@ -216,7 +240,9 @@ class MemoryPlan:
 
 @dataclasses.dataclass(slots=True)
 class Compilations:
-    """How many programs an engine has compiled, and whether one more is an error (CompilationError)."""
+    """How many programs an engine has compiled, and whether one more is an error
+    (CompilationError).
+    """
 
     count: int = 0
     forbidden: bool = False
@@ -229,10 +255,11 @@ AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]
 class Engine(ABC):
     """Runs steps over a model whose cache it lays out.
 
-    Invariants (held by the conformance suite): a row's tokens do not depend on the other rows of its steps, on chunk
-    sizes or on the number of steps in a call; `step` never waits for the device; steps take effect in launch order;
-    `take` then `put`, here or in another engine of the same model, continues with the same tokens; after every lease
-    is released the ledger is as new. Making an engine allocates nothing: `memory` is there, `make_arrays` loads the weights.
+    Invariants (held by the conformance suite): a row's tokens do not depend on the other rows of
+    its steps, on chunk sizes or on the number of steps in a call; `step` never waits for the
+    device; steps take effect in launch order; `take` then `put`, here or in another engine of the
+    same model, continues with the same tokens; after every lease is released the ledger is as new.
+    Making an engine allocates nothing: `memory` is there, `make_arrays` loads the weights.
     """
 
     ledger: Ledger
@@ -249,11 +276,13 @@ class Engine(ABC):
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
         """Compile every program that serving can need, and return how many there are.
 
-        `progress` is called after each. What it raises ends the compiling, after the programs that are being compiled.
+        `progress` is called after each. What it raises ends the compiling, after the programs that
+        are being compiled.
         """
 
     def attention_problems(self) -> Sequence[AttentionProblem]:
-        """Those of every program that serving can need, for reports and tuning; an engine may tell none.
+        """Those of every program that serving can need, for reports and tuning; an engine may tell
+        none.
 
         Nothing need be loaded or allocated.
         """
@@ -268,7 +297,9 @@ class Engine(ABC):
         """Continue `state` in the row of `lease`, which promises at least its tokens."""
 
     def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
-        """The fields of the logits processors that the row uses, as they are now: for a request that must begin anew."""
+        """The fields of the logits processors that the row uses, as they are now: for a request
+        that must begin anew.
+        """
         return ()
 
     @abstractmethod
@@ -283,10 +314,12 @@ class Engine(ABC):
         """
 
     def swap(self, parts: Any) -> Callable[[], None]:
-        """Run steps with the ops and the sampler of other EngineParts from now on; no row may be running.
+        """Run steps with the ops and the sampler of other EngineParts from now on; no row may be
+        running.
 
-        The function that comes back brings the former ones back, with the programs that were compiled of them, and
-        drops those of `parts`. What the cache knew is forgotten both times. Swaps nest: the last one is undone first.
+        The function that comes back brings the former ones back, with the programs that were
+        compiled of them, and drops those of `parts`. What the cache knew is forgotten both times.
+        Swaps nest: the last one is undone first.
         """
         raise UnsupportedError(
             explain(
@@ -298,7 +331,9 @@ class Engine(ABC):
 
     @property
     def shadow_report(self) -> ShadowReport | None:
-        """What shadow mode has found so far; None when it is off, or rests while implementations are swapped."""
+        """What shadow mode has found so far; None when it is off, or rests while implementations
+        are swapped.
+        """
         return None
 
 

@@ -66,7 +66,9 @@ def explain(given: str, allowed: str, todo: str) -> str:
 
 
 def shown(value: object, limit: int = 100) -> str:
-    """A value as an error message quotes it: in one line of at most `limit` characters and an ellipsis."""
+    """A value as an error message quotes it: in one line of at most `limit` characters and an
+    ellipsis.
+    """
     if isinstance(value, str | bytes):
         value = value[: limit + 1]
     try:

@@ -1,14 +1,16 @@
-"""The whole plugin interface on one page: the hooks a plugin may implement, and what it declares through them.
+"""The whole plugin interface on one page: the hooks a plugin may implement, and what it declares
+through them.
 
-A plugin is a module named by an entry point of the group "enginebay". It implements any of the hooks below with
-`@hookimpl`; each is called once at start-up with a `register` callback, and says what the plugin offers and where
-its code lies ("module:attribute"), without importing that code.
+A plugin is a module named by an entry point of the group "enginebay". It implements any of the
+hooks below with `@hookimpl`; each is called once at start-up with a `register` callback, and says
+what the plugin offers and where its code lies ("module:attribute"), without importing that code.
 
     from enginebay.hooks import hookimpl
 
     @hookimpl
     def register_schedulers(register):
-        register("lifo", "my_package.lifo:Lifo", options="my_package.lifo:LifoOptions", summary="newest first")
+        register("lifo", "my_package.lifo:Lifo", options="my_package.lifo:LifoOptions",
+        summary="newest first")
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "engine": 1,
     "command": 1,
 }
-"""Every kind of part, with the version of its contract. A new kind is one row here and one hook below."""
+"""Every kind of part, with the version of its contract. A new kind is one row here and one hook
+below.
+"""
 
 
 OPS = (
@@ -63,18 +67,21 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "scheduler": ("priority", "order"),
     "engine": ("priority", "logprobs", "wide_logprobs", "verifies", "attention_problems"),
 }
-"""The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a plugin's own."""
+"""The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a
+plugin's own.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
     """What a plugin says of one part.
 
-    `target` and `options` are "module:attribute", imported when the part is picked; `options` names a frozen
-    pydantic model with extra="forbid". `platforms` empty means any. `requires` are modules that must be installed,
-    `extra` the extra of the plugin's distribution that installs them. `interface` is the contract's version it was written for.
-    `capabilities` are facts that other parts may ask for, such as the architectures of a model family: those of
-    CAPABILITIES, and a plugin's own, whose names have a dot ("my_package.fact").
+    `target` and `options` are "module:attribute", imported when the part is picked; `options` names
+    a frozen pydantic model with extra="forbid". `platforms` empty means any. `requires` are modules
+    that must be installed, `extra` the extra of the plugin's distribution that installs them.
+    `interface` is the contract's version it was written for. `capabilities` are facts that other
+    parts may ask for, such as the architectures of a model family: those of CAPABILITIES, and a
+    plugin's own, whose names have a dot ("my_package.fact").
     """
 
     kind: str
@@ -91,7 +98,9 @@ class Declaration:
 
 
 class Register(Protocol):
-    """The callback that a hook is given; the arguments are Declaration's, with `op` for kernels only."""
+    """The callback that a hook is given; the arguments are Declaration's, with `op` for kernels
+    only.
+    """
 
     def __call__(
         self,
@@ -114,7 +123,9 @@ class Hooks:
 
     @hookspec
     def register_platforms(self, register: Register) -> None:
-        """Devices to run on. Target: a class of `enginebay.platform.Platform`, made with no arguments."""
+        """Devices to run on. Target: a class of `enginebay.platform.Platform`, made with no
+        arguments.
+        """
 
     @hookspec
     def register_checkpoints(self, register: Register) -> None:
@@ -122,7 +133,9 @@ class Hooks:
 
     @hookspec
     def register_models(self, register: Register) -> None:
-        """Model families. Target: a `ModelFamily` instance; capability `architectures` names what it serves."""
+        """Model families. Target: a `ModelFamily` instance; capability `architectures` names what
+        it serves.
+        """
 
     @hookspec
     def register_layouts(self, register: Register) -> None:
@@ -138,19 +151,27 @@ class Hooks:
 
     @hookspec
     def register_samplers(self, register: Register) -> None:
-        """Samplers. Target: a function by `enginebay.sampler.Sampler`; with options, a callable options -> Sampler."""
+        """Samplers. Target: a function by `enginebay.sampler.Sampler`; with options, a callable
+        options -> Sampler.
+        """
 
     @hookspec
     def register_logits_processors(self, register: Register) -> None:
-        """Logits processors. Target: a class of `enginebay.processor.LogitsProcessor`, made with no arguments; `options` are a request's."""
+        """Logits processors. Target: a class of `enginebay.processor.LogitsProcessor`, made with no
+        arguments; `options` are a request's.
+        """
 
     @hookspec
     def register_grammars(self, register: Register) -> None:
-        """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made with a Vocabulary and its options."""
+        """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made
+        with a Vocabulary and its options.
+        """
 
     @hookspec
     def register_proposers(self, register: Register) -> None:
-        """Proposers of draft tokens. Target: a class by `enginebay.proposer.Proposer`, made with its options."""
+        """Proposers of draft tokens. Target: a class by `enginebay.proposer.Proposer`, made with
+        its options.
+        """
 
     @hookspec
     def register_schedulers(self, register: Register) -> None:
@@ -158,7 +179,9 @@ class Hooks:
 
     @hookspec
     def register_engines(self, register: Register) -> None:
-        """Engines. Target: a callable `enginebay.runner.parts.EngineParts`, options -> `enginebay.engine.Engine`."""
+        """Engines. Target: a callable `enginebay.runner.parts.EngineParts`, options ->
+        `enginebay.engine.Engine`.
+        """
 
     @hookspec
     def register_commands(self, register: Register) -> None:

@@ -1,4 +1,5 @@
-"""Imports of a plugin's code: what a module does to this process while it is imported is named, and undone where it can be.
+"""Imports of a plugin's code: what a module does to this process while it is imported is named, and
+undone where it can be.
 
 ==================================  ====================================================
 while it is imported, it            then
@@ -41,9 +42,11 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def guarded(who: str) -> Iterator[None]:
-    """Within the block this thread runs code of `who`, such as "plugin 'lifo'", as the table above says.
+    """Within the block this thread runs code of `who`, such as "plugin 'lifo'", as the table above
+    says.
 
-    Whatever the code raises that is no Exception becomes a StrayExitError, but for the KeyboardInterrupt of a real Ctrl-C.
+    Whatever the code raises that is no Exception becomes a StrayExitError, but for the
+    KeyboardInterrupt of a real Ctrl-C.
     """
     with _WATCH.naming(who), _jax_settings_kept(who), _ctrl_c_noted() as pressed:
         try:
@@ -57,7 +60,9 @@ def guarded(who: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Watches the standard streams and new threads of this process while any thread imports a plugin's code."""
+    """Watches the standard streams and new threads of this process while any thread imports a
+    plugin's code.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +129,9 @@ class _Watch:
 
 
 class _Labelled(io.TextIOBase):
-    """A standard stream for all threads: lines of one that imports a plugin's code go to stderr, behind its name."""
+    """A standard stream for all threads: lines of one that imports a plugin's code go to stderr,
+    behind its name.
+    """
 
     def __init__(self, watch: _Watch, real: TextIO) -> None:
         self._watch = watch
@@ -159,7 +166,9 @@ _WATCH = _Watch()
 
 @contextlib.contextmanager
 def _ctrl_c_noted() -> Iterator[list[bool]]:
-    """A list that is filled when the user presses Ctrl-C; code of plugins may raise KeyboardInterrupt as well."""
+    """A list that is filled when the user presses Ctrl-C; code of plugins may raise
+    KeyboardInterrupt as well.
+    """
     pressed: list[bool] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -179,7 +188,9 @@ def _ctrl_c_noted() -> Iterator[list[bool]]:
 
 @contextlib.contextmanager
 def _jax_settings_kept(who: str) -> Iterator[None]:
-    """JAX's configuration is after the block what it was before it, or what JAX itself set when the block imported it."""
+    """JAX's configuration is after the block what it was before it, or what JAX itself set when the
+    block imported it.
+    """
     before: dict[str, Any] = {}
     watch = None
     if "jax" in sys.modules:

@@ -1,7 +1,8 @@
-"""Keywords of SamplingParams, EngineConfig and LLM with the types that a caller may give, for type checkers.
+"""Keywords of SamplingParams, EngineConfig and LLM with the types that a caller may give, for type
+checkers.
 
-Each record is wider than the model's fields: `stop="."` is accepted and kept as a tuple. The defaults, ranges and
-meanings are those of the models.
+Each record is wider than the model's fields: `stop="."` is accepted and kept as a tuple. The
+defaults, ranges and meanings are those of the models.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class ServingChoices(TypedDict, total=False):
 
 
 class EngineChoices(ServingChoices, total=False):
-    """Keywords of enginebay.llm.LLM: all fields of EngineConfig but `model`, which is its first parameter."""
+    """Keywords of enginebay.llm.LLM: all fields of EngineConfig but `model`, which is its first
+    parameter.
+    """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     engine: Section

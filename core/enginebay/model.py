@@ -1,4 +1,6 @@
-"""The model contract: a family turns a checkpoint's configuration into weights' shapes and a pure forward pass."""
+"""The model contract: a family turns a checkpoint's configuration into weights' shapes and a pure
+forward pass.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec
 
 Weights = Mapping[str, jax.Array]
-"""A model's arrays by dotted path, such as "layers.0.attention.qkv". One flat dict: nothing is walked per step."""
+"""A model's arrays by dotted path, such as "layers.0.attention.qkv". One flat dict: nothing is
+walked per step.
+"""
 
 ModelCache = Mapping[str, Sequence[CacheArrays]]
 """Cache arrays per group name and layer of the group."""
@@ -35,14 +39,17 @@ class ModelInfo:
     attention: Mapping[str, AttnSpec]
     """Per group name; heads as the whole model has them, dtypes as it computes."""
     kv_head_repeat: int = 1
-    """How often each of the checkpoint's KV heads stands in groups and weights, so that every shard has whole ones."""
+    """How often each of the checkpoint's KV heads stands in groups and weights, so that every shard
+    has whole ones.
+    """
     auto_max_model_len: int | None = None
     """The max_model_len taken where the configuration gives none; None: max_model_len.
 
     Shorter where rotary frequencies depend on the length: up to here they are those of short texts.
     """
     constants: str = ""
-    """Numbers and functions that compiled steps hold besides shapes: rotary positions, the activation, the norms' epsilon.
+    """Numbers and functions that compiled steps hold besides shapes: rotary positions, the
+    activation, the norms' epsilon.
 
     Programs that were stored for other ones are not run.
     """
@@ -58,10 +65,12 @@ class WeightSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TensorSource:
-    """Where a weight comes from: checkpoint tensors by name with their shapes, and how they are put together.
+    """Where a weight comes from: checkpoint tensors by name with their shapes, and how they are put
+    together.
 
-    `build` takes readers in the order of `names` and the index of the part wanted (one slice per dimension of the
-    weight, as a shard needs it) and returns that part; a reader is indexed like an array and reads only what is asked.
+    `build` takes readers in the order of `names` and the index of the part wanted (one slice per
+    dimension of the weight, as a shard needs it) and returns that part; a reader is indexed like an
+    array and reads only what is asked.
     """
 
     names: tuple[str, ...]
@@ -70,11 +79,12 @@ class TensorSource:
 
 
 class Model(ABC):
-    """A model of one configuration: shapes, checkpoint mapping and the forward pass. Holds no arrays.
+    """A model of one configuration: shapes, checkpoint mapping and the forward pass. Holds no
+    arrays.
 
-    Invariants: `hidden` and `logits` are pure and can be traced; they compute through `ops` alone and look at
-    nothing but their arguments; rows of a batch never influence one another; the head is a separate call, so that
-    a step may sample, pool or score.
+    Invariants: `hidden` and `logits` are pure and can be traced; they compute through `ops` alone
+    and look at nothing but their arguments; rows of a batch never influence one another; the head
+    is a separate call, so that a step may sample, pool or score.
     """
 
     info: ModelInfo
@@ -96,9 +106,11 @@ class Model(ABC):
         cache: ModelCache,
         batches: Mapping[str, AttnBatch],
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        """token_ids int32 [T] -> (final-normed hidden states [T, hidden_size], the cache with these tokens in it).
+        """token_ids int32 [T] -> (final-normed hidden states [T, hidden_size], the cache with these
+        tokens in it).
 
-        `batches` has the step's rows per cache group: the same rows, each group with its own page table.
+        `batches` has the step's rows per cache group: the same rows, each group with its own page
+        table.
         """
 
     @abstractmethod
@@ -107,7 +119,9 @@ class Model(ABC):
 
 
 class ModelFamily(ABC):
-    """What a plugin registers as kind "model": the Hugging Face architectures it serves and how to make a Model."""
+    """What a plugin registers as kind "model": the Hugging Face architectures it serves and how to
+    make a Model.
+    """
 
     name: str
     architectures: tuple[str, ...]
@@ -121,12 +135,14 @@ class ModelFamily(ABC):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        """The model of a checkpoint's config.json, computing in `dtype`, for KV heads split over `num_shards`.
+        """The model of a checkpoint's config.json, computing in `dtype`, for KV heads split over
+        `num_shards`.
 
-        With fewer KV heads than shards each head is repeated, so that every shard holds a whole one. Rotary
-        frequencies that depend on the length are chosen for rows of `max_model_len` tokens, None:
-        ModelInfo.auto_max_model_len. A length above ModelInfo.max_model_len is refused later, not here. Raises
-        CheckpointError for a configuration that the family cannot serve, naming the field.
+        With fewer KV heads than shards each head is repeated, so that every shard holds a whole
+        one. Rotary frequencies that depend on the length are chosen for rows of `max_model_len`
+        tokens, None: ModelInfo.auto_max_model_len. A length above ModelInfo.max_model_len is
+        refused later, not here. Raises CheckpointError for a configuration that the family cannot
+        serve, naming the field.
         """
 
 
@@ -145,14 +161,17 @@ class TokenInfo:
 
 
 class Checkpoint(Protocol):
-    """A stored model, as a plugin of kind "checkpoint" opens it from a name or path (CheckpointError if it can't)."""
+    """A stored model, as a plugin of kind "checkpoint" opens it from a name or path
+    (CheckpointError if it can't).
+    """
 
     folder: Path
     config: Mapping[str, Any]
     architecture: str
     token_info: TokenInfo
     sampling_defaults: Mapping[str, Any]
-    """Values by field of SamplingParams that the checkpoint recommends; {} when it recommends none."""
+    """Values by field of SamplingParams that the checkpoint recommends; {} when it recommends none.
+    """
 
     def load_tokenizer(self) -> Any:
         """The tokenizer, by the interface of `enginebay.text.Tokenizer`."""
@@ -168,6 +187,7 @@ class Checkpoint(Protocol):
     ) -> dict[str, jax.Array]:
         """Every weight of `model`, each shard read from the file straight to its device.
 
-        `place` gives a weight's sharding (None: the default device). `verify` raises CheckpointError on NaN or
-        infinity, naming the tensor. `progress` is called with bytes done and bytes in all.
+        `place` gives a weight's sharding (None: the default device). `verify` raises
+        CheckpointError on NaN or infinity, naming the tensor. `progress` is called with bytes done
+        and bytes in all.
         """

@@ -1,4 +1,6 @@
-"""JSON from outside: text that is none, or that is nested deeper than Python's own functions follow, is an InputError."""
+"""JSON from outside: text that is none, or that is nested deeper than Python's own functions
+follow, is an InputError.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 from enginebay.errors import InputError, explain, shown_text
 
 MAX_DEPTH = 100
-"""Levels of lists and objects within one another. Configurations have a few; Python's recursion ends near a thousand."""
+"""Levels of lists and objects within one another. Configurations have a few; Python's recursion
+ends near a thousand.
+"""
 
 
 def parse_json(
@@ -17,7 +21,8 @@ def parse_json(
 ) -> Any:
     """The value of a JSON text. `pairs`: what makes a value of an object's pairs, in place of dict.
 
-    InputError for text that is no JSON, that is nested more than MAX_DEPTH deep, or that `pairs` refuses (ValueError).
+    InputError for text that is no JSON, that is nested more than MAX_DEPTH deep, or that `pairs`
+    refuses (ValueError).
     """
     try:
         value = json.loads(text, object_pairs_hook=pairs)

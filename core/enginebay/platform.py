@@ -13,7 +13,9 @@ from enginebay.ops.caps import Env
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Measured figures of one device: bytes/s read from memory, floating-point operations/s by dtype, memory in bytes."""
+    """Measured figures of one device: bytes/s read from memory, floating-point operations/s by
+    dtype, memory in bytes.
+    """
 
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
@@ -22,10 +24,12 @@ class Hardware:
 
 
 class Platform(ABC):
-    """Devices and the defaults that suit them. A vendor's plugin supplies one; nothing in the core names a device.
+    """Devices and the defaults that suit them. A vendor's plugin supplies one; nothing in the core
+    names a device.
 
-    Invariants: `why_not()` is None if and only if `devices()` is not empty; `default_layout` and `default_dtype` are
-    served by at least one registered implementation of every op; all methods are cheap but `hardware`.
+    Invariants: `why_not()` is None if and only if `devices()` is not empty; `default_layout` and
+    `default_dtype` are served by at least one registered implementation of every op; all methods
+    are cheap but `hardware`.
     """
 
     name: str
@@ -35,8 +39,9 @@ class Platform(ABC):
     """Among the platforms that have devices, "auto" takes the one with the highest priority."""
 
     rows_at_once: int | None = None
-    """How many rows logits processors are given at a time, where only those rows cost anything that use them; None: all in one
-    go, where launches cost more than rows."""
+    """How many rows logits processors are given at a time, where only those rows cost anything that
+    use them; None: all in one go, where launches cost more than rows.
+    """
 
     @abstractmethod
     def why_not(self) -> str | None:
@@ -52,11 +57,15 @@ class Platform(ABC):
 
     @abstractmethod
     def hardware(self) -> Hardware:
-        """Figures of one device, for memory plans and rooflines; measured figures of this kind of device."""
+        """Figures of one device, for memory plans and rooflines; measured figures of this kind of
+        device.
+        """
 
     @abstractmethod
     def min_rows(self, dtype: str) -> int:
-        """Fewest rows of a decode step that run at full speed in this dtype; smaller batches are padded to it."""
+        """Fewest rows of a decode step that run at full speed in this dtype; smaller batches are
+        padded to it.
+        """
 
     @abstractmethod
     def compile_options(self) -> Mapping[str, str | bool | int]:

@@ -1,4 +1,6 @@
-"""The contract of logits processors: what a request can have done to its scores before its token is chosen."""
+"""The contract of logits processors: what a request can have done to its scores before its token is
+chosen.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,32 @@ class RowFacts:
 
 
 class LogitsProcessor(ABC):
-    """What a plugin registers as kind "logits_processor": one instance serves all rows, and keeps nothing itself.
+    """What a plugin registers as kind "logits_processor": one instance serves all rows, and keeps
+    nothing itself.
 
-    All of a request's parameters, and whatever changes from token to token, are its row's fields: arrays on the device that
-    are written when the request gets its row. Requests name a processor and its options (`SamplingParams.processors`), which the
-    declaration's options model validates. A step calls it only when one of its rows uses it, with all of them or with a few at a time
-    (`Platform.rows_at_once`), and rows that do not use it keep their logits, whatever comes back for them: the core sees to both.
+    All of a request's parameters, and whatever changes from token to token, are its row's fields:
+    arrays on the device that are written when the request gets its row. Requests name a processor
+    and its options (`SamplingParams.processors`), which the declaration's options model validates.
+    A step calls it only when one of its rows uses it, with all of them or with a few at a time
+    (`Platform.rows_at_once`), and rows that do not use it keep their logits, whatever comes back
+    for them: the core sees to both.
 
-    Invariants (held by the conformance suite, enginebay.testing.processors): a row's result depends on its own logits, fields, key,
-    tokens, position and temperature only; it is finite or -inf, what was -inf stays so, and some token stays possible wherever one
-    was; with `keeps_argmax` the first best token stays the first best. Fields of a row that does not use it may be anything: it
+    Invariants (held by the conformance suite, enginebay.testing.processors): a row's result depends
+    on its own logits, fields, key, tokens, position and temperature only; it is finite or -inf,
+    what was -inf stays so, and some token stays possible wherever one was; with `keeps_argmax` the
+    first best token stays the first best. Fields of a row that does not use it may be anything: it
     must end for them too. A processor that draws takes `position_keys` with a stream of its own.
     """
 
     keeps_argmax = False
-    """Whether the first best token stays the first best: then a row that takes it anyway does without the processor."""
+    """Whether the first best token stays the first best: then a row that takes it anyway does
+    without the processor.
+    """
 
     reads_tokens = False
-    """Whether it looks at state.token_ids: the row's history is kept for those rows only that need it."""
+    """Whether it looks at state.token_ids: the row's history is kept for those rows only that need
+    it.
+    """
 
     @abstractmethod
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
@@ -70,14 +80,19 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """A request's values of all fields, as NumPy takes them. RequestError for what cannot be served: the request is not queued."""
+        """A request's values of all fields, as NumPy takes them. RequestError for what cannot be
+        served: the request is not queued.
+        """
 
     @abstractmethod
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        """logits f32 [S, vocab] (-inf allowed) -> f32 [S, vocab]; traced inside the step. `state` is that of the same rows."""
+        """logits f32 [S, vocab] (-inf allowed) -> f32 [S, vocab]; traced inside the step. `state`
+        is that of the same rows.
+        """
 
     def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
-        """The fields after tokens int32 [S] were chosen, given the logits [S, vocab] that the processor was given.
+        """The fields after tokens int32 [S] were chosen, given the logits [S, vocab] that the
+        processor was given.
 
         Only of a processor that declares `evolves`; only the fields that change need be returned.
         """
@@ -100,7 +115,9 @@ class RowValues:
 
 
 def row_values(name: str, processor: LogitsProcessor, options: Any, facts: RowFacts) -> RowValues:
-    """What a request's row has of a processor, each value of its field's dtype and shape. Raises what `row` raises."""
+    """What a request's row has of a processor, each value of its field's dtype and shape. Raises
+    what `row` raises.
+    """
     fields = processor.fields(facts.sizes)
     values = processor.row(options, facts)
     if set(values) != set(fields):
@@ -142,9 +159,11 @@ def process(
     *,
     rows_at_once: int | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """logits f32 [S, vocab] after the processors, one after the other, and by name what each that evolves was given.
+    """logits f32 [S, vocab] after the processors, one after the other, and by name what each that
+    evolves was given.
 
-    A processor costs what the rows cost that use it, `rows_at_once` at a time, or all when one does: see `update_rows`.
+    A processor costs what the rows cost that use it, `rows_at_once` at a time, or all when one
+    does: see `update_rows`.
     """
     given: dict[str, jax.Array] = {}
     for name, processor in processors:

@@ -32,7 +32,9 @@ State = Literal["ready", "unavailable", "broken"]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One part, or one plugin that could not be loaded (kind "plugin"), as `enginebay plugins` lists it."""
+    """One part, or one plugin that could not be loaded (kind "plugin"), as `enginebay plugins`
+    lists it.
+    """
 
     kind: str
     name: str
@@ -93,9 +95,11 @@ class Registry:
         ]
 
     def find(self, kind: str, name: str, op: str = "") -> Entry:
-        """The entry of a name, or of "package/name" where two plugins share one; does not import its code.
+        """The entry of a name, or of "package/name" where two plugins share one; does not import
+        its code.
 
-        Raises UnknownNameError with the list of names, and PluginError when the part is broken or unavailable.
+        Raises UnknownNameError with the list of names, and PluginError when the part is broken or
+        unavailable.
         """
         package, _, plain = name.rpartition("/")
         same = [
@@ -161,7 +165,9 @@ class Registry:
 
 
 def import_target(target: str, what: str) -> Any:
-    """The attribute that "module:attribute" names; PluginError, with `what` it is and the reason, when it cannot be had."""
+    """The attribute that "module:attribute" names; PluginError, with `what` it is and the reason,
+    when it cannot be had.
+    """
     module, _, attribute = target.partition(":")
     try:
         with guarded(what):
@@ -182,8 +188,9 @@ def import_target(target: str, what: str) -> Any:
 def load_registry(names: Iterable[str] | None = None) -> Registry:
     """Load the plugins of the entry-point group, all or those named.
 
-    `names` None reads ENGINEBAY_PLUGINS. A name that no entry point has raises UnknownNameError; a plugin that fails
-    to load is listed as broken. Built-in plugins come first: nobody else's can take one of their names.
+    `names` None reads ENGINEBAY_PLUGINS. A name that no entry point has raises UnknownNameError; a
+    plugin that fails to load is listed as broken. Built-in plugins come first: nobody else's can
+    take one of their names.
     """
     points = sorted(importlib.metadata.entry_points(group=hooks.GROUP), key=_built_in_first)
     known = {point.name for point in points}
@@ -339,7 +346,9 @@ def _check(declaration: Declaration) -> None:
 
 
 def _check_names(declaration: Declaration) -> None:
-    """PluginError for an op or a capability that nothing asks for: a misspelt one would be ignored without a word."""
+    """PluginError for an op or a capability that nothing asks for: a misspelt one would be ignored
+    without a word.
+    """
     what = f"{declaration.kind} {declaration.name!r}"
     if (
         declaration.kind == "kernel"

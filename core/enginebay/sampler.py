@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax import tree_util
 
 SAMPLE_STREAM = 0
-"""The stream of a position's key that token sampling uses; other consumers of randomness take other numbers."""
+"""The stream of a position's key that token sampling uses; other consumers of randomness take other
+numbers.
+"""
 
 
 @functools.partial(
@@ -35,11 +37,12 @@ SAMPLE_STREAM = 0
 class SamplingState:
     """What sampling one token for each of S rows depends on, besides the logits.
 
-    keys uint32 [S, 2]: each request's own key, folded with its completion index. positions int32 [S]: absolute
-    position of the token to be chosen. temperature f32 [S]: 0 is greedy. top_k int32 [S]: 0 keeps all. top_p f32
-    [S]: 1 keeps all. min_p f32 [S]: 0 keeps all. presence_penalty, frequency_penalty f32 [S]: 0 changes nothing.
-    repetition_penalty f32 [S]: 1 changes nothing. token_ids int32 [S, L]: each row's tokens by absolute position; from
-    the row's position on they mean nothing. prompt_lengths int32 [S]: how many of them are the prompt's.
+    keys uint32 [S, 2]: each request's own key, folded with its completion index. positions int32
+    [S]: absolute position of the token to be chosen. temperature f32 [S]: 0 is greedy. top_k int32
+    [S]: 0 keeps all. top_p f32 [S]: 1 keeps all. min_p f32 [S]: 0 keeps all. presence_penalty,
+    frequency_penalty f32 [S]: 0 changes nothing. repetition_penalty f32 [S]: 1 changes nothing.
+    token_ids int32 [S, L]: each row's tokens by absolute position; from the row's position on they
+    mean nothing. prompt_lengths int32 [S]: how many of them are the prompt's.
     """
 
     keys: jax.Array
@@ -55,7 +58,9 @@ class SamplingState:
     prompt_lengths: jax.Array
 
     def without_penalties(self) -> SamplingState:
-        """The same rows, none with a penalty, as far as a program can know: what penalties cost is left out of it."""
+        """The same rows, none with a penalty, as far as a program can know: what penalties cost is
+        left out of it.
+        """
         none = jnp.zeros_like(self.presence_penalty)
         return dataclasses.replace(
             self, presence_penalty=none, frequency_penalty=none, repetition_penalty=none + 1.0
@@ -65,15 +70,17 @@ class SamplingState:
 class Sampler(Protocol):
     """What a plugin registers as kind "sampler".
 
-    Invariants (held by the conformance suite): a row's token depends on its own logits, parameters, tokens, key and
-    position only, never on its row or its neighbours; penalties are applied to the logits first, whatever the
-    temperature; temperature 0 and top_k 1 give the first best token of what they leave; temperature is applied before
-    top_k, top_p and min_p, in this order, each on the renormalised rest; a token that equals the k-th best is kept.
+    Invariants (held by the conformance suite): a row's token depends on its own logits, parameters,
+    tokens, key and position only, never on its row or its neighbours; penalties are applied to the
+    logits first, whatever the temperature; temperature 0 and top_k 1 give the first best token of
+    what they leave; temperature is applied before top_k, top_p and min_p, in this order, each on
+    the renormalised rest; a token that equals the k-th best is kept.
 
-    Penalties, in this order: a logit of a token in prompt or output is divided by the repetition penalty when it is
-    positive, and multiplied when it is not; the frequency penalty is subtracted as often as the token is in the output;
-    the presence penalty is subtracted when it is in the output at all. A sampler that declares `greedy_only` need not
-    know penalties: requests with one are refused.
+    Penalties, in this order: a logit of a token in prompt or output is divided by the repetition
+    penalty when it is positive, and multiplied when it is not; the frequency penalty is subtracted
+    as often as the token is in the output; the presence penalty is subtracted when it is in the
+    output at all. A sampler that declares `greedy_only` need not know penalties: requests with one
+    are refused.
     """
 
     def __call__(self, logits: jax.Array, state: SamplingState) -> jax.Array:

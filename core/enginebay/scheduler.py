@@ -1,4 +1,6 @@
-"""The scheduler contract: which tokens run next. Sees counts, never arrays, and does not import JAX."""
+"""The scheduler contract: which tokens run next. Sees counts, never arrays, and does not import
+JAX.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitingView:
-    """A request that holds no row yet. Waiting requests are listed in order of arrival, preempted ones first."""
+    """A request that holds no row yet. Waiting requests are listed in order of arrival, preempted
+    ones first.
+    """
 
     request_id: str
     num_prompt_tokens: int
@@ -19,26 +23,32 @@ class WaitingView:
     priority: int = 0
     """Larger is more urgent."""
     num_cached_tokens: int = 0
-    """How many of the first tokens to prefill lie in the cache already, as far as is known before admission."""
+    """How many of the first tokens to prefill lie in the cache already, as far as is known before
+    admission.
+    """
     tenant: str = ""
     """On whose account it runs; "" is a tenant like any other."""
     num_shared_tokens: int = 0
-    """How many of the first tokens to prefill another completion of the prompt holds: they take no free_tokens, but for
-    what is left of a page."""
+    """How many of the first tokens to prefill another completion of the prompt holds: they take no
+    free_tokens, but for what is left of a page.
+    """
 
     @property
     def num_left(self) -> int:
-        """Tokens to process. Of a prompt that is cached to its end the last one still runs: it gives the first logits."""
+        """Tokens to process. Of a prompt that is cached to its end the last one still runs: it
+        gives the first logits.
+        """
         return max(1, self.num_prompt_tokens - self.num_cached_tokens)
 
 
 # Not frozen, for the same reason as a RowPlan.
 @dataclasses.dataclass(slots=True, unsafe_hash=True)
 class RunningView:
-    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that it decodes.
-    Nobody changes it.
+    """A request that holds a row. `num_left` counts prompt tokens not yet prefilled; 0 means that
+    it decodes. Nobody changes it.
 
-    With `max_new_left` 0 too, all its tokens are launched: it ends, and gives back what it holds, when they are read.
+    With `max_new_left` 0 too, all its tokens are launched: it ends, and gives back what it holds,
+    when they are read.
     """
 
     request_id: str
@@ -49,7 +59,9 @@ class RunningView:
     arrival_s: float
     priority: int = 0
     num_promised: int | None = None
-    """Tokens of cache promised so far; None when all it can ever need is promised, so that it never takes free_tokens."""
+    """Tokens of cache promised so far; None when all it can ever need is promised, so that it never
+    takes free_tokens.
+    """
     tenant: str = ""
 
     def growth(self, num_steps: int) -> int:
@@ -90,8 +102,9 @@ class SchedulerView:
 class Decision:
     """What runs next, in this order: `preempt`, then `prefill`, then `decode`.
 
-    `prefill` pairs a request with the number of prompt tokens to process now; one that was waiting is admitted by
-    being named. `decode` requests get up to `decode_steps` tokens each. Nothing in it means: wait for news.
+    `prefill` pairs a request with the number of prompt tokens to process now; one that was waiting
+    is admitted by being named. `decode` requests get up to `decode_steps` tokens each. Nothing in
+    it means: wait for news.
     """
 
     prefill: tuple[tuple[str, int], ...] = ()
@@ -103,16 +116,20 @@ class Decision:
 class Scheduler(ABC):
     """Decides what runs next, as a pure function of view and state.
 
-    Invariants (held by the conformance suite): the same view and state give the same decision; prefilled tokens plus
-    one per decoding request stay within max_num_batched_tokens; admitted requests fit the rows that are free or
-    preempted, and their prompts with a token more each, together with what the decoding rows grow by, the tokens;
-    every named id is in the view and named once; a request is only decoded when num_left is 0; a prefill is at least
-    1 token and at most what is left; as long as something waits or runs and could run, the decision is not empty;
-    nobody waits for ever, whoever comes after; the state is hashable and forgets requests that are gone.
+    Invariants (held by the conformance suite): the same view and state give the same decision;
+    prefilled tokens plus one per decoding request stay within max_num_batched_tokens; admitted
+    requests fit the rows that are free or preempted, and their prompts with a token more each,
+    together with what the decoding rows grow by, the tokens; every named id is in the view and
+    named once; a request is only decoded when num_left is 0; a prefill is at least 1 token and at
+    most what is left; as long as something waits or runs and could run, the decision is not empty;
+    nobody waits for ever, whoever comes after; the state is hashable and forgets requests that are
+    gone.
     """
 
     needs_cached_tokens: bool = False
-    """Whether it looks at num_cached_tokens of the first waiting requests: the loop looks them up only then."""
+    """Whether it looks at num_cached_tokens of the first waiting requests: the loop looks them up
+    only then.
+    """
 
     @abstractmethod
     def initial_state(self) -> Any:

@@ -14,7 +14,9 @@ def length_of_match(output: Sequence[int], sequences: Sequences) -> int:
 
 
 def end_of_match(output: Sequence[int], sequences: Sequences, start: int = 0) -> int | None:
-    """The first end > `start` at which output[:end] ends with a sequence, so that it may begin before `start`; None: there is none."""
+    """The first end > `start` at which output[:end] ends with a sequence, so that it may begin
+    before `start`; None: there is none.
+    """
     for end in range(start + 1, len(output) + 1):
         if any(output[end - 1] == one[-1] and _ends_with(output[:end], one) for one in sequences):
             return end
@@ -22,7 +24,9 @@ def end_of_match(output: Sequence[int], sequences: Sequences, start: int = 0) ->
 
 
 def length_of_beginning(output: Sequence[int], sequences: Sequences) -> int:
-    """How many of the last tokens may become a sequence: the longest end of `output` that one begins with, and goes on after."""
+    """How many of the last tokens may become a sequence: the longest end of `output` that one
+    begins with, and goes on after.
+    """
     longest = max((len(one) - 1 for one in sequences), default=0)
     for length in range(min(longest, len(output)), 0, -1):
         tail = list(output[len(output) - length :])
@@ -32,9 +36,11 @@ def length_of_beginning(output: Sequence[int], sequences: Sequences) -> int:
 
 
 class SequenceChecker:
-    """Finds stop sequences in a stream of tokens, and gives out none that a sequence still to be completed would take.
+    """Finds stop sequences in a stream of tokens, and gives out none that a sequence still to be
+    completed would take.
 
-    Of several sequences the one that ends first counts, of those the longest. What ends within the first `min_tokens` does not count.
+    Of several sequences the one that ends first counts, of those the longest. What ends within the
+    first `min_tokens` does not count.
     """
 
     def __init__(self, sequences: Sequences, min_tokens: int = 0) -> None:
@@ -45,7 +51,8 @@ class SequenceChecker:
 
     def push(self, token_id: int) -> list[int]:
         """The tokens that are sure to be no part of a sequence, of those held and this one."""
-        # A sequence that ends here began in what is held, because its beginning was held from its first token on.
+        # A sequence that ends here began in what is held, because its beginning was held from its
+        # first token on.
         self._held.append(token_id)
         is_early, self._num_early = self._num_early > 0, self._num_early - 1
         length = 0 if is_early else length_of_match(self._held, self._sequences)

@@ -1,4 +1,6 @@
-"""Text on the host: a tokenizer's face, token ids to text as they come, and stop texts across their borders."""
+"""Text on the host: a tokenizer's face, token ids to text as they come, and stop texts across their
+borders.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,25 @@ UNFINISHED = "\ufffd"
 """What decoders give for bytes that are no character (yet)."""
 
 MOST_HELD_TOKENS = 8
-"""A character is at most 4 bytes, hence 4 tokens: more held tokens than this are no character to come."""
+"""A character is at most 4 bytes, hence 4 tokens: more held tokens than this are no character to
+come.
+"""
 
 
 class HuggingFaceTokenizer(Protocol):
     """What is used of a fast tokenizer of transformers (or of one that looks like it).
 
-    `chat_template` is a Jinja text, or several by name, or None. Its variables are `special_tokens_map`, where there is one. A class
-    that renders chats by other means has a method apply_chat_template of its own.
+    `chat_template` is a Jinja text, or several by name, or None. Its variables are
+    `special_tokens_map`, where there is one. A class that renders chats by other means has a method
+    apply_chat_template of its own.
     """
 
     chat_template: Any
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids, with a begin-of-sequence token where the model wants one and it is asked for."""
+        """Text to ids, with a begin-of-sequence token where the model wants one and it is asked
+        for.
+        """
 
     def decode(
         self,
@@ -90,13 +97,15 @@ class Tokenizer:
         continue_final_message: bool | str = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, by `chat_template` or the model's own; special tokens are the template's business.
+        """Token ids of a conversation, by `chat_template` or the model's own; special tokens are
+        the template's business.
 
-        `tools` are descriptions of functions for the template, if it knows what to do with them, `chat_template_kwargs` more
-        variables of it. With `continue_final_message` the text ends where the final message does, or where its field of
-        that name does; then `add_generation_prompt` must be False.
-        Raises RequestError for messages that are empty, malformed or refused by the template, and for a template that exceeds
-        a limit, UnsupportedError when the tokenizer has no chat template.
+        `tools` are descriptions of functions for the template, if it knows what to do with them,
+        `chat_template_kwargs` more variables of it. With `continue_final_message` the text ends
+        where the final message does, or where its field of that name does; then
+        `add_generation_prompt` must be False. Raises RequestError for messages that are empty,
+        malformed or refused by the template, and for a template that exceeds a limit,
+        UnsupportedError when the tokenizer has no chat template.
         """
         chat = Chat(
             messages,
@@ -123,12 +132,14 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Turns token ids into text as they come; the parts joined are the text of all ids decoded at once.
+    """Turns token ids into text as they come; the parts joined are the text of all ids decoded at
+    once.
 
-    Bytes that are no whole character yet are held back. What a token adds depends on the tokens before it (leading spaces,
-    bytes), so new tokens are decoded together with those of the part given last, and that part's text is taken off: the
-    technique of two offsets known from text-generation-inference. A push decodes the tokens of the last part and its
-    own, and a few held ones, never more.
+    Bytes that are no whole character yet are held back. What a token adds depends on the tokens
+    before it (leading spaces, bytes), so new tokens are decoded together with those of the part
+    given last, and that part's text is taken off: the technique of two offsets known from
+    text-generation-inference. A push decodes the tokens of the last part and its own, and a few
+    held ones, never more.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -153,7 +164,9 @@ class IncrementalDetokenizer:
         return self._give_up_waiting(text) if len(self._held) > MOST_HELD_TOKENS else ""
 
     def flush(self) -> str:
-        """What is held back, bytes without a character as U+FFFD. For the end; another push begins a new text."""
+        """What is held back, bytes without a character as U+FFFD. For the end; another push begins
+        a new text.
+        """
         text = self._text_of(self._held) if self._held else ""
         self._context, self._held = [], []
         return text
@@ -172,9 +185,11 @@ class IncrementalDetokenizer:
         return text
 
     def _give_up_waiting(self, text: str) -> str:
-        """Bounds what is held: tokens of no text are forgotten, bytes that are no character are given as they are.
+        """Bounds what is held: tokens of no text are forgotten, bytes that are no character are
+        given as they are.
 
-        They are cut where both sides decode alone to what they decode to together, hence not within a character.
+        They are cut where both sides decode alone to what they decode to together, hence not within
+        a character.
         """
         if not text:
             self._held = []
@@ -187,10 +202,12 @@ class IncrementalDetokenizer:
 
 
 class StopChecker:
-    """Finds stop texts in a stream of text, and never gives out text that a stop text still to be completed would cut.
+    """Finds stop texts in a stream of text, and never gives out text that a stop text still to be
+    completed would cut.
 
-    Of several stop texts the one that ends first counts, of those the longest: the same however the stream is cut. One that
-    ends in text pushed with `counts` False does not count; one that only begins there does.
+    Of several stop texts the one that ends first counts, of those the longest: the same however the
+    stream is cut. One that ends in text pushed with `counts` False does not count; one that only
+    begins there does.
     """
 
     def __init__(self, stop: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
@@ -235,7 +252,9 @@ class StopChecker:
         return text
 
     def _start_of_held(self, text: str) -> int:
-        """Where the longest end of `text` begins that a stop text begins with; its length when none does."""
+        """Where the longest end of `text` begins that a stop text begins with; its length when none
+        does.
+        """
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stop):
                 return start

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_STOP_TOKENS = 16
-"""How many end-of-sequence and stop token ids one request may have: they are compared on the device."""
+"""How many end-of-sequence and stop token ids one request may have: they are compared on the
+device.
+"""
 
 MAX_LOGPROBS = 20
-"""How many best tokens one request may ask log-probabilities of: the device finds them in every step that tells any."""
+"""How many best tokens one request may ask log-probabilities of: the device finds them in every
+step that tells any.
+"""
 
 ALL_LOGPROBS = -1
 """In place of such a number: the whole vocabulary."""
@@ -32,9 +36,9 @@ ALL_LOGPROBS = -1
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen, and when it ends.
 
-    Validated when made and on every assignment: RequestError. A value of another type is refused, however like a right one
-    it looks.
-    A copy (`FrozenSampling`) is taken when the request is queued, so later changes never reach a request under way.
+    Validated when made and on every assignment: RequestError. A value of another type is refused,
+    however like a right one it looks. A copy (`FrozenSampling`) is taken when the request is
+    queued, so later changes never reach a request under way.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
@@ -196,7 +200,8 @@ class SamplingParams(BaseModel):
 
 
 def _plain(value: object, levels: int = 4) -> object:
-    """Numbers of numpy as Python's own; lists, ranges, arrays and sets as tuples; all else as it is.
+    """Numbers of numpy as Python's own; lists, ranges, arrays and sets as tuples; all else as it
+    is.
 
     No field has lists of more than two levels: what is nested deeper than `levels`, or a range of
     more than a million, stays and is refused by its type.
@@ -222,14 +227,17 @@ class FrozenSampling:
     min_p: float
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
-    """Every token id that ends the request, end-of-sequence ids included unless they are ignored."""
+    """Every token id that ends the request, end-of-sequence ids included unless they are ignored.
+    """
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     num_logprobs: int | None = None
-    """How many best tokens' log-probabilities are told besides each sampled one's; None: none at all."""
+    """How many best tokens' log-probabilities are told besides each sampled one's; None: none at
+    all.
+    """
     processors: tuple[Any, ...] = ()
     """The fields of each logits processor that it uses (enginebay.processor.RowValues)."""
     reads_tokens: bool = False
@@ -239,7 +247,9 @@ class FrozenSampling:
     stop_words_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of new tokens that end the request; the host looks for them."""
     min_tokens: int = 0
-    """How many new tokens come before one that ends the request, by itself or as the last of such a sequence or of a stop text."""
+    """How many new tokens come before one that ends the request, by itself or as the last of such a
+    sequence or of a stop text.
+    """
 
     @property
     def tells_all(self) -> bool:
@@ -262,7 +272,9 @@ class FrozenSampling:
 
     @property
     def scope(self) -> int:
-        """What a step must be able to do for it: 0 the best token, 1 a draw or log-probabilities, 2 processors and penalties."""
+        """What a step must be able to do for it: 0 the best token, 1 a draw or log-probabilities, 2
+        processors and penalties.
+        """
         if self.processors or self.penalises:
             return 2
         return 0 if self.is_greedy and self.num_logprobs is None else 1
@@ -287,7 +299,9 @@ def _refused(error: ValidationError) -> RequestError:
 
 
 def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-    """SamplingParams of a mapping of its fields; None has the defaults. RequestError for a wrong field or another type."""
+    """SamplingParams of a mapping of its fields; None has the defaults. RequestError for a wrong
+    field or another type.
+    """
     if isinstance(params, SamplingParams):
         return params
     if params is None or isinstance(params, Mapping):
@@ -305,10 +319,10 @@ def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> Sam
 class Request:
     """One sequence to complete; a prompt with n completions becomes n of these.
 
-    Invariants: `prompt_token_ids` is int32 of at least one token; prompt plus at least one new token
-    fits the engine's context; requests with the same `parent_id` (but "") have the same prompt, so that an engine may
-    compute it once; `key` are the two words of the request's own random key, the same for
-    all completions of a prompt: the device folds it with `index`.
+    Invariants: `prompt_token_ids` is int32 of at least one token; prompt plus at least one new
+    token fits the engine's context; requests with the same `parent_id` (but "") have the same
+    prompt, so that an engine may compute it once; `key` are the two words of the request's own
+    random key, the same for all completions of a prompt: the device folds it with `index`.
     """
 
     request_id: str
@@ -374,9 +388,10 @@ class RequestMetrics:
 class CompletionOutput:
     """One completion of a prompt.
 
-    `logprobs` has an entry for each of token_ids: log-probability by token id, best first, of that token and of the best
-    ones asked for. They are log_softmax of the model's own logits, in nats. `cumulative_logprob` is the sum of those of
-    token_ids. Both are None when the request did not ask for log-probabilities.
+    `logprobs` has an entry for each of token_ids: log-probability by token id, best first, of that
+    token and of the best ones asked for. They are log_softmax of the model's own logits, in nats.
+    `cumulative_logprob` is the sum of those of token_ids. Both are None when the request did not
+    ask for log-probabilities.
     """
 
     index: int
@@ -391,8 +406,8 @@ class CompletionOutput:
 class RequestOutput:
     """A prompt and its completions, as `LLM.generate` returns it.
 
-    `prompt_logprobs` has an entry for each of prompt_token_ids, as in CompletionOutput; of the first token, before which
-    there is nothing, it is None. None when the request did not ask.
+    `prompt_logprobs` has an entry for each of prompt_token_ids, as in CompletionOutput; of the
+    first token, before which there is nothing, it is None. None when the request did not ask.
     """
 
     request_id: str

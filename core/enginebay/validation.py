@@ -1,4 +1,6 @@
-"""Wrong values and unknown fields, as pydantic finds them, in one line: what was given, what is allowed, what to do."""
+"""Wrong values and unknown fields, as pydantic finds them, in one line: what was given, what is
+allowed, what to do.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ OTHER_PROGRAMS = {
     "tokenizer": ("--model DIR, whose tokenizer is used", "model, whose tokenizer is used"),
     "tp_size": ("--mesh tensor=N", "mesh={'tensor': N}"),
 }
-"""Options of vLLM, SGLang and transformers, with the flag and the keyword that serve instead here."""
+"""Options of vLLM, SGLang and transformers, with the flag and the keyword that serve instead here.
+"""
 
 NOTHING = {
     "data_parallel_size": "start one process for each replica",
@@ -72,7 +75,9 @@ FEW_FIELDS = 12
 
 
 def other_program_hint(name: str, *, is_flag: bool) -> str | None:
-    """What to do in place of another program's option, given as --flag-name or field_name; None for an unknown one."""
+    """What to do in place of another program's option, given as --flag-name or field_name; None for
+    an unknown one.
+    """
     plain = name.lstrip("-").replace("-", "_")
     if plain in NOTHING:
         return f"Leave it out: {NOTHING[plain]}."
@@ -109,7 +114,9 @@ def changed_fields(model: BaseModel) -> list[tuple[str | None, Any]]:
 
 
 def own_error(error: ValidationError, kind: type[EnginebayError]) -> EnginebayError | None:
-    """The error of class `kind` that a validator raised, which has its three parts already; None when there is none."""
+    """The error of class `kind` that a validator raised, which has its three parts already; None
+    when there is none.
+    """
     causes = (finding.get("ctx", {}).get("error") for finding in error.errors())
     return next((cause for cause in causes if isinstance(cause, kind)), None)
 
@@ -170,7 +177,9 @@ def _otherwise(name: str, node: Mapping[str, Any], value: object) -> str:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Where a finding is, such as `kernels.attention`; a long name that a stranger wrote is quoted in part."""
+    """Where a finding is, such as `kernels.attention`; a long name that a stranger wrote is quoted
+    in part.
+    """
     names = [str(part) for part in loc]
     return ".".join(n if len(n) <= MAX_NAME and n.isprintable() else shown(n) for n in names)
 

@@ -19,11 +19,13 @@ REPEAT_S = 30.0
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Name `what` ("compiling ...") on the logger when the block takes longer than PATIENCE_S, and again every REPEAT_S.
+    """Name `what` ("compiling ...") on the logger when the block takes longer than PATIENCE_S, and
+    again every REPEAT_S.
 
-    The records are warnings, which Python writes to stderr even where a program has configured no logging; the record
-    of the end is of level INFO, and only where the beginning was named. A program that shows waits itself adds a handler
-    to the logger: every record has `wait_key`, the same for one wait, and `wait_ended`.
+    The records are warnings, which Python writes to stderr even where a program has configured no
+    logging; the record of the end is of level INFO, and only where the beginning was named. A
+    program that shows waits itself adds a handler to the logger: every record has `wait_key`, the
+    same for one wait, and `wait_ended`.
     """
     start, ended = time.monotonic(), threading.Event()
     key = object()

@@ -23,7 +23,9 @@ MAX_LENGTH = 16
 """Tokens of a sequence."""
 
 ANY, NONE = -1, -2
-"""In a sequence's beginning: any token, or none at all. Before the text: no token, which equals neither."""
+"""In a sequence's beginning: any token, or none at all. Before the text: no token, which equals
+neither.
+"""
 
 
 class BadWordsOptions(BaseModel):
@@ -45,15 +47,19 @@ class BadWordsOptions(BaseModel):
 
 
 class BadWords(LogitsProcessor):
-    """A sequence's last token is impossible where the tokens before it end the text, prompt and output together.
+    """A sequence's last token is impossible where the tokens before it end the text, prompt and
+    output together.
 
-    As NoBadWordsLogitsProcessor of Hugging Face transformers has it. Where no other token is possible, nothing is changed.
+    As NoBadWordsLogitsProcessor of Hugging Face transformers has it. Where no other token is
+    possible, nothing is changed.
     """
 
     reads_tokens = True
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
-        """Each sequence's last token, the vocabulary's size where there is none, and those before it, the last one last."""
+        """Each sequence's last token, the vocabulary's size where there is none, and those before
+        it, the last one last.
+        """
         return {
             "last": RowField("int32", (MAX_SEQUENCES,)),
             "before": RowField("int32", (MAX_SEQUENCES, MAX_LENGTH - 1)),

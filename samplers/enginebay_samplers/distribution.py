@@ -11,10 +11,11 @@ from enginebay.sampler import SamplingState
 
 
 class Distribution(NamedTuple):
-    """log_p f32 [S, vocab]: natural logarithms of what the rows' temperatures make of logits; -inf where impossible.
+    """log_p f32 [S, vocab]: natural logarithms of what the rows' temperatures make of logits; -inf
+    where impossible.
 
-    is_drawn bool [S, 1]: whether the row is drawn from it; at temperature 0 the first best token is taken, and log_p is that of
-    temperature 1. best bool [S, vocab]: the most likely tokens.
+    is_drawn bool [S, 1]: whether the row is drawn from it; at temperature 0 the first best token is
+    taken, and log_p is that of temperature 1. best bool [S, vocab]: the most likely tokens.
     """
 
     log_p: jax.Array

@@ -1,4 +1,6 @@
-"""The device's part of guided decoding: a row's mask of allowed tokens, which the host writes anew before each of its steps."""
+"""The device's part of guided decoding: a row's mask of allowed tokens, which the host writes anew
+before each of its steps.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ class GuidedOptions(BaseModel):
 
 
 class Guided(LogitsProcessor):
-    """Leaves a row the tokens whose bit is set in `bits` uint32 [ceil(vocab / 32)]: bit i % 32 of word i // 32 for token i."""
+    """Leaves a row the tokens whose bit is set in `bits` uint32 [ceil(vocab / 32)]: bit i % 32 of
+    word i // 32 for token i.
+    """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """The mask."""
         return {BITS: RowField("uint32", (num_words(sizes.vocab_size),))}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """The mask that holds until the loop writes one. RequestError for ids that the model does not have."""
+        """The mask that holds until the loop writes one. RequestError for ids that the model does
+        not have.
+        """
         vocab = facts.sizes.vocab_size
         if options.token_ids is None:
             return {BITS: np.full(num_words(vocab), 0xFFFFFFFF, np.uint32)}
@@ -49,6 +55,7 @@ class Guided(LogitsProcessor):
     def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
         """The logits, -inf where the bit is not set.
 
-        Where nothing would be left they stay: the loop then tells a token that the grammar does not allow.
+        Where nothing would be left they stay: the loop then tells a token that the grammar does not
+        allow.
         """
         return ban(logits, ~from_bits(own[BITS], logits.shape[-1]))

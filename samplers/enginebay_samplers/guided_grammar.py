@@ -1,4 +1,6 @@
-"""Grammars by llguidance: compiled from schemas, regular expressions, choices and Lark texts, and followed token by token."""
+"""Grammars by llguidance: compiled from schemas, regular expressions, choices and Lark texts, and
+followed token by token.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ ALLOWED = {
 
 
 class LlguidanceOptions(BaseModel):
-    """Limits of llguidance on one grammar and on each step of a request, which ends with an error when it exceeds one."""
+    """Limits of llguidance on one grammar and on each step of a request, which ends with an error
+    when it exceeds one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

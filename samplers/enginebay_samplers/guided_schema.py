@@ -1,4 +1,6 @@
-"""What a JSON schema may hold, so that nothing of it is left out: keywords that are held, and those that say nothing of a value."""
+"""What a JSON schema may hold, so that nothing of it is left out: keywords that are held, and those
+that say nothing of a value.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def why_not(schema: dict[str, Any]) -> str | None:
 
 
 def _schemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema within one, with its path. What stands where none may stand is the library's to refuse."""
+    """Every schema within one, with its path. What stands where none may stand is the library's to
+    refuse.
+    """
     if not isinstance(schema, dict):
         return
     yield where, schema
@@ -108,7 +112,9 @@ def _schemas(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _few_keys(schema: dict[str, Any]) -> str | None:
-    """Keys without a name of their own in a schema may come twice in an output, and count once when it is read."""
+    """Keys without a name of their own in a schema may come twice in an output, and count once when
+    it is read.
+    """
     least, required = schema.get("minProperties", 0), schema.get("required", [])
     if not isinstance(least, int) or not isinstance(required, list) or least <= len(required) + 1:
         return None

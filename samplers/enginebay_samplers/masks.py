@@ -1,4 +1,6 @@
-"""The processors allowed_token_ids and min_tokens: tokens that a request makes impossible, always or at first."""
+"""The processors allowed_token_ids and min_tokens: tokens that a request makes impossible, always
+or at first.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class MinTokensOptions(BaseModel):
 
 
 class MinTokens(LogitsProcessor):
-    """Tokens that end the request are impossible before so many others were made; where no other is possible, they are not."""
+    """Tokens that end the request are impossible before so many others were made; where no other is
+    possible, they are not.
+    """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """How many, and the ids, the vocabulary's size where there is none."""

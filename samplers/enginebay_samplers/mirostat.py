@@ -40,11 +40,13 @@ class MirostatOptions(BaseModel):
 
 
 class Mirostat(LogitsProcessor):
-    """Keeps the tokens of at most mu bits of surprise, and the most likely one; mu follows what was chosen.
+    """Keeps the tokens of at most mu bits of surprise, and the most likely one; mu follows what was
+    chosen.
 
-    Version 2 of Basu, Ramachandran, Keskar and Varshney, "Mirostat: a neural text decoding algorithm that directly controls
-    perplexity", 2021, as its authors published it: mu begins at 2 tau, and after a token loses eta times what the token's
-    surprise among those kept exceeds tau by. At temperature 0 nothing changes, mu neither.
+    Version 2 of Basu, Ramachandran, Keskar and Varshney, "Mirostat: a neural text decoding
+    algorithm that directly controls perplexity", 2021, as its authors published it: mu begins at 2
+    tau, and after a token loses eta times what the token's surprise among those kept exceeds tau
+    by. At temperature 0 nothing changes, mu neither.
     """
 
     keeps_argmax = True
@@ -64,7 +66,9 @@ class Mirostat(LogitsProcessor):
         return keep(logits, _kept(given, own), given)
 
     def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
-        """mu f32 [S]; a token that was impossible, as the one of a row without any, changes nothing."""
+        """mu f32 [S]; a token that was impossible, as the one of a row without any, changes
+        nothing.
+        """
         given = distribution(logits, state)
         mass = jnp.where(_kept(given, own), jnp.exp(given.log_p), 0.0).sum(axis=-1)
         chosen = jnp.take_along_axis(given.log_p, tokens[:, None], axis=-1)[:, 0]

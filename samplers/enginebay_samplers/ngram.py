@@ -1,7 +1,8 @@
-"""Drafts by looking up: what followed the row's last tokens when they stood in its prompt or output before.
+"""Drafts by looking up: what followed the row's last tokens when they stood in its prompt or output
+before.
 
-Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless Acceleration of Large Language
-Models", 2023.
+Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless
+Acceleration of Large Language Models", 2023.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class NgramOptions(BaseModel):
 
 
 class NgramProposer(Proposer):
-    """What followed the latest of the longest earlier occurrences of the row's last min_n to max_n tokens."""
+    """What followed the latest of the longest earlier occurrences of the row's last min_n to max_n
+    tokens.
+    """
 
     looks_far = True
 
@@ -42,7 +45,8 @@ class NgramProposer(Proposer):
     def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
         """One pass over the tokens, then over the few places that are left.
 
-        An occurrence so near the end that fewer than `most` tokens follow is taken for a period: they are repeated.
+        An occurrence so near the end that fewer than `most` tokens follow is taken for a period:
+        they are repeated.
         """
         nothing = np.empty(0, np.int32)
         last = len(token_ids) - 1

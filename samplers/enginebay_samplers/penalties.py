@@ -1,4 +1,6 @@
-"""Penalties: tokens that a row has already make their own scores lower, or higher, before anything else is done."""
+"""Penalties: tokens that a row has already make their own scores lower, or higher, before anything
+else is done.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class _Strengths(NamedTuple):
 
 
 def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
-    """logits f32 [S, vocab] after the penalties that the rows' state has: repetition, then frequency, then presence.
+    """logits f32 [S, vocab] after the penalties that the rows' state has: repetition, then
+    frequency, then presence.
 
     While no row uses one, the logits are passed through and nothing is computed.
     """
@@ -108,8 +111,8 @@ class PenaltiesOptions(BaseModel):
 class Penalties(LogitsProcessor):
     """Repetition, then frequency, then presence.
 
-    Repetition is Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019 (section 4.1), with negative logits multiplied;
-    frequency and presence are those of the OpenAI API.
+    Repetition is Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019 (section 4.1), with
+    negative logits multiplied; frequency and presence are those of the OpenAI API.
     """
 
     reads_tokens = True
@@ -120,7 +123,9 @@ class Penalties(LogitsProcessor):
         return {**numbers, "output_only": RowField("bool")}
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
-        """Any options can be served; a repetition beyond what f32 scores bear counts as the last that they do."""
+        """Any options can be served; a repetition beyond what f32 scores bear counts as the last
+        that they do.
+        """
         repetition = min(max(options.repetition, 1.0 / MAX_REPETITION), MAX_REPETITION)
         return {name: getattr(options, name) for name in _Strengths._fields} | {
             "repetition": repetition

@@ -1,4 +1,6 @@
-"""What this package offers: the samplers "greedy" and "standard", eleven logits processors, grammars, and the proposer "ngram"."""
+"""What this package offers: the samplers "greedy" and "standard", eleven logits processors,
+grammars, and the proposer "ngram".
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def register_samplers(register: Register) -> None:
 
 @hookimpl
 def register_logits_processors(register: Register) -> None:
-    """What adds to scores, what makes tokens impossible, what counts repetitions, and, last, what cuts by probability."""
+    """What adds to scores, what makes tokens impossible, what counts repetitions, and, last, what
+    cuts by probability.
+    """
     for name, (place, order, summary) in PROCESSORS.items():
         register(
             name,

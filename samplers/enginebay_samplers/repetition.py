@@ -1,4 +1,6 @@
-"""The processors no_repeat_ngram and dry: what would repeat a part of the text so far becomes impossible, or less likely."""
+"""The processors no_repeat_ngram and dry: what would repeat a part of the text so far becomes
+impossible, or less likely.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,19 @@ MAX_MATCH = 50
 """Tokens of a repetition that dry tells apart, as its source has it: longer ones cost the same."""
 
 _Loop = tuple[Any, jax.Array, jax.Array, jax.Array]
-"""Tokens counted so far, the text that far to the right, where the match goes on, and its length."""
+"""Tokens counted so far, the text that far to the right, where the match goes on, and its length.
+"""
 
 
 def _matches(
     state: SamplingState, limit: jax.Array, first: jax.Array, ends: jax.Array
 ) -> jax.Array:
-    """int32 [S, L]: at each index, how many tokens before it are also the last ones of the row's text, in their order.
+    """int32 [S, L]: at each index, how many tokens before it are also the last ones of the row's
+    text, in their order.
 
-    -1 outside of the text. `limit` int32 [S]: most that are counted. `first` int32 [S]: index of the first one that
-    counts. `ends` int32 [S, L]: the text, with -1 where counting ends. One pass over [S, L] for each token of the longest match.
+    -1 outside of the text. `limit` int32 [S]: most that are counted. `first` int32 [S]: index of
+    the first one that counts. `ends` int32 [S, L]: the text, with -1 where counting ends. One pass
+    over [S, L] for each token of the longest match.
     """
     end, first = state.positions[:, None], first[:, None]
     index = lax.broadcasted_iota(jnp.int32, ends.shape, 1)
@@ -62,11 +67,13 @@ class NoRepeatNgramOptions(BaseModel):
 
 
 class NoRepeatNgram(LogitsProcessor):
-    """A token is impossible where it would end a sequence of `size` tokens that prompt and output have already.
+    """A token is impossible where it would end a sequence of `size` tokens that prompt and output
+    have already.
 
-    As NoRepeatNGramLogitsProcessor of Hugging Face transformers has it (after Paulus, Xiong and Socher, "A deep reinforced
-    model for abstractive summarization", 2017, section 2.5). Where no other token is possible, nothing is changed. Costs
-    up to `size` passes over the rows' texts, fewer when nothing so long repeats, and one write for each token of them.
+    As NoRepeatNGramLogitsProcessor of Hugging Face transformers has it (after Paulus, Xiong and
+    Socher, "A deep reinforced model for abstractive summarization", 2017, section 2.5). Where no
+    other token is possible, nothing is changed. Costs up to `size` passes over the rows' texts,
+    fewer when nothing so long repeats, and one write for each token of them.
     """
 
     reads_tokens = True
@@ -129,9 +136,10 @@ class DryOptions(BaseModel):
 class Dry(LogitsProcessor):
     """A token that would prolong a repetition loses multiplier * base ** (length - allowed_length).
 
-    The length is that of the longest part of prompt and output that ends the text and that the token followed before. "Don't
-    repeat yourself": P. E. Weidmann, text-generation-webui, pull request 5677, 2024. Costs a pass over the rows' texts for
-    each token of the longest repetition, at most MAX_MATCH, and one write for each token of the texts.
+    The length is that of the longest part of prompt and output that ends the text and that the
+    token followed before. "Don't repeat yourself": P. E. Weidmann, text-generation-webui, pull
+    request 5677, 2024. Costs a pass over the rows' texts for each token of the longest repetition,
+    at most MAX_MATCH, and one write for each token of the texts.
     """
 
     reads_tokens = True

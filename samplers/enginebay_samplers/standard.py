@@ -1,9 +1,11 @@
-"""The standard sampler: penalties, temperature, top_k, top_p and min_p, then one draw by Gumbel noise.
+"""The standard sampler: penalties, temperature, top_k, top_p and min_p, then one draw by Gumbel
+noise.
 
-A draw is argmax(z + noise) over the tokens kept, which is a sample of softmax(z) over them (the Gumbel-max
-trick: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", 2014). The noise belongs to the row's key, its position
-and the token's id, so a row's token is the same however the kept tokens were found: which the op sample does, by
-whatever implementation was chosen, when any row has a temperature. Greedy rows pay for the first best token alone.
+A draw is argmax(z + noise) over the tokens kept, which is a sample of softmax(z) over them (the
+Gumbel-max trick: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", 2014). The noise belongs
+to the row's key, its position and the token's id, so a row's token is the same however the kept
+tokens were found: which the op sample does, by whatever implementation was chosen, when any row has
+a temperature. Greedy rows pay for the first best token alone.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from enginebay_samplers.penalties import penalize, penalizes
 
 
 def sample(logits: jax.Array, state: SamplingState, *, draw: SampleOp) -> jax.Array:
-    """logits f32 [S, vocab] (-inf allowed) -> token ids int32 [S], by the contract of enginebay.sampler.Sampler.
+    """logits f32 [S, vocab] (-inf allowed) -> token ids int32 [S], by the contract of
+    enginebay.sampler.Sampler.
 
-    A row of temperature 0 or top_k 1 gets the first best token exactly. While all rows are such, and none has a penalty,
-    nothing else is computed. `draw` is the op sample.
+    A row of temperature 0 or top_k 1 gets the first best token exactly. While all rows are such,
+    and none has a penalty, nothing else is computed. `draw` is the op sample.
     """
     logits = logits.astype(jnp.float32)
     best = first_best(logits)
@@ -42,7 +45,9 @@ def sample(logits: jax.Array, state: SamplingState, *, draw: SampleOp) -> jax.Ar
 
 
 def _drawn(logits: jax.Array, draws: jax.Array, state: SamplingState, draw: SampleOp) -> jax.Array:
-    """Token ids int32 [S]; those of rows with `draws` False mean nothing, and cost the op as little as it can."""
+    """Token ids int32 [S]; those of rows with `draws` False mean nothing, and cost the op as little
+    as it can.
+    """
     vocab = logits.shape[-1]
     highest = logits.max(axis=-1, keepdims=True)
     highest = jnp.where(jnp.isfinite(highest), highest, 0.0)

@@ -1,4 +1,6 @@
-"""What processors share that know tokens by their ids: sets of ids as bits, and tokens made impossible."""
+"""What processors share that know tokens by their ids: sets of ids as bits, and tokens made
+impossible.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ WORD = 32
 def ban(logits: jax.Array, banned: jax.Array) -> jax.Array:
     """logits f32 [S, vocab] with -inf where `banned` bool [S, vocab].
 
-    A row that would have no possible token left keeps its logits: another processor has banned the others, and a request
-    whose wishes exclude one another gets the ones that came first.
+    A row that would have no possible token left keeps its logits: another processor has banned the
+    others, and a request whose wishes exclude one another gets the ones that came first.
     """
     left = jnp.where(banned, -jnp.inf, logits)
     some = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
@@ -27,7 +29,9 @@ def ban(logits: jax.Array, banned: jax.Array) -> jax.Array:
 
 
 def is_among(ids: jax.Array, vocab: int) -> jax.Array:
-    """bool [S, vocab], whether a token is among the row's ids int32 [S, n]; ids of `vocab` stand for none."""
+    """bool [S, vocab], whether a token is among the row's ids int32 [S, n]; ids of `vocab` stand
+    for none.
+    """
     row = jnp.arange(ids.shape[0])[:, None]
     return jnp.zeros((ids.shape[0], vocab), bool).at[row, ids].set(True, mode="drop")
 

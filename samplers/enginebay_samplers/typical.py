@@ -37,10 +37,12 @@ class TypicalOptions(BaseModel):
 
 
 class Typical(LogitsProcessor):
-    """Keeps the tokens whose -log p is nearest the entropy, the fewest that have mass typical_p, and all that are as near.
+    """Keeps the tokens whose -log p is nearest the entropy, the fewest that have mass typical_p,
+    and all that are as near.
 
-    Locally typical sampling: Meister, Pimentel, Wiher and Cotterell, "Locally typical sampling", 2022. The border is found by
-    bisection over the bits of the distance: 31 masked sums. The most likely token may be cut off.
+    Locally typical sampling: Meister, Pimentel, Wiher and Cotterell, "Locally typical sampling",
+    2022. The border is found by bisection over the bits of the distance: 31 masked sums. The most
+    likely token may be cut off.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:

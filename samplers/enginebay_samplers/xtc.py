@@ -45,10 +45,12 @@ class XtcOptions(BaseModel):
 
 
 class Xtc(LogitsProcessor):
-    """With chance `probability`, of the tokens of probability `threshold` or more only the least likely stays, and what equals it.
+    """With chance `probability`, of the tokens of probability `threshold` or more only the least
+    likely stays, and what equals it.
 
-    "Exclude top choices": P. E. Weidmann, text-generation-webui, pull request 6335, 2024. Where fewer than two reach the
-    threshold nothing is changed. Whether it happens at a position follows from the request's key, as its tokens do.
+    "Exclude top choices": P. E. Weidmann, text-generation-webui, pull request 6335, 2024. Where
+    fewer than two reach the threshold nothing is changed. Whether it happens at a position follows
+    from the request's key, as its tokens do.
     """
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:

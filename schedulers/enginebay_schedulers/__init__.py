@@ -1,1 +1,3 @@
-"""Which tokens run next: continuous batching in several orders, and static batches. Nothing here imports JAX."""
+"""Which tokens run next: continuous batching in several orders, and static batches. Nothing here
+imports JAX.
+"""

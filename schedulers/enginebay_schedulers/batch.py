@@ -1,4 +1,6 @@
-"""Continuous batching as pure functions: from an order of all requests to what is preempted, prefilled and decoded."""
+"""Continuous batching as pure functions: from an order of all requests to what is preempted,
+prefilled and decoded.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +43,25 @@ class Room:
 
 
 def run_batch(view: SchedulerView, order: Sequence[One], few_steps: int) -> Decision:
-    """The decision for requests in this order: whoever comes first in it gets budget and cache first.
+    """The decision for requests in this order: whoever comes first in it gets budget and cache
+    first.
 
-    `order` has every running request, and of the waiting ones at least the first that free rows could take.
+    `order` has every running request, and of the waiting ones at least the first that free rows
+    could take.
 
-    - When decoding rows need cache for their next token and there is not enough, rows are preempted from the end of
-      the order until the rest fits. The first of them never is, so there is always progress. Nothing is admitted then.
-    - Each decoding row takes one token of the budget. What is left goes to prompts, of rows that are partly prefilled
-      and of waiting requests; the last one gets a part of its prompt. A waiting request is admitted when there are a
-      free row and free cache for its prompt and one token; when there are not, none after it is.
-    - `few_steps` decode steps while others prefill or could be admitted: a newcomer then waits for at most that many
-      steps, and the host's work per decision is still shared by so many. Otherwise as many as the engine allows, but
-      when others wait not beyond the first row that is sure to end.
+    - When decoding rows need cache for their next token and there is not enough, rows are preempted
+      from the end of
+      the order until the rest fits. The first of them never is, so there is always progress.
+      Nothing is admitted then.
+    - Each decoding row takes one token of the budget. What is left goes to prompts, of rows that
+      are partly prefilled
+      and of waiting requests; the last one gets a part of its prompt. A waiting request is admitted
+      when there are a free row and free cache for its prompt and one token; when there are not,
+      none after it is.
+    - `few_steps` decode steps while others prefill or could be admitted: a newcomer then waits for
+      at most that many
+      steps, and the host's work per decision is still shared by so many. Otherwise as many as the
+      engine allows, but when others wait not beyond the first row that is sure to end.
     """
     limits = view.limits
     rows = [one for one in order if isinstance(one, RunningView)]
@@ -85,7 +94,9 @@ def oldest_first(rows: Iterable[RunningView]) -> list[RunningView]:
 def first_in_line(
     view: SchedulerView, key: Callable[[WaitingView], float], max_wait_s: float
 ) -> list[WaitingView]:
-    """The waiting requests that free rows could take: those that waited too long by arrival, then by least key."""
+    """The waiting requests that free rows could take: those that waited too long by arrival, then
+    by least key.
+    """
 
     def rank(one: WaitingView) -> tuple[bool, float, float]:
         late = view.now_s - one.arrival_s >= max_wait_s
@@ -95,7 +106,9 @@ def first_in_line(
 
 
 def cache_to_admit(one: WaitingView) -> int:
-    """Tokens of cache that a waiting request needs: its prompt, less what it shares, and the first token after it."""
+    """Tokens of cache that a waiting request needs: its prompt, less what it shares, and the first
+    token after it.
+    """
     return one.num_prompt_tokens + 1 - one.num_shared_tokens
 
 
@@ -113,7 +126,9 @@ def decodable(rows: Iterable[RunningView], limits: Limits) -> list[RunningView]:
 
 
 def is_ending(row: RunningView) -> bool:
-    """Whether all tokens of a row are launched, so that it gives back what it holds when they are read."""
+    """Whether all tokens of a row are launched, so that it gives back what it holds when they are
+    read.
+    """
     return row.num_left == 0 and row.max_new_left == 0
 
 
@@ -135,9 +150,11 @@ def growth(decoding: Iterable[RunningView], num_steps: int) -> int:
 def make_room(
     rows: Sequence[RunningView], limits: Limits
 ) -> tuple[tuple[str, ...], list[RunningView], int]:
-    """Who is preempted so that each decoding row can run one step; who is kept; and the free tokens then.
+    """Who is preempted so that each decoding row can run one step; who is kept; and the free tokens
+    then.
 
-    First those that are ending anyway, which have nothing to compute again; then from the end of `rows`.
+    First those that are ending anyway, which have nothing to compute again; then from the end of
+    `rows`.
     """
     kept, free_tokens = list(rows), limits.free_tokens
     preempt: list[str] = []
@@ -160,7 +177,9 @@ def has_room(one: WaitingView, room: Room) -> bool:
 
 
 def fill_budget(order: Iterable[One], room: Room) -> tuple[tuple[tuple[str, int], ...], Room]:
-    """What is prefilled, in this order, and the room then. No waiting request is admitted past one that is not."""
+    """What is prefilled, in this order, and the room then. No waiting request is admitted past one
+    that is not.
+    """
     prefill: list[tuple[str, int]] = []
     is_open = True
     for one in order:
@@ -193,7 +212,9 @@ def without(view: SchedulerView, names: Collection[str]) -> SchedulerView:
 
 
 def steps_that_fit(decoding: Sequence[RunningView], steps: int, spare: int) -> int:
-    """The most steps up to `steps` for which the rows' growth beyond the first step fits into `spare` tokens."""
+    """The most steps up to `steps` for which the rows' growth beyond the first step fits into
+    `spare` tokens.
+    """
     if len(decoding) * (steps - 1) <= spare:
         return steps  # no row grows by more than a token a step
     first = growth(decoding, 1)

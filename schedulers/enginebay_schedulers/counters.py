@@ -1,8 +1,10 @@
-"""Virtual token counters: what each tenant has been served, as an immutable record and two functions on it.
+"""Virtual token counters: what each tenant has been served, as an immutable record and two
+functions on it.
 
-Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A tenant that is served pays for it; a tenant
-that comes back to the queue is lifted to the least of those that are in it, so that nobody saves up service by staying
-away. Counters of two tenants that both have requests waiting then differ by a bounded amount.
+Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A tenant that is served pays
+for it; a tenant that comes back to the queue is lifted to the least of those that are in it, so
+that nobody saves up service by staying away. Counters of two tenants that both have requests
+waiting then differ by a bounded amount.
 """
 
 from __future__ import annotations
@@ -40,14 +42,17 @@ class Counters:
     accounts: tuple[Account, ...] = ()
     paid: tuple[tuple[str, int], ...] = ()
     last: str = ""
-    """The tenant that was admitted last: whoever comes back to an empty queue is lifted to its counter."""
+    """The tenant that was admitted last: whoever comes back to an empty queue is lifted to its
+    counter.
+    """
 
 
 def settle(view: SchedulerView, state: Counters, weights: Weights, forget_s: float) -> Counters:
-    """The counters before a decision: corrected by what the view shows, and with tenants that came back lifted.
+    """The counters before a decision: corrected by what the view shows, and with tenants that came
+    back lifted.
 
-    An account is forgotten when its tenant has no request and none was admitted for `forget_s`; not that of the
-    tenant that was admitted last.
+    An account is forgotten when its tenant has no request and none was admitted for `forget_s`; not
+    that of the tenant that was admitted last.
     """
     present = {one.request_id: one for one in everybody(view)}
     tenants = {one.tenant: None for one in present.values()}
@@ -72,8 +77,8 @@ def settle(view: SchedulerView, state: Counters, weights: Weights, forget_s: flo
 def charge(view: SchedulerView, decision: Decision, state: Counters, weights: Weights) -> Counters:
     """The counters after a decision: its tokens are paid for by those who get them.
 
-    A row that a stop token ends has paid for the rest of its steps too. What is computed again after a preemption is
-    not paid twice.
+    A row that a stop token ends has paid for the rest of its steps too. What is computed again
+    after a preemption is not paid twice.
     """
     present = {one.request_id: one for one in everybody(view)}
     counters = {account.tenant: account.counter for account in state.accounts}

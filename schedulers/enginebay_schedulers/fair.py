@@ -30,14 +30,19 @@ class FairOptions(BaseModel):
 
 
 class Fair(Scheduler):
-    """Admits a request of the tenant with the lowest virtual token counter, by the rules of `batch.run_batch`.
+    """Admits a request of the tenant with the lowest virtual token counter, by the rules of
+    `batch.run_batch`.
 
-    - A tenant pays `input_weight` for a prompt token and `output_weight` for a generated one; `counters` has the
-      rules. Of one tenant, requests go in order of arrival. So a flood of one tenant's waits behind itself.
-    - New tenants start level with those that wait. So that ever more of them cannot starve another, a tenant that has
-      requests and of which none was admitted for `max_wait_s` goes first, once, the longest waiting of them before
-      the others.
-    - When decoding rows need cache the tenant with the highest counter gives up its youngest row first. The oldest row
+    - A tenant pays `input_weight` for a prompt token and `output_weight` for a generated one;
+      `counters` has the
+      rules. Of one tenant, requests go in order of arrival. So a flood of one tenant's waits behind
+      itself.
+    - New tenants start level with those that wait. So that ever more of them cannot starve another,
+      a tenant that has
+      requests and of which none was admitted for `max_wait_s` goes first, once, the longest waiting
+      of them before the others.
+    - When decoding rows need cache the tenant with the highest counter gives up its youngest row
+      first. The oldest row
       of all never is preempted, so that each is safe in the end.
 
     The state are the counters.
@@ -59,7 +64,9 @@ class Fair(Scheduler):
         return decision, charge(view, decision, settled, self._weights)
 
     def _line(self, view: SchedulerView, counters: Counters) -> list[WaitingView]:
-        """The waiting requests that free rows could take: each the next of the tenant whose turn it is by then."""
+        """The waiting requests that free rows could take: each the next of the tenant whose turn it
+        is by then.
+        """
         queues: dict[str, list[WaitingView]] = {}
         for one in reversed(view.waiting):
             queues.setdefault(one.tenant, []).append(one)

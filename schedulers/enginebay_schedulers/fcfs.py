@@ -1,4 +1,6 @@
-"""First come, first served: continuous batching with chunked prefill under a budget of tokens per decision."""
+"""First come, first served: continuous batching with chunked prefill under a budget of tokens per
+decision.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ class FcfsOptions(BaseModel):
 
 
 class Fcfs(Scheduler):
-    """Serves requests in order of arrival, by the rules of `batch.run_batch`; priorities and tenants play no part.
+    """Serves requests in order of arrival, by the rules of `batch.run_batch`; priorities and
+    tenants play no part.
 
-    Running rows come first, the oldest before the others, then the waiting ones in the order of the view. So no
-    request overtakes another, and the youngest is preempted first. It keeps no state: what it needs is in the view.
+    Running rows come first, the oldest before the others, then the waiting ones in the order of the
+    view. So no request overtakes another, and the youngest is preempted first. It keeps no state:
+    what it needs is in the view.
     """
 
     def __init__(self, options: FcfsOptions | None = None) -> None:

@@ -1,4 +1,6 @@
-"""What this package offers: the schedulers "fcfs", "priority", "fair", "sjf", "prefix_aware" and "static"."""
+"""What this package offers: the schedulers "fcfs", "priority", "fair", "sjf", "prefix_aware" and
+"static".
+"""
 
 from __future__ import annotations
 

@@ -25,12 +25,14 @@ class PrefixAwareOptions(BaseModel):
 
 
 class PrefixAware(Scheduler):
-    """Admits the request of which the most tokens lie in the cache, by the rules of `batch.run_batch`.
+    """Admits the request of which the most tokens lie in the cache, by the rules of
+    `batch.run_batch`.
 
-    Ties, and so all requests where nothing is cached, go in order of arrival. Whoever has waited `max_wait_s` goes
-    before all others, in order of arrival too. Rows that run are not overtaken, and the youngest is preempted first.
-    It keeps no state. The order is that of SGLang's longest prefix match (Zheng et al., "SGLang: Efficient Execution
-    of Structured Language Model Programs", NeurIPS 2024), which has no bound on waiting.
+    Ties, and so all requests where nothing is cached, go in order of arrival. Whoever has waited
+    `max_wait_s` goes before all others, in order of arrival too. Rows that run are not overtaken,
+    and the youngest is preempted first. It keeps no state. The order is that of SGLang's longest
+    prefix match (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
+    NeurIPS 2024), which has no bound on waiting.
     """
 
     needs_cached_tokens = True

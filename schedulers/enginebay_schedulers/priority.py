@@ -41,12 +41,14 @@ class PriorityOptions(BaseModel):
 class Priority(Scheduler):
     """Serves the most urgent request first, running or waiting, by the rules of `batch.run_batch`.
 
-    - A larger priority is more urgent. Requests are ordered by arrival_s - priority * ageing_s: of one priority in
-      order of arrival, and a request is overtaken only by those that come less than `ageing_s` a level after it.
-      These are finitely many, so that nobody starves; and the order of two requests never changes, so that they do
-      not displace one another in turn.
+    - A larger priority is more urgent. Requests are ordered by arrival_s - priority * ageing_s: of
+      one priority in
+      order of arrival, and a request is overtaken only by those that come less than `ageing_s` a
+      level after it. These are finitely many, so that nobody starves; and the order of two requests
+      never changes, so that they do not displace one another in turn.
     - Whoever is last in that order is preempted first when decoding rows need cache.
-    - With `displace`, rows of lower priority than the first of the waiting, which come after it in that order too, are
+    - With `displace`, rows of lower priority than the first of the waiting, which come after it in
+      that order too, are
       preempted when that makes the room it needs.
 
     It keeps no state.
@@ -76,7 +78,9 @@ class Priority(Scheduler):
     def _displaced(
         self, view: SchedulerView, rows: list[RunningView], first: WaitingView
     ) -> tuple[str, ...]:
-        """The fewest rows from the end of the order that make room for `first`; none where that is not enough."""
+        """The fewest rows from the end of the order that make room for `first`; none where that is
+        not enough.
+        """
         ending = {row.request_id for row in rows if is_ending(row)}  # they make room by themselves
         lower = [
             r for r in rows if r.priority < first.priority and self._rank(r) > self._rank(first)

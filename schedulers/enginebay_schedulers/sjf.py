@@ -25,11 +25,13 @@ class SjfOptions(BaseModel):
 
 
 class Sjf(Scheduler):
-    """Admits the request with the fewest prompt tokens to process, by the rules of `batch.run_batch`.
+    """Admits the request with the fewest prompt tokens to process, by the rules of
+    `batch.run_batch`.
 
-    How much a request will generate is not known, so the prompt alone counts, without what lies in the cache. Whoever
-    has waited `max_wait_s` goes before all others, in order of arrival: under lasting overload this is first come,
-    first served. Rows that run are not overtaken, and the youngest is preempted first. It keeps no state.
+    How much a request will generate is not known, so the prompt alone counts, without what lies in
+    the cache. Whoever has waited `max_wait_s` goes before all others, in order of arrival: under
+    lasting overload this is first come, first served. Rows that run are not overtaken, and the
+    youngest is preempted first. It keeps no state.
     """
 
     def __init__(self, options: SjfOptions | None = None) -> None:

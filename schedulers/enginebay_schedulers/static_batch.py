@@ -1,4 +1,6 @@
-"""Static batching: a batch is gathered, prefilled and decoded to its end before the next one begins."""
+"""Static batching: a batch is gathered, prefilled and decoded to its end before the next one
+begins.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ class StaticBatchOptions(BaseModel):
 class StaticBatch(Scheduler):
     """The classic of offline work, and the plain case that other schedulers are compared with.
 
-    - A batch is the first waiting requests, as many as rows, `batch_size` and the cache allow when each of them is
-      counted with all tokens that it may generate. It takes what is waiting at that moment and does not wait for
-      more. A row is preempted only where the cache gives out more than was counted, such as whole pages: the last
-      that was admitted.
-    - The whole batch is prefilled, in chunks where the token budget asks for it; then all of it is decoded together.
+    - A batch is the first waiting requests, as many as rows, `batch_size` and the cache allow when
+      each of them is
+      counted with all tokens that it may generate. It takes what is waiting at that moment and does
+      not wait for more. A row is preempted only where the cache gives out more than was counted,
+      such as whole pages: the last that was admitted.
+    - The whole batch is prefilled, in chunks where the token budget asks for it; then all of it is
+      decoded together.
     - Requests that come meanwhile wait until the last of the batch has ended.
 
     The state is the ids of the batch, of which some may not be admitted yet.
@@ -86,7 +90,9 @@ class StaticBatch(Scheduler):
 
 
 def _prompts(view: SchedulerView, batch: frozenset[str]) -> tuple[tuple[str, int], ...]:
-    """What the budget allows of the batch's prompts: rows that have begun first, then those not yet admitted."""
+    """What the budget allows of the batch's prompts: rows that have begun first, then those not yet
+    admitted.
+    """
     todo: list[One] = [*view.running, *(one for one in view.waiting if one.request_id in batch)]
     limits = view.limits
     return fill_budget(

@@ -1,9 +1,12 @@
-"""`make bench`: enginebay and transformers in turn on the same weights and the same work; prints a table of ratios.
+"""`make bench`: enginebay and transformers in turn on the same weights and the same work; prints a
+table of ratios.
 
-Each run is a process of its own, contestants take turns, figures are medians over rounds. The machine should be idle.
+Each run is a process of its own, contestants take turns, figures are medians over rounds. The
+machine should be idle.
 
-start_s counts from the creation of the process to the first token. The first batch comes next, with nothing warmed up:
-what it has to compile is counted, and is in its time, or was read from the cache of compiled programs. All else is warm.
+start_s counts from the creation of the process to the first token. The first batch comes next, with
+nothing warmed up: what it has to compile is counted, and is in its time, or was read from the cache
+of compiled programs. All else is warm.
 """
 
 from __future__ import annotations

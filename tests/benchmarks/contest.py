@@ -43,7 +43,9 @@ def tell(figure: str, values: list[float]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """What is measured; `warm` compiles everything, and `num_compiled` tells how many programs were made so far."""
+    """What is measured; `warm` compiles everything, and `num_compiled` tells how many programs were
+    made so far.
+    """
 
     generate: Generate
     warm: Callable[[], None] = lambda: None
@@ -51,7 +53,8 @@ class Contestant:
 
 
 def run(contestant: Contestant, rounds: int) -> None:
-    """Every test of the contest, in order: start, first batch, tokens, decode, prefill, batch, memory.
+    """Every test of the contest, in order: start, first batch, tokens, decode, prefill, batch,
+    memory.
 
     No prompt begins like another one, so that a cache of prefixes finds nothing.
     """

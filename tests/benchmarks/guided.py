@@ -1,9 +1,11 @@
-"""What guidance costs: the time of a mask, and tokens per second of guided requests beside free ones, in one run.
+"""What guidance costs: the time of a mask, and tokens per second of guided requests beside free
+ones, in one run.
 
     python -m tests.benchmarks.guided --rows 1,8
 
-Rounds take turns, so that a machine that slows down slows all of them; figures are medians. "any text" are guided requests
-whose grammar allows everything: what is left is the cost of guidance without that of shorter texts. "half" has a free row for each guided one.
+Rounds take turns, so that a machine that slows down slows all of them; figures are medians. "any
+text" are guided requests whose grammar allows everything: what is left is the cost of guidance
+without that of shorter texts. "half" has a free row for each guided one.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ SIZE_BYTES = 2048
 
 
 def print_worker(llm: LLM) -> None:
-    """What compiling in the worker process first adds, for schemas of 2 KB, and what its start costs."""
+    """What compiling in the worker process first adds, for schemas of 2 KB, and what its start
+    costs.
+    """
     grammars = choose_grammars(llm.plan.registry, llm.plan.config)
     size, ends = llm.plan.model.info.vocab_size, llm.plan.checkpoint.token_info.eos_token_ids
     vocabulary = Vocabulary(llm.tokenizer, size, ends)

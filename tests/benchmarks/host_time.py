@@ -2,13 +2,16 @@
 
     python -m tests.benchmarks.host_time --engines vinference,oengine --schedulers fcfs,fair
 
-A whole turn of the engine loop is timed: the scheduler's view and decision, cache reserved, the plan and its arrays, the
-launch, and of the step before it the tokens read, recorded and told. The engine, its shapes and its way of launching are
-the real ones; each compiled program is replaced by one that takes the same arguments, gives its donated state back and
-the same token for every row. So a launch costs what passing weights, cache and rows to XLA costs, which grows with the
-number of arrays (a column of its own), and the model costs nothing. Detokenising is the reader's and is not in it.
+A whole turn of the engine loop is timed: the scheduler's view and decision, cache reserved, the
+plan and its arrays, the launch, and of the step before it the tokens read, recorded and told. The
+engine, its shapes and its way of launching are the real ones; each compiled program is replaced by
+one that takes the same arguments, gives its donated state back and the same token for every row. So
+a launch costs what passing weights, cache and rows to XLA costs, which grows with the number of
+arrays (a column of its own), and the model costs nothing. Detokenising is the reader's and is not
+in it.
 
-CPU time is the loop thread's own, which other processes hardly change; wall time is what a step is longer by.
+CPU time is the loop thread's own, which other processes hardly change; wall time is what a step is
+longer by.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class InstantPrograms:
 def _pass_through(
     key: StepKey, width: int, vocab_size: int, weights: Any, state: StepState, *inputs: Any
 ) -> tuple[StepState, Sampled]:
-    """The state as it came, and TOKEN for every row: as many as a decode asks for, one of a prefill."""
+    """The state as it came, and TOKEN for every row: as many as a decode asks for, one of a
+    prefill.
+    """
     shape = (key.bucket.seqs, width)
     num_steps = 1 if key.kind == "prefill" else inputs[1]
     tokens = jnp.where(jnp.arange(width) < num_steps, jnp.full(shape, TOKEN, jnp.int32), -1)

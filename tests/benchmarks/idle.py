@@ -1,4 +1,5 @@
-"""What a service costs that has nothing to do: CPU time of the whole process, as a share of one core.
+"""What a service costs that has nothing to do: CPU time of the whole process, as a share of one
+core.
 
     python -m tests.benchmarks.idle --seconds 10
 

@@ -1,9 +1,10 @@
-"""What the vInference API costs over LLM on the same engine, and whether it leaves the event loop free.
+"""What the vInference API costs over LLM on the same engine, and whether it leaves the event loop
+free.
 
     python -m tests.benchmarks.inference_api --models M --dtypes float32
 
-Both faces share the weights of one process and take turns; a figure is the median over rounds, and the ratio that of the
-medians. The machine should be idle.
+Both faces share the weights of one process and take turns; a figure is the median over rounds, and
+the ratio that of the medians. The machine should be idle.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.mixed_sampling --models M --dtypes float32
 
-The same prompts and lengths in turn: all greedy in programs that have no sampler, all greedy in programs that have everything (as after
-a warm-up), every row drawn, and every row with parameters of its own (temperatures, top_k, top_p, min_p, penalties, biases,
-masks, n-grams, typical_p, DRY, XTC, mirostat). Every program is compiled before. The machine should be idle.
+The same prompts and lengths in turn: all greedy in programs that have no sampler, all greedy in
+programs that have everything (as after a warm-up), every row drawn, and every row with parameters
+of its own (temperatures, top_k, top_p, min_p, penalties, biases, masks, n-grams, typical_p, DRY,
+XTC, mirostat). Every program is compiled before. The machine should be idle.
 """
 
 from __future__ import annotations

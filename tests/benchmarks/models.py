@@ -49,7 +49,9 @@ SEED = 22
 
 
 def write_model(folder: Path, size: str, dtype: str) -> Path:
-    """The checkpoint of a size, made once; its f32 weights were rounded to bf16 first, so that both dtypes hold the same."""
+    """The checkpoint of a size, made once; its f32 weights were rounded to bf16 first, so that both
+    dtypes hold the same.
+    """
     path = folder / f"{size}-{dtype}"
     if (path / "tokenizer.json").exists():
         return path

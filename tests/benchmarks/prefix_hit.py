@@ -1,9 +1,11 @@
-"""Time to first token of a prompt whose beginning lies in the cache, against one of which nothing does.
+"""Time to first token of a prompt whose beginning lies in the cache, against one of which nothing
+does.
 
     python -m tests.benchmarks.prefix_hit --models S,M --dtypes float32
 
-Each round has a beginning of its own, sends it once so that it is cached, then times a prompt that goes on from it and a
-prompt as long that is new; the two take turns. Every program is compiled before. The machine should be idle.
+Each round has a beginning of its own, sends it once so that it is cached, then times a prompt that
+goes on from it and a prompt as long that is new; the two take turns. Every program is compiled
+before. The machine should be idle.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
 
 
 def _first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
-    """Seconds from the call to the first token, and how many of the prompt's tokens were in the cache."""
+    """Seconds from the call to the first token, and how many of the prompt's tokens were in the
+    cache.
+    """
     start = time.perf_counter()
     (output,) = llm.generate([prompt], ONE_TOKEN)
     seconds = time.perf_counter() - start

@@ -1,14 +1,19 @@
-"""Single-stream decoding with drafts against without: what they win on text that repeats, and lose on text that does not.
+"""Single-stream decoding with drafts against without: what they win on text that repeats, and lose
+on text that does not.
 
     python -m tests.benchmarks.speculation --engines vinference,oengine --rounds 5
 
-Three tasks, each as the ratio of two decode rates that were measured in turn, in one process, with the same programs:
+Three tasks, each as the ratio of two decode rates that were measured in turn, in one process, with
+the same programs:
 
-- copy, demo: the demo model goes on after 500 tokens of its own stories, greedily, with the proposer `ngram`; each story
+- copy, demo: the demo model goes on after 500 tokens of its own stories, greedily, with the
+  proposer `ngram`; each story
   copies the one before but for names, things and places;
-- copy, M: a random model of 125 million parameters, whose drafts hold, fail and are missing where those of that run
+- copy, M: a random model of 125 million parameters, whose drafts hold, fail and are missing where
+  those of that run
   did, so that the acceptance is that task's whatever a random model writes;
-- no repeats, demo and M: hot sampling after a random prompt, where looking up finds next to nothing.
+- no repeats, demo and M: hot sampling after a random prompt, where looking up finds next to
+  nothing.
 
 Medians over rounds. The machine should be idle.
 """
@@ -62,7 +67,9 @@ class Traced(Proposer):
 
 
 class Forced(Proposer):
-    """Drafts that fare as others did: `fates` of the tokens after `num_given` of `tokens`, what the model will write."""
+    """Drafts that fare as others did: `fates` of the tokens after `num_given` of `tokens`, what the
+    model will write.
+    """
 
     looks_far = True
 

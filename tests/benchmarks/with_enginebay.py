@@ -1,4 +1,6 @@
-"""enginebay in the contest: `python -m tests.benchmarks.with_enginebay FOLDER DTYPE ROUNDS [ENGINE [COMPILE_CACHE]]`."""
+"""enginebay in the contest: `python -m tests.benchmarks.with_enginebay FOLDER DTYPE ROUNDS [ENGINE
+[COMPILE_CACHE]]`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""transformers on torch in the contest: `python -m tests.benchmarks.with_transformers FOLDER DTYPE ROUNDS`."""
+"""transformers on torch in the contest: `python -m tests.benchmarks.with_transformers FOLDER DTYPE
+ROUNDS`.
+"""
 
 from __future__ import annotations
 

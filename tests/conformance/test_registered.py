@@ -17,21 +17,28 @@ ATTENTION = "kernel:attention"
 """Kernels whose checks run in one process, as they share programs."""
 
 CASES_IN_SHORT = {"attention": 10}
-"""Of the constructed cases of an op the first so many: each covers more pairs of values than those after it."""
+"""Of the constructed cases of an op the first so many: each covers more pairs of values than those
+after it.
+"""
 OTHER_OPS_IN_SHORT = 6
 
 SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves")
-"""Of an engine's checks, by parts of their names, those that make engines of their own: slow ones."""
+"""Of an engine's checks, by parts of their names, those that make engines of their own: slow ones.
+"""
 ORACLE = "engine:vinference"
 SLOW_BUT_OF_THE_ORACLE = ("logprobs", "compiling_can_be")
 """The same of engines that are not the oracle of the others: what the core does for all of them."""
 OTHER_OPTIONS = "engine:esurge"
 OPTIONS_IN_SHORT = ("declaration", "ledger")
-"""The same of an engine that is engine:oengine with other options: what depends on the size of its pages."""
+"""The same of an engine that is engine:oengine with other options: what depends on the size of its
+pages.
+"""
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
 SHARDED_IN_SHORT = {"llama": "24", "mistral": "2", "qwen2": "2", "qwen3": "4"}
-"""Over how many devices families run; the other number is slow. They split weights by the same code."""
+"""Over how many devices families run; the other number is slow. They split weights by the same
+code.
+"""
 
 
 def group_of(part: str, kind: str) -> str | None:
@@ -58,7 +65,9 @@ def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
 
 
 def slow_cases(op: str, names: list[str]) -> set[str]:
-    """The cases of a kernel but for the first ones, and for those with a name that stand for all named ones."""
+    """The cases of a kernel but for the first ones, and for those with a name that stand for all
+    named ones.
+    """
     named = {
         name
         for name in names

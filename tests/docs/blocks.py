@@ -1,4 +1,6 @@
-"""What the documentation shows, run on the first layers of the demo model: the same calls, and a third of the compiling."""
+"""What the documentation shows, run on the first layers of the demo model: the same calls, and a
+third of the compiling.
+"""
 
 from __future__ import annotations
 

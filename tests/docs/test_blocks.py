@@ -26,7 +26,9 @@ FAKED = (
     "docs/sampling.md-3",
     "docs/speculation.md-1",
 )
-"""Blocks about requests, their order and what is told of them, on the fake engine: no tensor is in them."""
+"""Blocks about requests, their order and what is told of them, on the fake engine: no tensor is in
+them.
+"""
 
 
 def runnable_blocks() -> Iterator[pytest.ParameterSet]:

@@ -1,4 +1,6 @@
-"""The examples run: configuration files through the command line and Python, scripts and notebooks in order."""
+"""The examples run: configuration files through the command line and Python, scripts and notebooks
+in order.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ PROMPT = "Once upon a time"
 def test_configuration_file_chooses_the_parts(
     path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same file through `generate --config` and LLM.from_config: its choices are made, and tokens are equal."""
+    """The same file through `generate --config` and LLM.from_config: its choices are made, and
+    tokens are equal.
+    """
     request.getfixturevalue("pooled" if path.stem == "two_devices" else "faked")
     flags = ("--model", BRIEF, "--config", str(path), "--max-tokens", "6", "--json")
     assert main(["generate", PROMPT, *flags]) == 0

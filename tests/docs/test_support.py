@@ -1,4 +1,6 @@
-"""The support page is what its data says, and its data is what the kernels of this environment declare."""
+"""The support page is what its data says, and its data is what the kernels of this environment
+declare.
+"""
 
 from __future__ import annotations
 

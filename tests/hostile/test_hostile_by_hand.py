@@ -1,4 +1,6 @@
-"""Hostile inputs that were written by hand: each ends with one of the errors that it may be refused by."""
+"""Hostile inputs that were written by hand: each ends with one of the errors that it may be refused
+by.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files from strangers: configurations, weights, tokenizers, stored states. 10,000 hostile inputs in all, see docs/testing.md."""
+"""Files from strangers: configurations, weights, tokenizers, stored states. 10,000 hostile inputs
+in all, see docs/testing.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Metrics of an eSurge as Prometheus' own checker reads them: `promtool`, of Debian's package prometheus."""
+"""Metrics of an eSurge as Prometheus' own checker reads them: `promtool`, of Debian's package
+prometheus.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Generated config.json files of every family, and what transformers and enginebay derive from them."""
+"""Generated config.json files of every family, and what transformers and enginebay derive from
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _MIXED = ["full_attention", "sliding_attention"]
 
-# The fields that each value of an axis sets. Most values are served; of those that are not, "!" begins the name.
+# The fields that each value of an axis sets. Most values are served; of those that are not, "!"
+# begins the name.
 AXES: dict[str, dict[str, dict[str, Any]]] = {
     "heads": {
         "4 of 2": {"num_attention_heads": 4, "num_key_value_heads": 2},
@@ -250,7 +253,9 @@ class Derived:
         return Derived(**{**fields, **arrays, "windows": tuple(fields["windows"])})
 
     def difference(self, other: Derived) -> str | None:
-        """The first field that differs, None where all are equal. Frequencies of transformers are f32 throughout."""
+        """The first field that differs, None where all are equal. Frequencies of transformers are
+        f32 throughout.
+        """
         for name in ("head_dim", "num_kv_heads", "windows", "tied"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -267,7 +272,9 @@ class Derived:
 
 
 def build(one: Generated) -> tuple[Model, DecoderConfig, Variant]:
-    """enginebay's model of a configuration, and what its family read. CheckpointError as the family raises it."""
+    """enginebay's model of a configuration, and what its family read. CheckpointError as the family
+    raises it.
+    """
     module = importlib.import_module(f"enginebay_models.{one.family}")
     seen: list[tuple[DecoderConfig, Variant]] = []
 
@@ -308,7 +315,9 @@ def _activation_values(function: Activation) -> np.ndarray:
 
 
 def turns_a_part(one: Generated) -> bool:
-    """Whether the rule turns a part of each head: these families of transformers have no such forward."""
+    """Whether the rule turns a part of each head: these families of transformers have no such
+    forward.
+    """
     rules = one.config.get("rope_scaling") or one.config.get("rope_parameters") or {}
     kind = rules.get("rope_type", rules.get("type", "default"))
     partial = rules.get("partial_rotary_factor", one.config.get("partial_rotary_factor"))
@@ -316,7 +325,9 @@ def turns_a_part(one: Generated) -> bool:
 
 
 def logits(one: Generated, token_ids: list[int]) -> np.ndarray:
-    """Logits f32 [tokens, vocab] of random weights, operation by operation: no program is compiled for one run."""
+    """Logits f32 [tokens, vocab] of random weights, operation by operation: no program is compiled
+    for one run.
+    """
     model, _, _ = build(one)
     placement, length = place_over(1), one.max_model_len
     weights = random_weights(model, placement, dtype="float32")
@@ -332,7 +343,9 @@ def logits(one: Generated, token_ids: list[int]) -> np.ndarray:
 
 
 def traits_of(one: Generated) -> dict[str, object] | None:
-    """What the logits of a configuration depend on, None where transformers has none to compare with."""
+    """What the logits of a configuration depend on, None where transformers has none to compare
+    with.
+    """
     if isinstance(ours(one), str) or turns_a_part(one):
         return None
     _, config, variant = build(one)
@@ -358,7 +371,9 @@ def traits_of(one: Generated) -> dict[str, object] | None:
 
 
 def chosen_for_logits() -> list[int]:
-    """NUM_LOGITS configurations that have, among them, each pair of traits that any configuration has."""
+    """NUM_LOGITS configurations that have, among them, each pair of traits that any configuration
+    has.
+    """
     traits = {
         str(index): found
         for index in range(NUM_CONFIGS)
@@ -370,7 +385,9 @@ def chosen_for_logits() -> list[int]:
 
 
 def _covering(traits: Mapping[str, Mapping[str, object]]) -> set[str]:
-    """Names such that each pair of traits of any name is one of theirs: the name with the most missing pairs, repeatedly."""
+    """Names such that each pair of traits of any name is one of theirs: the name with the most
+    missing pairs, repeatedly.
+    """
     pairs = {name: set(itertools.combinations(found.items(), 2)) for name, found in traits.items()}
     left = set().union(*pairs.values())
     chosen: set[str] = set()

@@ -1,4 +1,6 @@
-"""Stored values that transformers derives from generated configurations, so that no torch is needed to compare with them."""
+"""Stored values that transformers derives from generated configurations, so that no torch is needed
+to compare with them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def read() -> tuple[Stored, ...]:
 
 
 def make() -> None:
-    """Write the file: the configurations whose logits are compared, and the first ones that transformers refuses."""
+    """Write the file: the configurations whose logits are compared, and the first ones that
+    transformers refuses.
+    """
     rows = [_row(index) for index in config_zoo.chosen_for_logits()]
     for index in range(config_zoo.NUM_CONFIGS):
         if sum(isinstance(row["theirs"], str) for row in rows) < NUM_REFUSED:

@@ -1,5 +1,5 @@
-"""Writes the stored reference outputs: greedy tokens and logits of transformers on torch, in f32, of variants and demo,
-and what it derives from generated configurations.
+"""Writes the stored reference outputs: greedy tokens and logits of transformers on torch, in f32,
+of variants and demo, and what it derives from generated configurations.
 
 Run with torch installed, from the repository's root: python -m tests.parity.make_goldens
 """

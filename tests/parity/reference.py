@@ -33,7 +33,9 @@ def logits_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
 
 
 def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """The best token after each prefix, by the model's own cache; one pass over everything must agree with it."""
+    """The best token after each prefix, by the model's own cache; one pass over everything must
+    agree with it.
+    """
     import torch
 
     token_ids, cache, new = list(prompt), None, list(prompt)

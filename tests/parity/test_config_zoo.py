@@ -18,7 +18,9 @@ LEAST_EQUAL = 0.4
 
 
 def outcome(one: Generated, theirs: Derived | str) -> str:
-    """How both take a configuration; AssertionError when they differ, or when a refusal names no field."""
+    """How both take a configuration; AssertionError when they differ, or when a refusal names no
+    field.
+    """
     ours = config_zoo.ours(one)
     if isinstance(ours, str):
         field = field_of(ours)

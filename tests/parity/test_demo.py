@@ -1,4 +1,6 @@
-"""The demo model against transformers: stored tokens and logits always, live where torch is installed."""
+"""The demo model against transformers: stored tokens and logits always, live where torch is
+installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The whole engine against stored greedy tokens of transformers: every family, unequal prompts in one batch, 1 to 4 devices."""
+"""The whole engine against stored greedy tokens of transformers: every family, unequal prompts in
+one batch, 1 to 4 devices.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ VARIANTS = (
     "qwen2-some-windows",
     "qwen3-yarn-biases",
 )
-"""One or two of each family: test_goldens.py holds the logits of all of them at the model's level."""
+"""One or two of each family: test_goldens.py holds the logits of all of them at the model's level.
+"""
 
 ENGINES: dict[str, Any] = {
     "vinference": "vinference",
@@ -42,7 +45,9 @@ CHOICES: dict[str, Any] = {
 
 
 def check(folder: Path, variant: str, **choices: Any) -> None:
-    """All prompts at once: the longest are cut into chunks, and rows of all lengths decode together."""
+    """All prompts at once: the longest are cut into chunks, and rows of all lengths decode
+    together.
+    """
     goldens, _ = tiny.read_golden(variant)
     with LLM(str(tiny.write_checkpoint(folder, variant)), **(CHOICES | choices)) as llm:
         outputs = [o.outputs[0].token_ids for o in llm.generate(tiny.prompts(), GREEDY)]
@@ -105,7 +110,9 @@ def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
 
 
 def test_narrow_dtypes_stay_within_twice_the_rounding_of_their_weights(tmp_path: Path) -> None:
-    """bf16 logits of whole sequences err from f32 by no more than a few roundings (the bound against transformers is live)."""
+    """bf16 logits of whole sequences err from f32 by no more than a few roundings (the bound
+    against transformers is live).
+    """
     folder, prompt = str(tiny.write_checkpoint(tmp_path, "llama-mha")), tiny.prompts()[3]
     exact = ReferenceModel(make_plan(EngineConfig(model=folder, **CHOICES))).logits(prompt)
     for dtype, rounding in (("bfloat16", 2**-8), ("float16", 2**-11)):

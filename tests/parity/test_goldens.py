@@ -1,4 +1,6 @@
-"""Each family against stored outputs of transformers: logits within 1e-4 in f32, and 64 greedy tokens."""
+"""Each family against stored outputs of transformers: logits within 1e-4 in f32, and 64 greedy
+tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each family against transformers, run here instead of stored: logits and greedy tokens, and how far off bfloat16 is."""
+"""Each family against transformers, run here instead of stored: logits and greedy tokens, and how
+far off bfloat16 is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tiny random checkpoints of every family: the same folder for transformers and for us, and prompts to try them with."""
+"""Tiny random checkpoints of every family: the same folder for transformers and for us, and prompts
+to try them with.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def tensors_of(variant: str) -> dict[str, np.ndarray]:
 
 
 def write_checkpoint(folder: Path, variant: str) -> Path:
-    """A checkpoint folder that transformers and enginebay can load, with a tokenizer of one word per id."""
+    """A checkpoint folder that transformers and enginebay can load, with a tokenizer of one word
+    per id.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS[variant]), encoding="utf-8")
     save_file(tensors_of(variant), folder / "model.safetensors", metadata={"format": "pt"})
@@ -144,12 +148,16 @@ def prompts() -> list[list[int]]:
 
 
 def golden_positions(prompt_length: int) -> list[int]:
-    """The positions of prompt and continuation whose logits are stored: some of the prompt, its last, the very last."""
+    """The positions of prompt and continuation whose logits are stored: some of the prompt, its
+    last, the very last.
+    """
     return [*range(0, prompt_length - 1, 32), prompt_length - 1, prompt_length + NUM_NEW_TOKENS - 1]
 
 
 def read_golden(variant: str) -> tuple[list[list[int]], list[np.ndarray]]:
-    """Of each prompt: the greedy tokens of transformers in f32, and its logits [golden_positions, vocab]."""
+    """Of each prompt: the greedy tokens of transformers in f32, and its logits [golden_positions,
+    vocab].
+    """
     with np.load(GOLDENS / f"{variant}.npz") as stored:
         token_ids = [[int(i) for i in row] for row in stored["token_ids"]]
         counts = [len(golden_positions(length)) for length in PROMPT_LENGTHS]

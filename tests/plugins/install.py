@@ -79,7 +79,9 @@ def put(source: Path, site: Path) -> Path:
 
 @contextlib.contextmanager
 def visible(site: Path) -> Iterator[None]:
-    """What is installed in the folder is found by this process too, and by what it starts; at the end it is forgotten."""
+    """What is installed in the folder is found by this process too, and by what it starts; at the
+    end it is forgotten.
+    """
     before, path = set(sys.modules), _path_with(site)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ENGINEBAY_PLUGINS", raising=False)
@@ -104,7 +106,9 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def pytest_within(site: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a run of pytest in this process, with what is installed in the folder."""
+    """Exit code and output of a run of pytest in this process, with what is installed in the
+    folder.
+    """
     out = io.StringIO()
     with visible(site), contextlib.redirect_stdout(out):
         code = pytest.main(["--rootdir", str(site), "-c", os.devnull, "-p", "no:xdist", *arguments])
@@ -122,7 +126,9 @@ def run(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedPr
 
 
 def python(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process that sees the folder, and what the caller sees, with more environment variables."""
+    """Python in a process that sees the folder, and what the caller sees, with more environment
+    variables.
+    """
     env = {k: v for k, v in os.environ.items() if k != "ENGINEBAY_PLUGINS"}
     env |= {"PYTHONPATH": _path_with(site)} | variables
     words = [sys.executable, *arguments]

@@ -1,4 +1,6 @@
-"""Broken plugins: each is listed with its reason, picking one raises it, and everything else goes on working."""
+"""Broken plugins: each is listed with its reason, picking one raises it, and everything else goes
+on working.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever a plugin does while it is imported harms nobody: it is named, and put back where it can be."""
+"""Whatever a plugin does while it is imported harms nobody: it is named, and put back where it can
+be.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def listing(site: Path) -> subprocess.CompletedProcess[str]:
-    """`plugins --json --timings` in a process of its own, which a thread of a plugin must not keep alive."""
+    """`plugins --json --timings` in a process of its own, which a thread of a plugin must not keep
+    alive.
+    """
     code = (
         "import json, sys\n"
         "from enginebay.cli.main import main\n"

@@ -1,4 +1,6 @@
-"""`enginebay new`: what it writes installs, is listed, can be chosen, and keeps its contract as it stands."""
+"""`enginebay new`: what it writes installs, is listed, can be chosen, and keeps its contract as it
+stands.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def test_they_serve_together_with_the_built_in_parts_tokens(site: Path) -> None:
 
 
 def what_pytest_says(site: Path, plugins: dict[str, Path], kinds: Iterable[str], *more: str) -> str:
-    """What pytest says of the tests written with the plugins, and of the suites of their kinds beside them."""
+    """What pytest says of the tests written with the plugins, and of the suites of their kinds
+    beside them.
+    """
     parts = [word for kind in kinds for word in ("--enginebay-check", f"{KINDS[kind]}my_{kind}")]
     tests = [str(plugins[kind]) for kind in kinds]
     options = ("-q", "-rA", "-p", "enginebay.testing", "-p", "no:cacheprovider", "-W", "error")

@@ -1,4 +1,6 @@
-"""A stranger's plugin: installed, listed, chosen by name, equal in tokens, and held to the contracts."""
+"""A stranger's plugin: installed, listed, chosen by name, equal in tokens, and held to the
+contracts.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ QUICK = "shortest_prompt_first or declaration_holds or paged_float32 or softcap 
 
 
 def conformance(site: Path, *more: str) -> str:
-    """What pytest says of the two parts; the plugin is named on the command line, as a stranger would."""
+    """What pytest says of the two parts; the plugin is named on the command line, as a stranger
+    would.
+    """
     chosen = [word for part in PARTS for word in ("--enginebay-check", part)]
     options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
     done = python(site, "-m", "pytest", *options, *chosen, *more)

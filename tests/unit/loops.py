@@ -145,7 +145,9 @@ def loop_threads() -> set[threading.Thread]:
 
 
 class Loops:
-    """Starts loops on one engine, one after the other. `close` checks that no row or page is leaked."""
+    """Starts loops on one engine, one after the other. `close` checks that no row or page is
+    leaked.
+    """
 
     def __init__(self, parts: Composed) -> None:
         self.parts = parts

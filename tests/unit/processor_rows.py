@@ -1,4 +1,6 @@
-"""Rows for tests of the built-in logits processors: each processor is compiled once, with its cases as rows of one batch."""
+"""Rows for tests of the built-in logits processors: each processor is compiled once, with its cases
+as rows of one batch.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def scores_of(name: str, rows: Sequence[Row]) -> np.ndarray:
 def check(
     name: str, oracle: Callable[[Row], np.ndarray], rows: Sequence[Row], changed: int
 ) -> None:
-    """Each row is what `oracle` makes of it, float64 [VOCAB], and at least `changed` of the rows are other than they were."""
+    """Each row is what `oracle` makes of it, float64 [VOCAB], and at least `changed` of the rows
+    are other than they were.
+    """
     got = scores_of(name, rows)
     wanted = [oracle(row) for row in rows]
     for row, score, right in zip(rows, got, wanted, strict=True):

@@ -1,4 +1,6 @@
-"""Logits processors of a stranger: one that leaves a single token, and one whose fields change with each token."""
+"""Logits processors of a stranger: one that leaves a single token, and one whose fields change with
+each token.
+"""
 
 from __future__ import annotations
 

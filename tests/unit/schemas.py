@@ -1,4 +1,6 @@
-"""Random JSON schemas whose values have a bounded length, for guided decoding with models that choose at random."""
+"""Random JSON schemas whose values have a bounded length, for guided decoding with models that
+choose at random.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _integer(rng: np.random.Generator, depth: int) -> dict[str, Any]:
 
 
 def _number(rng: np.random.Generator, depth: int) -> dict[str, Any]:
-    """A number has no longest form; a multiple of a quarter between two bounds is as good as bounded."""
+    """A number has no longest form; a multiple of a quarter between two bounds is as good as
+    bounded.
+    """
     low = int(rng.integers(-50, 50))
     return {
         "type": "number",

@@ -1,4 +1,6 @@
-"""What the tests of LLM, loop and program share: one small size, so that they compile the same few programs."""
+"""What the tests of LLM, loop and program share: one small size, so that they compile the same few
+programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever a part raises on the engine's threads, those who wait are answered, and the service goes on or says why not."""
+"""Whatever a part raises on the engine's threads, those who wait are answered, and the service goes
+on or says why not.
+"""
 
 from __future__ import annotations
 

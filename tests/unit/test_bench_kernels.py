@@ -1,4 +1,6 @@
-"""Benchmarks of kernels: shapes by name, parity beside figures, refusals, and the search of configurations."""
+"""Benchmarks of kernels: shapes by name, parity beside figures, refusals, and the search of
+configurations.
+"""
 
 from __future__ import annotations
 

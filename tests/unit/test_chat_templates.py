@@ -1,4 +1,6 @@
-"""Chat templates are rendered as transformers renders them, in a worker process that no template outlives."""
+"""Chat templates are rendered as transformers renders them, in a worker process that no template
+outlives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What check, bench and tune are told to do: which cases, at which target, on which platform; and what they return."""
+"""What check, bench and tune are told to do: which cases, at which target, on which platform; and
+what they return.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,9 @@ def test_a_part_that_is_named_and_not_checked_at_all_is_no_success(
 
 
 def figure(share: float) -> Figure:
-    """What `bench kernels` measures of an implementation with an error of `share` of the allowed one."""
+    """What `bench kernels` measures of an implementation with an error of `share` of the allowed
+    one.
+    """
     return Figure(
         *("rms_norm", "smollm2-135m/prefill", "float32", "xla"),
         timing=Timing.of([1e-3], 3),

@@ -371,7 +371,8 @@ def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> N
     assert all(command in out for command in COMMANDS)
 
 
-# SIGINT may be ignored in what a shell starts in the background: the first line makes it as on a terminal.
+# SIGINT may be ignored in what a shell starts in the background: the first line makes it as on a
+# terminal.
 INTERRUPTIBLE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,7 +19,9 @@ MESSAGE = "What color is the sky?"
 
 @pytest.fixture
 def type_lines(run: Run, config: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Types lines at a terminal, then Ctrl-D; an exception among them is raised. What the terminal shows."""
+    """Types lines at a terminal, then Ctrl-D; an exception among them is raised. What the terminal
+    shows.
+    """
 
     def call(*lines: Any, code: int = 0) -> str:
         waiting = iter(lines)

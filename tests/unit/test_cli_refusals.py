@@ -1,4 +1,6 @@
-"""Wrong input on the command line: exit code 2, one line on stderr that says what is wrong, and no traceback."""
+"""Wrong input on the command line: exit code 2, one line on stderr that says what is wrong, and no
+traceback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Decode steps on a compact copy of the rows' cache, as XLA's attention takes them on a CPU: the tokens of the model."""
+"""Decode steps on a compact copy of the rows' cache, as XLA's attention takes them on a CPU: the
+tokens of the model.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def generate(
     ("engine", "layout"), [("oengine", "hnd"), ("oengine", "tpu_rpa"), ("vinference", "nhd")]
 )
 def test_a_compact_copy_changes_no_token(engine: str, layout: str) -> None:
-    """Four steps a call cross borders of pages, and what they write is in the cache of the next call."""
+    """Four steps a call cross borders of pages, and what they write is in the cache of the next
+    call.
+    """
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, 96, length).tolist() for length in LENGTHS]
     tokens, llm = generate(engine, "xla", layout, prompts)

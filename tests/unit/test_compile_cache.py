@@ -140,7 +140,9 @@ def test_a_process_that_has_compiled_already_still_keeps_what_follows(tmp_path: 
 
 
 def compile_one() -> None:
-    """Compile the same program as before, or read it from the folder: each lambda is a function of its own."""
+    """Compile the same program as before, or read it from the folder: each lambda is a function of
+    its own.
+    """
     jax.block_until_ready(jax.jit(lambda x: x * 3 + 41)(1.5))
 
 

@@ -1,4 +1,6 @@
-"""Composing an engine: parts that cannot serve here are refused by name and passed over by `auto`, with the reason."""
+"""Composing an engine: parts that cannot serve here are refused by name and passed over by `auto`,
+with the reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The embedded demo model: its files, its tokenizer, and the generator of the corpus it was trained on."""
+"""The embedded demo model: its files, its tokenizer, and the generator of the corpus it was trained
+on.
+"""
 
 import importlib
 import json

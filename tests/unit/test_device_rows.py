@@ -139,7 +139,9 @@ def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
 def history_after_a_hit(
     engine: VInferenceEngine, params: SamplingParams, num_cached: int
 ) -> list[int]:
-    """A row's tokens on the device, of a request that found its first ones in the cache, where others' had been."""
+    """A row's tokens on the device, of a request that found its first ones in the cache, where
+    others' had been.
+    """
     first = Driver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
     first.prefill()
     first.close()

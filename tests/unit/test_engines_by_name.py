@@ -1,4 +1,6 @@
-"""The engines that the program is asked for by name: all give the same text, and "esurge" is the paged one under its own options."""
+"""The engines that the program is asked for by name: all give the same text, and "esurge" is the
+paged one under its own options.
+"""
 
 from __future__ import annotations
 

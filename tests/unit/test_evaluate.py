@@ -1,4 +1,6 @@
-"""Evaluation: figures of a model's logits out of an engine's own steps, against a reference; and what it refuses."""
+"""Evaluation: figures of a model's logits out of an engine's own steps, against a reference; and
+what it refuses.
+"""
 
 from __future__ import annotations
 

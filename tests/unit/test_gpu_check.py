@@ -15,7 +15,9 @@ import pytest
 
 @pytest.fixture
 def script(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Gives the script's modules by name, as it imports them itself, and lets go of them afterwards."""
+    """Gives the script's modules by name, as it imports them itself, and lets go of them
+    afterwards.
+    """
     monkeypatch.syspath_prepend(str(repo_root / "tools" / "gpu_check"))
     yield importlib.import_module
     for name in ("run", "bundle", "installing", "shapes"):
@@ -158,7 +160,9 @@ ENGINES = ("--stages", "stream,engines", "--models", "qwen3-0.6b", "--engines", 
 
 @pytest.fixture
 def stages(tmp_path: Path) -> Path:
-    """In the place of Python, which runs the stages: each tells a figure at once, and an engine's never ends."""
+    """In the place of Python, which runs the stages: each tells a figure at once, and an engine's
+    never ends.
+    """
     path = tmp_path / "stages"
     path.write_text(STAGES)
     path.chmod(0o700)

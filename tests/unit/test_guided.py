@@ -1,4 +1,6 @@
-"""Guided requests end to end: what they give parses, alone and among others, and a step is never launched without its mask."""
+"""Guided requests end to end: what they give parses, alone and among others, and a step is never
+launched without its mask.
+"""
 
 from __future__ import annotations
 

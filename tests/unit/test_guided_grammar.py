@@ -1,4 +1,6 @@
-"""Grammars on the host: what is compiled, what is refused, and that texts drawn from masks keep to their grammar."""
+"""Grammars on the host: what is compiled, what is refused, and that texts drawn from masks keep to
+their grammar.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def allowed(constraint: Constraint) -> np.ndarray:
 
 
 def drawn(constraint: Constraint, rng: np.random.Generator, most: int = 400) -> list[int] | None:
-    """Tokens drawn evenly from the masks until the text can only end, or ends by chance; None when that never came."""
+    """Tokens drawn evenly from the masks until the text can only end, or ends by chance; None when
+    that never came.
+    """
     token_ids: list[int] = []
     for _ in range(most):
         if constraint.is_done or (constraint.may_end and rng.random() < 0.2):

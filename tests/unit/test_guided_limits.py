@@ -1,4 +1,6 @@
-"""Constraints of strangers: whatever one needs beyond the limits ends as a refused request, and nothing else ends with it."""
+"""Constraints of strangers: whatever one needs beyond the limits ends as a refused request, and
+nothing else ends with it.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_a_constraint_beyond_a_limit_is_a_refused_request(
 
 
 def test_what_is_within_the_limits_is_compiled_here_with_more_stack(guides: Guides) -> None:
-    """The longest chain that the worker's stack holds would need more than the default stack of a thread elsewhere."""
+    """The longest chain that the worker's stack holds would need more than the default stack of a
+    thread elsewhere.
+    """
     chain = "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(900)) + 'r900: "b"\n'
     for fields in (SMALL, {"grammar": chain}, {"json_schema": deep(45)}):
         grammar = guides.grammar(SamplingParams(**fields))

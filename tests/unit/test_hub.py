@@ -121,7 +121,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @contextlib.contextmanager
 def fresh_hub(home: Path, endpoint: str, *, offline: bool = False) -> Iterator[None]:
-    """As in a process that begins with these variables: huggingface_hub reads them once, when it is imported."""
+    """As in a process that begins with these variables: huggingface_hub reads them once, when it is
+    imported.
+    """
     variables = {
         "HF_HOME": str(home),
         "HF_ENDPOINT": endpoint,

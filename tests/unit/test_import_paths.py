@@ -1,4 +1,6 @@
-"""Kernels by import path: found in the current folder too, checked before they are used, and told as what they are."""
+"""Kernels by import path: found in the current folder too, checked before they are used, and told
+as what they are.
+"""
 
 from __future__ import annotations
 

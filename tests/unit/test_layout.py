@@ -1,4 +1,6 @@
-"""House sizes and house rules that a machine can check: what fits a screen, and what no file may name."""
+"""House sizes and house rules that a machine can check: what fits a screen, and what no file may
+name.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,8 @@ def test_functions_fit_a_screen() -> None:
 def is_operation(node: ast.AST) -> bool:
     """Whether a class member is a method in the sense of the rule.
 
-    Dunder methods, pydantic validators and properties with one statement are data with another spelling.
+    Dunder methods, pydantic validators and properties with one statement are data with another
+    spelling.
     """
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or re.fullmatch(
         r"__\w+__", node.name
@@ -183,7 +186,8 @@ def test_every_package_is_typed() -> None:
 
 
 def test_no_file_names_a_folder_of_one_machine() -> None:
-    # Written in pieces, so that this file does not find itself. The checkout's own path is one machine's too.
+    # Written in pieces, so that this file does not find itself. The checkout's own path is one
+    # machine's too.
     homes = "|".join("/" + name + "/" for name in ("home", "Users", "root"))
     pattern = re.compile(
         rf"(?<![\w.$}}:/-])(?:{homes})[\w.-]+|(?<!\w)C:\\Users\\\w+|{re.escape(str(ROOT))}(?![\w-])"

@@ -1,4 +1,6 @@
-"""min_tokens holds off stop texts: one that ends in the text of the first tokens ends nothing, whole and in parts."""
+"""min_tokens holds off stop texts: one that ends in the text of the first tokens ends nothing,
+whole and in parts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ONE_ROW = SIZES | {"max_num_seqs": 1}
 
 
 def first_end(parts: Sequence[str], stop: Sequence[str], least: int) -> tuple[int, str] | None:
-    """By the definition: the first end of a stop text that lies behind the first `least` parts, and the longest that ends there."""
+    """By the definition: the first end of a stop text that lies behind the first `least` parts, and
+    the longest that ends there.
+    """
     text, early = "".join(parts), len("".join(parts[:least]))
     for end in range(early + 1, len(text) + 1):
         met = [one for one in stop if text[:end].endswith(one)]

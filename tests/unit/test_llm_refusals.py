@@ -1,4 +1,6 @@
-"""What LLM refuses: wrong prompts, parameters, messages and choices, each before anything is queued or loaded."""
+"""What LLM refuses: wrong prompts, parameters, messages and choices, each before anything is queued
+or loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The adapter for lm-eval, over a stand-in for its only class that is needed: lm-eval itself brings torch."""
+"""The adapter for lm-eval, over a stand-in for its only class that is needed: lm-eval itself brings
+torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tasks of lm-eval over an LLM: real ones, from files of the test's own. `pip install "enginebay[eval]"` brings what this needs."""
+"""Tasks of lm-eval over an LLM: real ones, from files of the test's own. `pip install
+"enginebay[eval]"` brings what this needs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the loop tells its observers: updates, steps and endings, in order, and nothing that could harm the service."""
+"""What the loop tells its observers: updates, steps and endings, in order, and nothing that could
+harm the service.
+"""
 
 from __future__ import annotations
 

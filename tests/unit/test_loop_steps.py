@@ -38,7 +38,9 @@ def start(parts: Composed) -> Iterator[Loops]:
 
 
 class FailsBefore:
-    """The first decode step that is read after a second prompt was launched fails, with that prompt's step behind it."""
+    """The first decode step that is read after a second prompt was launched fails, with that
+    prompt's step behind it.
+    """
 
     def __init__(self) -> None:
         self.launched: list[StepPlan] = []

@@ -1,4 +1,6 @@
-"""20,000 draws, and 200,000, of requests that ask for logits processors and sampling parameters together have exact frequencies."""
+"""20,000 draws, and 200,000, of requests that ask for logits processors and sampling parameters
+together have exact frequencies.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def cutting() -> dict[str, Mix]:
 
 
 def repeating() -> dict[str, Mix]:
-    """What looks at the text so far: here it ends with 2 5, which 7 followed, and 5 was followed by 7, 8 and 3."""
+    """What looks at the text so far: here it ends with 2 5, which 7 followed, and 5 was followed by
+    7, 8 and 3.
+    """
     text = (*HISTORY.prompt, *HISTORY.output)
     assert text[-2:] == (2, 5)
     early, warm = Params(top_k=10), Params(temperature=1.4)

@@ -1,4 +1,6 @@
-"""Mixed requests from threads and asyncio at once, on LLM and eSurge, with a pool of pages that is too small for them."""
+"""Mixed requests from threads and asyncio at once, on LLM and eSurge, with a pool of pages that is
+too small for them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.unit.serving import DEADLOCK_S
 NUM_THREADS, NUM_TASKS, NUM_CASES, ROUNDS = 4, 8, 40, 3
 NUM_PAGES, ABORTED = 33, 0.15
 GROWTH_MIB = 8
-"""What a process may grow by after the first round: allocators keep some of what they are given back."""
+"""What a process may grow by after the first round: allocators keep some of what they are given
+back.
+"""
 
 Case = tuple[str, SamplingParams]
 Found = list[tuple[str, list[int], str]]
@@ -31,7 +35,9 @@ Found = list[tuple[str, list[int], str]]
 
 
 def make_cases() -> list[Case]:
-    """Greedy and seeded requests of one to four completions, some with stop texts, some that begin alike."""
+    """Greedy and seeded requests of one to four completions, some with stop texts, some that begin
+    alike.
+    """
     chance = random.Random(0)
     cases = []
     for number in range(NUM_CASES):
@@ -102,7 +108,9 @@ def run_one(engine: LLM | eSurge, case: Case, expected: Found, chance: random.Ra
 async def run_async(
     engine: LLM | eSurge, case: Case, expected: Found, chance: random.Random
 ) -> None:
-    """The same for asyncio, whose requests are cancelled; eSurge, which has no coroutines, is called in threads."""
+    """The same for asyncio, whose requests are cancelled; eSurge, which has no coroutines, is
+    called in threads.
+    """
     if isinstance(engine, eSurge):
         await asyncio.to_thread(run_one, engine, case, expected, chance)
         return

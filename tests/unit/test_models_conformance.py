@@ -1,4 +1,6 @@
-"""The built-in model families pass the models' conformance suite, and the suite catches what it promises to catch."""
+"""The built-in model families pass the models' conformance suite, and the suite catches what it
+promises to catch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Native kernels beside the suites that all kernels go through: odd sizes, equal bits for a row, and who computes what."""
+"""Native kernels beside the suites that all kernels go through: odd sizes, equal bits for a row,
+and who computes what.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def is_native(function: Callable[..., jax.Array], *args: np.ndarray) -> bool:
 
 
 SIZES = [(1, 1), (5, 2), (15, 3), (16, 4), (33, 5), (47, 6), (64, 7), (100, 8), (131, 9), (515, 50)]
-"""Inputs and outputs: fewer than a vector, a whole number of vectors of any processor, and what is left over."""
+"""Inputs and outputs: fewer than a vector, a whole number of vectors of any processor, and what is
+left over.
+"""
 
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)

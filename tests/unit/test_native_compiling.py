@@ -1,4 +1,6 @@
-"""Native kernels are compiled once, by the user's compiler, into a folder of the user's own; without one others serve."""
+"""Native kernels are compiled once, by the user's compiler, into a folder of the user's own;
+without one others serve.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def script(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def compiler(user: Path) -> Path:
-    """The machine's compiler without its optimisation, for speed; it writes down what it is called with."""
+    """The machine's compiler without its optimisation, for speed; it writes down what it is called
+    with.
+    """
     real = shlex.join(need_compiler())
     return script(user / "my-c++", f'echo "$@" >> {user / "calls"}\nexec {real} "$@" -O0')
 

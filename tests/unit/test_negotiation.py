@@ -1,4 +1,6 @@
-"""Kernels are asked about the engine's own steps: its pages, rows, contexts and cache groups; ties go to built-in parts."""
+"""Kernels are asked about the engine's own steps: its pages, rows, contexts and cache groups; ties
+go to built-in parts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SMALL = {"compile_cache": "off", "platform": "cpu", "max_model_len": 64, "max_nu
 
 
 def kernel(**limits: Any) -> XlaAttention:
-    """Attention named "stranger" that has the highest priority and these capabilities, and decodes on pages."""
+    """Attention named "stranger" that has the highest priority and these capabilities, and decodes
+    on pages.
+    """
     limits = {"compact_decode": False} | limits
     return dataclasses.replace(
         XlaAttention(), name="stranger", priority=100, caps=dataclasses.replace(CAPS, **limits)

@@ -1,4 +1,6 @@
-"""Completions of one prompt on pages: it is computed once, whatever happens to the one that computes it."""
+"""Completions of one prompt on pages: it is computed once, whatever happens to the one that
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ def test_a_step_that_fails_fails_those_that_run_and_the_others_begin_anew(
 
 
 class Interferes(Scheduler):
-    """Decides like another one, but preempts a request once, at its decision number `at`, before it decides."""
+    """Decides like another one, but preempts a request once, at its decision number `at`, before it
+    decides.
+    """
 
     def __init__(self, inner: Scheduler, name: str, at: int) -> None:
         self.inner, self.name, self.at = inner, name, at
@@ -196,7 +200,9 @@ def test_the_first_may_be_preempted_at_any_time(start: Loops, parts: Composed, a
 
 
 class NewcomersOnly(Scheduler):
-    """Prefills who waits before who has begun, one at a time, and decodes only when there is neither."""
+    """Prefills who waits before who has begun, one at a time, and decodes only when there is
+    neither.
+    """
 
     def initial_state(self) -> None:
         return None

@@ -1,4 +1,6 @@
-"""The paged engine gives the contiguous one's tokens: all page sizes, chunks, steps, prefix hits, copies and preemptions."""
+"""The paged engine gives the contiguous one's tokens: all page sizes, chunks, steps, prefix hits,
+copies and preemptions.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ KINDS: dict[str, SamplingParams] = {
 
 
 def prompts_with_common_beginnings(vocab_size: int, count: int, seed: int) -> list[list[int]]:
-    """Ragged prompts of up to 150 tokens that begin like one of three; some end at the end of a page."""
+    """Ragged prompts of up to 150 tokens that begin like one of three; some end at the end of a
+    page.
+    """
     rng = np.random.default_rng(seed)
     begins = rng.integers(0, vocab_size, (3, 128))
     prompts = []
@@ -56,7 +60,9 @@ def make_llm(engine: str, options: dict[str, Any], **choices: Any) -> LLM:
 
 
 class Oracle:
-    """The contiguous engine's tokens for a list of prompts, one after the other, by kind of sampling."""
+    """The contiguous engine's tokens for a list of prompts, one after the other, by kind of
+    sampling.
+    """
 
     def __init__(self) -> None:
         self.subject = Subject("vinference", model=TINY)
@@ -141,7 +147,9 @@ def test_any_sizes_give_the_tokens_of_the_contiguous_engine(
 def test_random_mixes_give_the_tokens_of_the_contiguous_engine(
     make: Callable[..., LLM], oracle: Oracle, seed: int
 ) -> None:
-    """Ragged prompts of several completions, all kinds of sampling in one batch, twice: the second time beginnings are known."""
+    """Ragged prompts of several completions, all kinds of sampling in one batch, twice: the second
+    time beginnings are known.
+    """
     rng = np.random.default_rng(seed)
     page_size = (8, 32, 128, 256)[seed]
     choices = {

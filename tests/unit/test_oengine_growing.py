@@ -1,4 +1,6 @@
-"""A paged cache that starts small: whole when somebody needs more of it, with what was in it, and never smaller after a warm-up."""
+"""A paged cache that starts small: whole when somebody needs more of it, with what was in it, and
+never smaller after a warm-up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The page ledger: prefixes that are found, pages that are copied, evicted and forgotten, with the books right after each."""
+"""The page ledger: prefixes that are found, pages that are copied, evicted and forgotten, with the
+books right after each.
+"""
 
 from __future__ import annotations
 

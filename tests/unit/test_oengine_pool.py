@@ -1,4 +1,6 @@
-"""Page pool and prefix index of the paged engine: who holds a page, which tokens it has, and when it is forgotten."""
+"""Page pool and prefix index of the paged engine: who holds a page, which tokens it has, and when
+it is forgotten.
+"""
 
 from __future__ import annotations
 

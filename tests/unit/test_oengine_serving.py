@@ -1,4 +1,6 @@
-"""The serving loop on too few pages: aborts, failures and stubborn schedulers leak and stall nothing."""
+"""The serving loop on too few pages: aborts, failures and stubborn schedulers leak and stall
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def expected(requests: list[Request]) -> list[list[int]]:
 class NeverPreempts(Scheduler):
     """Decides like another one, but takes nobody's row away.
 
-    Instead it runs the rows that have cache for their next token, if there are any, or (`insists`) those that have none.
+    Instead it runs the rows that have cache for their next token, if there are any, or (`insists`)
+    those that have none.
     """
 
     def __init__(self, inner: Scheduler, *, insists: bool) -> None:
@@ -165,7 +168,9 @@ def test_row_table_has_the_pages_of_each_row(start: Loops, overlap: bool) -> Non
 
 
 def test_a_step_that_nobody_needs_any_more_fails_nobody(start: Loops) -> None:
-    """All its rows were aborted before it was read. Who came meanwhile has the row of one, and begins again."""
+    """All its rows were aborted before it was read. Who came meanwhile has the row of one, and
+    begins again.
+    """
     loop = start()
     fails = FailsOnce()
     came: list[Ticket] = []
@@ -210,7 +215,9 @@ def test_a_step_that_fails_fails_its_own_requests_alone(start: Loops, overlap: b
 
 
 def test_steps_are_read_as_fast_as_they_are_launched(start: Loops) -> None:
-    """Also while every decision launches a prefill and a decode: tokens come when they are there, not many steps later."""
+    """Also while every decision launches a prefill and a decode: tokens come when they are there,
+    not many steps later.
+    """
     loop, unread = start(), Unread()
     requests = [alike(f"r{i}", 60 + i, 3 + i % 5) for i in range(24)]
     with seeing(loop.engine, unread.launch, unread.read):
@@ -221,7 +228,9 @@ def test_steps_are_read_as_fast_as_they_are_launched(start: Loops) -> None:
 
 
 def test_without_overlap_each_step_is_read_before_the_next_is_launched(start: Loops) -> None:
-    """Also where one decision launches several: prompts of several completions beside decoding rows."""
+    """Also where one decision launches several: prompts of several completions beside decoding
+    rows.
+    """
     requests = [alike(f"r{i}", 60 + i, 3 + i % 5) for i in range(8)]
     requests += [one for p in range(3) for one in family(str(p), 20 + p, 6, 3, temperature=0.0)]
     loop, unread = start(overlap_execution=False), Unread()

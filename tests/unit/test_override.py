@@ -1,4 +1,6 @@
-"""llm.override: what runs within the block, what is refused, and that everything is as it was afterwards."""
+"""llm.override: what runs within the block, what is refused, and that everything is as it was
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def tokens(llm: LLM) -> list[int]:
 
 
 def empty_the_cache(llm: LLM) -> None:
-    """As the beginning and the end of a block do: a cache that grows is small again, and its steps are others."""
+    """As the beginning and the end of a block do: a cache that grows is small again, and its steps
+    are others.
+    """
     llm.run_on_engine(llm.engine.drop_arrays)
     llm.run_on_engine(llm.engine.make_arrays)
 

@@ -1,4 +1,6 @@
-"""The pool of engines that tests lease from: one engine for equal configurations, clean when it comes back, never a fake one."""
+"""The pool of engines that tests lease from: one engine for equal configurations, clean when it
+comes back, never a fake one.
+"""
 
 from __future__ import annotations
 

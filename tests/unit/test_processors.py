@@ -1,4 +1,6 @@
-"""Logits processors that change scores and ban tokens, against what their sources say, in float64 NumPy; options that are refused."""
+"""Logits processors that change scores and ban tokens, against what their sources say, in float64
+NumPy; options that are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Logits processors in an engine: rows have their own fields, steps what their rows ask for, and requests are checked first."""
+"""Logits processors in an engine: rows have their own fields, steps what their rows ask for, and
+requests are checked first.
+"""
 
 from __future__ import annotations
 

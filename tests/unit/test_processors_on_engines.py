@@ -1,4 +1,6 @@
-"""Each built-in logits processor in a row of its own: both engines give the same tokens, alone and in one batch."""
+"""Each built-in logits processor in a row of its own: both engines give the same tokens, alone and
+in one batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The plugin host: what is broken is listed and harmless, names are found or the nearest is told, options are checked."""
+"""The plugin host: what is broken is listed and harmless, names are found or the nearest is told,
+options are checked.
+"""
 
 from __future__ import annotations
 

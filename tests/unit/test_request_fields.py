@@ -1,4 +1,5 @@
-"""prompt_logprobs, logprobs of all, best_of, stop_words_ids: told, chosen and ended as asked, or refused.
+"""prompt_logprobs, logprobs of all, best_of, stop_words_ids: told, chosen and ended as asked, or
+refused.
 
 What an engine tells is asked of real ones, on pages and in slots. Where stop sequences end is the
 host's: that is tested on the fake engine.

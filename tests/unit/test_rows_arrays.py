@@ -1,4 +1,6 @@
-"""Rows as device arrays: padded to what was asked for, moved and exchanged in new arrays, compiled once for each size."""
+"""Rows as device arrays: padded to what was asked for, moved and exchanged in new arrays, compiled
+once for each size.
+"""
 
 from __future__ import annotations
 

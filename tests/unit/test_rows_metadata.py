@@ -1,4 +1,6 @@
-"""Sampling metadata carries all that the rows of a step ask for, and comes back from storage as it was."""
+"""Sampling metadata carries all that the rows of a step ask for, and comes back from storage as it
+was.
+"""
 
 from __future__ import annotations
 

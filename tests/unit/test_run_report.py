@@ -1,4 +1,6 @@
-"""The report that closes each run: programs are counted once, by file, and too many of them fail a whole run."""
+"""The report that closes each run: programs are counted once, by file, and too many of them fail a
+whole run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The checks of the op sample pass the reference, and find implementations that miss a border or the noise."""
+"""The checks of the op sample pass the reference, and find implementations that miss a border or
+the noise.
+"""
 
 from __future__ import annotations
 

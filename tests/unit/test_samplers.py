@@ -1,4 +1,6 @@
-"""The samplers' conformance suite catches wrong samplers, and the built-in ones cost what they promise."""
+"""The samplers' conformance suite catches wrong samplers, and the built-in ones cost what they
+promise.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,8 @@ def test_greedy_rows_pay_for_two_reductions_only() -> None:
 
 
 def test_rows_without_penalties_pay_for_no_scatter_over_the_vocabulary() -> None:
-    """All of penalties but the question whether there are any stands in one branch of a conditional.
+    """All of penalties but the question whether there are any stands in one branch of a
+    conditional.
 
     The other branch passes the logits on as they lie.
     """

@@ -1,4 +1,6 @@
-"""Sampling that a checkpoint's generation_config.json recommends: read, applied per field in every face, shown."""
+"""Sampling that a checkpoint's generation_config.json recommends: read, applied per field in every
+face, shown.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ def admitted(line: tuple[WaitingView, ...], free_rows: int) -> list[str]:
 
 
 class Served:
-    """A world whose tenants' service is counted as the paper counts it: one for a prompt token, two for a new one."""
+    """A world whose tenants' service is counted as the paper counts it: one for a prompt token, two
+    for a new one.
+    """
 
     def __init__(self, scheduler: Scheduler, setting: Setting = ROWS) -> None:
         self.world = World(scheduler, setting)
@@ -53,7 +55,9 @@ class Served:
 
 
 def gaps(scheduler: Scheduler, *, num_decisions: int = 600) -> Iterator[int]:
-    """Service of a tenant that queues forty long requests at a time, over that of one that always has a few short ones."""
+    """Service of a tenant that queues forty long requests at a time, over that of one that always
+    has a few short ones.
+    """
     served = Served(scheduler)
     for _ in range(num_decisions):
         if served.num_waiting("flood") < 20:
@@ -66,7 +70,8 @@ def gaps(scheduler: Scheduler, *, num_decisions: int = 600) -> Iterator[int]:
 
 
 def test_service_of_two_tenants_that_wait_differs_by_a_bounded_amount() -> None:
-    # The paper's bound: twice the larger of a prompt's price and the price of all tokens that can run together.
+    # The paper's bound: twice the larger of a prompt's price and the price of all tokens that can
+    # run together.
     bound = 2 * max(30, 2 * ROWS.num_cache_tokens)
     assert max(map(abs, gaps(Fair()))) <= bound
     assert max(gaps(Fcfs())) > 5 * bound
@@ -95,7 +100,8 @@ def test_tenant_below_its_share_hardly_notices_a_flood(setting: Setting) -> None
         )
         return max(waits)
 
-    # At worst it waits until one of the rows is free: a request of the flood takes some ten decisions.
+    # At worst it waits until one of the rows is free: a request of the flood takes some ten
+    # decisions.
     assert longest_wait(Fair(), 120) <= longest_wait(Fair(), 0) + 0.2
     assert longest_wait(Fair(), 120) < longest_wait(Fcfs(), 120, num_requests=1) / 5
 

@@ -1,4 +1,6 @@
-"""What each order of continuous batching promises beyond the contract: who goes first, who gives way, who waits how long."""
+"""What each order of continuous batching promises beyond the contract: who goes first, who gives
+way, who waits how long.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Choosing implementations and layouts: explicit or an error, every refusal kept; what an op costs at best."""
+"""Choosing implementations and layouts: explicit or an error, every refusal kept; what an op costs
+at best.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,8 @@ def counted_one_by_one(window: int | None, q_len: int, kv_len: int) -> int:
 
 
 def test_attention_cost_of_one_token_over_a_context() -> None:
-    # 2 query heads, 10 keys, 4 + 4 features, multiply and add; K and V of 10 tokens in 2 bytes; q in, out and K, V out.
+    # 2 query heads, 10 keys, 4 + 4 features, multiply and add; K and V of 10 tokens in 2 bytes; q
+    # in, out and K, V out.
     assert attention_cost(TINY, [1], [10]) == Cost(
         flops=2 * 2 * 10 * 8, bytes_read=10 * 8 * 2 + 2 * 4 * 2, bytes_written=8 * 2 + 2 * 4 * 2
     )

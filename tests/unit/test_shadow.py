@@ -31,7 +31,9 @@ def paged_llm(pooled_module: None) -> Iterator[LLM]:
 
 
 def bits_of_a_run(llm: LLM, prompts: list[str]) -> tuple[list[list[int]], list[bytes]]:
-    """Sampled tokens of prompts on a fresh cache, and the bits of the cache and of the rows' state afterwards."""
+    """Sampled tokens of prompts on a fresh cache, and the bits of the cache and of the rows' state
+    afterwards.
+    """
 
     def begin_anew() -> None:
         llm.engine.drop_arrays()
@@ -47,7 +49,9 @@ def bits_of_a_run(llm: LLM, prompts: list[str]) -> tuple[list[list[int]], list[b
 def run_beside(
     llm: LLM, name: str, share: float = 1.0, prompts: list[str] = PROMPTS
 ) -> tuple[list[list[int]], list[bytes], ShadowReport]:
-    """The same with a shadow, which needs no other engine: the programs of the live steps are the same objects."""
+    """The same with a shadow, which needs no other engine: the programs of the live steps are the
+    same objects.
+    """
     plan = llm.plan
     config = plan.config.model_copy(
         update={"shadow": make_config({"shadow": {"attention": f"{name}@{share}"}}).shadow}

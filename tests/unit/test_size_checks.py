@@ -26,7 +26,8 @@ from tests.unit.serving import GREEDY, SIZES, with_
 
 MIB = 2**20
 MANY_PAGES = 10**7
-"""More than any machine's memory holds; small enough that a list of them does not end the test run."""
+"""More than any machine's memory holds; small enough that a list of them does not end the test run.
+"""
 
 
 def peak_bytes(make: Callable[[], object]) -> int:

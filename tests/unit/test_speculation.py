@@ -1,7 +1,7 @@
 """Speculation is exact: whatever is drafted, rows get the tokens and ends of ordinary decoding.
 
-What the loop makes of drafts is tested on the fake engine, which verifies them. Real steps that verify
-are in test_verifying.py.
+What the loop makes of drafts is tested on the fake engine, which verifies them. Real steps that
+verify are in test_verifying.py.
 """
 
 from __future__ import annotations

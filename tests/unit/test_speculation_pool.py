@@ -1,4 +1,6 @@
-"""Drafting in a pool of too few pages: rows are preempted between drafts, get the tokens of ordinary decoding, and leak no page."""
+"""Drafting in a pool of too few pages: rows are preempted between drafts, get the tokens of
+ordinary decoding, and leak no page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Priority and tenant of requests: they reach the scheduler from every method, and wrong ones reach nobody."""
+"""Priority and tenant of requests: they reach the scheduler from every method, and wrong ones reach
+nobody.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""JAX is started quietly where it has plugins for devices that are not there, and as ever where they may be."""
+"""JAX is started quietly where it has plugins for devices that are not there, and as ever where
+they may be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stop sequences are found where they first end, and what may become one is held back, however the stream is cut."""
+"""Stop sequences are found where they first end, and what may become one is held back, however the
+stream is cut.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_of_several_that_end_together_the_longest_counts(
 def test_what_ends_early_does_not_count(
     output: list[int], sequences: list[list[int]], least: int
 ) -> None:
-    """The loop and the reader agree on where a completion ends, which is behind the first `least` tokens."""
+    """The loop and the reader agree on where a completion ends, which is behind the first `least`
+    tokens.
+    """
     end = end_of_match(output, sequences, least)
     ends = [e for e in range(least + 1, len(output) + 1) if length_of_match(output[:e], sequences)]
     assert end == min(ends, default=None)

@@ -1,4 +1,6 @@
-"""Everything at once on a pool that is too small: threads, streams, aborts, stop texts, completions, failures, no compilation."""
+"""Everything at once on a pool that is too small: threads, streams, aborts, stop texts,
+completions, failures, no compilation.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ TOO_LONG = 186
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A prompt and how it is sampled; `expected` are the tokens of each completion on the contiguous engine."""
+    """A prompt and how it is sampled; `expected` are the tokens of each completion on the
+    contiguous engine.
+    """
 
     prompt: list[int]
     params: SamplingParams
@@ -78,7 +82,9 @@ def make_cases(count: int, seed: int) -> list[Case]:
 
 
 class Fails:
-    """Looks at the engine's steps, and makes some fail by their numbers: every other one of these not before it is read."""
+    """Looks at the engine's steps, and makes some fail by their numbers: every other one of these
+    not before it is read.
+    """
 
     def __init__(self, llm: LLM, numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)

@@ -1,4 +1,6 @@
-"""The engine under test of the conformance kit: checks share one LLM, which begins each as if it were new."""
+"""The engine under test of the conformance kit: checks share one LLM, which begins each as if it
+were new.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""tools/test_all.py: the parts of `make test-all`, and the table that they write into docs/testing.md."""
+"""tools/test_all.py: the parts of `make test-all`, and the table that they write into
+docs/testing.md.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def byte_fallback() -> Tokenizer:
-    """Like SentencePiece's: words begin with a mark for the space, unknown characters are byte tokens, the first space is dropped."""
+    """Like SentencePiece's: words begin with a mark for the space, unknown characters are byte
+    tokens, the first space is dropped.
+    """
     pieces = [f"<0x{byte:02X}>" for byte in range(256)] + [
         "<end>",
         "▁",

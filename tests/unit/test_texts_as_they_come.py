@@ -1,4 +1,6 @@
-"""Stop texts end requests as tokens come, whoever reads what; a stream may be closed from any thread."""
+"""Stop texts end requests as tokens come, whoever reads what; a stream may be closed from any
+thread.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def watched(engine: Engine) -> Iterator[Endings]:
 def stop_in_middle(
     engine: Engine, prompt: str, params: SamplingParams, index: int = 0
 ) -> tuple[str, int]:
-    """A text that first comes in the middle of a completion, and the tokens after which it is there."""
+    """A text that first comes in the middle of a completion, and the tokens after which it is
+    there.
+    """
     whole = engine.generate(prompt, params.model_copy(update={"n": max(params.n, index + 1)}))[
         0
     ].outputs[index]

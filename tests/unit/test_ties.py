@@ -1,4 +1,6 @@
-"""Differences of tokens are forgiven where rounding decides between the two, greedy or sampled, and nowhere else."""
+"""Differences of tokens are forgiven where rounding decides between the two, greedy or sampled, and
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def wide() -> Fixed:
 
 
 def tie_of(params: SamplingParams) -> tuple[Fixed, int, int]:
-    """A model in which the token after one token and another one are a hair's breadth apart, and the two."""
+    """A model in which the token after one token and another one are a hair's breadth apart, and
+    the two.
+    """
     model = wide()
     (chosen,) = possible_tokens(model, [0], params)
     other = (chosen + 1) % VOCAB

@@ -1,4 +1,6 @@
-"""Tables of tuned configurations: where they are found, which entry serves a bucket, and what auto makes of them."""
+"""Tables of tuned configurations: where they are found, which entry serves a bucket, and what auto
+makes of them.
+"""
 
 from __future__ import annotations
 
@@ -293,7 +295,9 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
-    """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays the same."""
+    """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays
+    the same.
+    """
     from enginebay.build.binding import OpsBinder
 
     config = tmp_path / "small.toml"

@@ -1,4 +1,6 @@
-"""Configurations of ops without phases: tables serve them by the rules of attention's, steps use them, and tune finds them."""
+"""Configurations of ops without phases: tables serve them by the rules of attention's, steps use
+them, and tune finds them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""SamplingParams refuse what cannot be served, when made and when changed; metrics say nothing they do not know."""
+"""SamplingParams refuse what cannot be served, when made and when changed; metrics say nothing they
+do not know.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Some rows of a batch are computed, a few at a time or all together, and the others stay as they are."""
+"""Some rows of a batch are computed, a few at a time or all together, and the others stay as they
+are.
+"""
 
 from __future__ import annotations
 

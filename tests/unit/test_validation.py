@@ -1,4 +1,6 @@
-"""A wrong value is one line with that field's values and what to do, in Python as on the command line."""
+"""A wrong value is one line with that field's values and what to do, in Python as on the command
+line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Steps that verify drafts, on real engines: tokens and log-probabilities are those of ordinary decoding.
+"""Steps that verify drafts, on real engines: tokens and log-probabilities are those of ordinary
+decoding.
 
 What the loop does with drafts is in test_speculation.py, on the fake engine.
 """
@@ -88,7 +89,9 @@ def check_drafted(
     wrong_every: int,
     lengths: tuple[int, ...],
 ) -> None:
-    """Prompts of these lengths get the tokens of ordinary decoding; those drafts hold that are right."""
+    """Prompts of these lengths get the tokens of ordinary decoding; those drafts hold that are
+    right.
+    """
     prompts = prompts_of(90, lengths)
     plain, known = plain_and_known(made, prompts, params)
     drafted = run(made, prompts, params, Oracle(known, wrong_every))

@@ -1,4 +1,6 @@
-"""Whoever waits for more than two seconds is told what for: on the logger, as plain lines, or as bars; and Ctrl-C in a bench."""
+"""Whoever waits for more than two seconds is told what for: on the logger, as plain lines, or as
+bars; and Ctrl-C in a bench.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is in the wheel: every package with its types and entry points, the demo model, and nothing else."""
+"""What is in the wheel: every package with its types and entry points, the demo model, and nothing
+else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""XLA attention by the suite that any attention goes through, and what the suite cannot ask: donation, loops, shards."""
+"""XLA attention by the suite that any attention goes through, and what the suite cannot ask:
+donation, loops, shards.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     chunks=st.lists(st.tuples(st.integers(2, 30), st.integers(1, 34)), max_size=2),
 )
 def test_ragged_mixes(prefixes: list[int], fresh: list[int], chunks: list[tuple[int, int]]) -> None:
-    # One bucket for all examples, so that they are compiled once: each has a row of the longest chunk.
+    # One bucket for all examples, so that they are compiled once: each has a row of the longest
+    # chunk.
     q_lens = [1] * len(prefixes) + [*fresh, 40] + [n for n, _ in chunks]
     kv_lens = [n + 1 for n in prefixes] + [*fresh, 40] + [n + before for n, before in chunks]
     padding = {"padding_rows": 7 - len(q_lens), "padding_tokens": 184 - sum(q_lens)}
@@ -104,7 +107,8 @@ def test_decode_steps_never_copy_the_cache(rows: int) -> None:
     program = decode_loop(layout, 4)
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes >= layout.num_bytes()
-    # One row's values may be copied, in the branch for values that are not finite; scores are small against them.
+    # One row's values may be copied, in the branch for values that are not finite; scores are small
+    # against them.
     assert memory.temp_size_in_bytes < 1.5 * layout.num_bytes() / 2 / rows
     cache_shape = re.escape(f"f32[{rows},2,4096,64]")
     assert not re.search(rf"= {cache_shape}\S* copy\(", program.as_text())

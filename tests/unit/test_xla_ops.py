@@ -1,4 +1,6 @@
-"""Layouts and ops of enginebay_xla at sizes and in dtypes that tests/conformance does not have, by the same suites."""
+"""Layouts and ops of enginebay_xla at sizes and in dtypes that tests/conformance does not have, by
+the same suites.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_rope(name: str, dtype: str) -> None:
     kernels.check_rope(rope, kernels.ROPE_SPECS[name], dtype)
 
 
-# Rules that reach kernels as any other frequencies do, so that the cases of the op rope do without them.
+# Rules that reach kernels as any other frequencies do, so that the cases of the op rope do without
+# them.
 MORE_SPECS = {
     "longrope": RopeSpec(
         10000.0, 8, "longrope", attention_factor=1.2, frequency_divisors=(1.0, 1.5, 3.0, 8.0)

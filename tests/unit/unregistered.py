@@ -1,4 +1,6 @@
-"""Implementations that nobody registered, for the tests of swapping: right ones, wrong ones, and ones that fail."""
+"""Implementations that nobody registered, for the tests of swapping: right ones, wrong ones, and
+ones that fail.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from enginebay_xla.attention import CAPS, xla_attention
 def plain_attention(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, batch: AttnBatch, spec: AttnSpec
 ) -> jax.Array:
-    """Attention in the simple form, for causal layers without a window: softmax over all of a row's keys."""
+    """Attention in the simple form, for causal layers without a window: softmax over all of a row's
+    keys.
+    """
     rows = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
     k, v = (
         pages[batch.page_table].reshape(batch.bucket.seqs, -1, *pages.shape[2:])[rows]

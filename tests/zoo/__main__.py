@@ -1,7 +1,8 @@
 """Run the zoo: `python -m tests.zoo [NAME ...]`, or `--right` for right kernels in many seeds.
 
-Each fault runs in a process of its own, which ends at its first failing case. A crash of the kernel counts as found, a process
-that takes too long does not, and any other end of a process is an error of the zoo.
+Each fault runs in a process of its own, which ends at its first failing case. A crash of the kernel
+counts as found, a process that takes too long does not, and any other end of a process is an error
+of the zoo.
 """
 
 from __future__ import annotations

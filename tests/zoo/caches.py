@@ -1,4 +1,6 @@
-"""Faulty caches: ledgers of pages that promise too much, share what differs, or lose what was given back."""
+"""Faulty caches: ledgers of pages that promise too much, share what differs, or lose what was given
+back.
+"""
 
 from __future__ import annotations
 

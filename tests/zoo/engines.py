@@ -177,7 +177,9 @@ RIGHT: dict[str, type[PagedEngine]] = {}
 
 
 def checks(part: Any) -> Iterator[Check]:
-    """The kit's suite, the check that should find the fault first; the engine stands in the place of the paged one."""
+    """The kit's suite, the check that should find the fault first; the engine stands in the place
+    of the paged one.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("enginebay_oengine.engine.PagedEngine", part)
         suite = engine_checks(Subject("oengine", model=LATE))

@@ -1,4 +1,6 @@
-"""A fault as a record, and the planting of it: a copy of the package with one line changed, imported under another name."""
+"""A fault as a record, and the planting of it: a copy of the package with one line changed,
+imported under another name.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ DEVICE_PACKAGES = ("enginebay_pallas", "enginebay_triton")
 class Fault:
     """A faulty implementation of an op: in `source` the text `old` of one line is `new`.
 
-    `source` is "package.module" of a right kernel: of a package in backends/, or "right.module" of tests/zoo/right. `kernel`
-    is "package.module:attribute", the right implementation that goes wrong with it.
+    `source` is "package.module" of a right kernel: of a package in backends/, or "right.module" of
+    tests/zoo/right. `kernel` is "package.module:attribute", the right implementation that goes
+    wrong with it.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Faulty parts of every kind but kernels, and the kit's suites that must find them.
 
-Each module of a kind has FAULTS, from a fault's name to a faulty part, and `checks`, which makes the suite of one. A fault
-differs from a right part in one thing, which its name and docstring say.
+Each module of a kind has FAULTS, from a fault's name to a faulty part, and `checks`, which makes
+the suite of one. A fault differs from a right part in one thing, which its name and docstring say.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def table(kinds: Sequence[str] = KINDS) -> list[Finding]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Markdown: of each kind, how many faults its suite finds, and the suite's checks that found them."""
+    """Markdown: of each kind, how many faults its suite finds, and the suite's checks that found
+    them.
+    """
     lines = ["| kind | faults | found | checks that found them |", "|---|---|---|---|"]
     for kind in dict.fromkeys(finding.kind for finding in findings):
         mine = [finding for finding in findings if finding.kind == kind]
@@ -83,7 +85,9 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def main(kinds: Sequence[str], page: Path | None = None) -> int:
-    """Print each finding, put the summary into a page if one is given, and return 1 when a fault was not found."""
+    """Print each finding, put the summary into a page if one is given, and return 1 when a fault
+    was not found.
+    """
     findings = []
     for kind in kinds or KINDS:
         for name, part in zoo_of(kind).FAULTS.items():

@@ -1,4 +1,6 @@
-"""Faulty cache layouts: they lose, move or change what was written, or say wrongly how their arrays lie."""
+"""Faulty cache layouts: they lose, move or change what was written, or say wrongly how their arrays
+lie.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Faulty model families: rows see one another, padding counts, chunks differ, and declarations do not agree."""
+"""Faulty model families: rows see one another, padding counts, chunks differ, and declarations do
+not agree.
+"""
 
 from __future__ import annotations
 

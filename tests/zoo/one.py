@@ -1,4 +1,6 @@
-"""What one process of the zoo does: a fault until its first failing case, or right kernels in many seeds."""
+"""What one process of the zoo does: a fault until its first failing case, or right kernels in many
+seeds.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ class Named(CpuPlatform):
 
 
 class Backwards(CpuPlatform):
-    """Lists its devices from the last one on; where there is one alone, a device that it does not have."""
+    """Lists its devices from the last one on; where there is one alone, a device that it does not
+    have.
+    """
 
     def devices(self) -> Any:
         found = list(super().devices())[::-1]

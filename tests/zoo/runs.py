@@ -16,7 +16,9 @@ from tests.zoo.faults import DEVICE_PACKAGES, Fault, planted, right_kernel
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What came of one fault. `default` and `all` say which check found it; `case` is the first that failed, after `cases` others."""
+    """What came of one fault. `default` and `all` say which check found it; `case` is the first
+    that failed, after `cases` others.
+    """
 
     name: str
     default: bool
@@ -39,7 +41,9 @@ def layouts_of(op: str, kernel: Any, package: str) -> list[Any]:
 
 
 def find(fault: Fault, *, triples: bool = True) -> Finding:
-    """Check a faulty kernel until its first failing case: pairs first, then with `triples` the others."""
+    """Check a faulty kernel until its first failing case: pairs first, then with `triples` the
+    others.
+    """
     start = time.monotonic()
     kernel = planted(fault)
     extent = Extent(triples=triples, interpreted=not fault.is_plain)
@@ -67,7 +71,9 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
 
 
 def wrong_verdicts(op: str, kernel: str, *, num_seeds: int) -> tuple[list[str], int]:
-    """Cases that a right kernel fails in some of so many seeds, each with what it says, and how many cases there are."""
+    """Cases that a right kernel fails in some of so many seeds, each with what it says, and how
+    many cases there are.
+    """
     package = kernel.partition(".")[0]
     made = right_kernel(kernel)
     extent = Extent(triples=False, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)

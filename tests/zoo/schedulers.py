@@ -133,7 +133,9 @@ def one_step(view: SchedulerView, decision: Decision) -> Decision:
 
 
 def running_only(view: SchedulerView, state: Any) -> tuple[Decision, Any]:
-    """Admits nobody while anything runs, so that the rest of the rows are idle: right, but starves no one."""
+    """Admits nobody while anything runs, so that the rest of the rows are idle: right, but starves
+    no one.
+    """
     rows: Sequence[RunningView | WaitingView] = view.running or view.waiting
     return run_batch(view, list(rows), 4), state
 

@@ -89,7 +89,9 @@ def _quote(text: str) -> str:
 
 
 def _samples(params: Params, tokenizer: Tokenizer) -> str:
-    """What the model writes: a story without sampling, one at a temperature of 0.8, and a few answers."""
+    """What the model writes: a story without sampling, one at a temperature of 0.8, and a few
+    answers.
+    """
     opening = "Once upon a time"
     parts = ["\n## What it writes\n"]
     for title, temperature in (("Greedy", 0.0), ("At a temperature of 0.8", 0.8)):

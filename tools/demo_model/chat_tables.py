@@ -1,4 +1,6 @@
-"""Tables behind the questions of the demo corpus that are asked by pattern: animals, colours, capitals and lists."""
+"""Tables behind the questions of the demo corpus that are asked by pattern: animals, colours,
+capitals and lists.
+"""
 
 SOUNDS: dict[str, str] = {
     "cow": "moo",

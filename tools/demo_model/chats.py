@@ -158,7 +158,9 @@ def _repeat(rng: random.Random) -> list[Turn]:
 
 
 def _casual(rng: random.Random, question: str) -> str:
-    """Now and then a question as people type it in a hurry: without a capital or without a mark at the end."""
+    """Now and then a question as people type it in a hurry: without a capital or without a mark at
+    the end.
+    """
     if rng.random() < 0.12:
         question = question.rstrip(".?!")
     if rng.random() < 0.12 and not question.startswith("I "):
@@ -167,7 +169,9 @@ def _casual(rng: random.Random, question: str) -> str:
 
 
 def _name(rng: random.Random) -> list[Turn]:
-    """The user gives a name and asks for it later; many names are invented, so that copying is learned."""
+    """The user gives a name and asks for it later; many names are invented, so that copying is
+    learned.
+    """
     name = stories.draw_name(rng)
     hello = _pick(
         rng,
@@ -276,7 +280,9 @@ MAKERS: tuple[tuple[Maker, float], ...] = (
 
 
 def make_chat(rng: random.Random) -> list[dict[str, str]]:
-    """One conversation of one to five exchanges, as a list of role and content, sometimes with a system message."""
+    """One conversation of one to five exchanges, as a list of role and content, sometimes with a
+    system message.
+    """
     makers, weights = zip(*MAKERS, strict=True)
     num_topics = rng.choices((1, 2, 3, 4, 5), (0.25, 0.3, 0.25, 0.12, 0.08))[0]
     turns = [turn for maker in rng.choices(makers, weights, k=num_topics) for turn in maker(rng)]

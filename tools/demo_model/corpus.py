@@ -1,8 +1,10 @@
-"""Writes the corpus of the demo model, simple stories and chats in our own words, as JSON lines from a seed.
+"""Writes the corpus of the demo model, simple stories and chats in our own words, as JSON lines
+from a seed.
 
-Each line is a record with `split` ("train" or "heldout"), `kind` ("story" or "chat") and either `text` or `messages`.
-The split follows from the content alone: a hash of who and what a story is about, or of what the user says in a chat,
-so no held-out story or question sequence occurs in the training part.
+Each line is a record with `split` ("train" or "heldout"), `kind` ("story" or "chat") and either
+`text` or `messages`. The split follows from the content alone: a hash of who and what a story is
+about, or of what the user says in a chat, so no held-out story or question sequence occurs in the
+training part.
 """
 
 import argparse
@@ -45,12 +47,16 @@ def split_of(key: str) -> Literal["train", "heldout"]:
 
 
 def from_the_middle(rng: random.Random, text: str) -> str:
-    """The text without its first one to three sentences, for prompts that do not begin at the beginning."""
+    """The text without its first one to three sentences, for prompts that do not begin at the
+    beginning.
+    """
     return text.split(". ", rng.randint(1, 3))[-1]
 
 
 def story_records(seed: int, count: int) -> Iterator[Record]:
-    """Tell `count` stories: a few long ones with several episodes, and a few that begin in the middle."""
+    """Tell `count` stories: a few long ones with several episodes, and a few that begin in the
+    middle.
+    """
     rng = random.Random(f"stories-{seed}")
     for _ in range(count):
         episodes = rng.randint(2, 5) if rng.random() < LONG_STORY_SHARE else 1

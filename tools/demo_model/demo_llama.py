@@ -1,4 +1,6 @@
-"""The Llama of the demo model in plain JAX: parameters under their Hugging Face names, and one forward pass."""
+"""The Llama of the demo model in plain JAX: parameters under their Hugging Face names, and one
+forward pass.
+"""
 
 from dataclasses import dataclass
 
@@ -55,7 +57,9 @@ def is_hidden_matrix(name: str) -> bool:
 
 
 def init_params(shape: Shape, seed: int) -> Params:
-    """Fresh parameters: norms at one, matrices normal with a standard deviation of 0.02, outputs of a block smaller."""
+    """Fresh parameters: norms at one, matrices normal with a standard deviation of 0.02, outputs of
+    a block smaller.
+    """
     rng = np.random.default_rng(seed)
     depth_scale = (2 * shape.num_layers) ** -0.5
     params = {}
@@ -81,7 +85,9 @@ def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _rope_tables(shape: Shape, length: int) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of the rotary angles for positions 0 to length - 1, shaped [length, head_dim]."""
+    """Cosine and sine of the rotary angles for positions 0 to length - 1, shaped [length,
+    head_dim].
+    """
     inverse = shape.rope_theta ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
     angles = np.arange(length)[:, None] * inverse[None, :]
     angles = np.concatenate([angles, angles], axis=-1)
@@ -89,7 +95,9 @@ def _rope_tables(shape: Shape, length: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Apply the rotary embedding to x of shape [batch, heads, length, head_dim]; halves are paired, as in Llama."""
+    """Apply the rotary embedding to x of shape [batch, heads, length, head_dim]; halves are paired,
+    as in Llama.
+    """
     first, second = jnp.split(x, 2, axis=-1)
     rotated = jnp.concatenate([-second, first], axis=-1)
     return (x * cos + rotated * sin).astype(x.dtype)
@@ -109,7 +117,9 @@ def _mix_forward(
 def _mix_backward(
     saved: tuple[jax.Array, ...], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    """The gradient of `_mix`. The barriers keep the transposes out of the products, where a CPU is slow at them."""
+    """The gradient of `_mix`. The barriers keep the transposes out of the products, where a CPU is
+    slow at them.
+    """
     q, k, v, weights, mixed = saved
     weights_t = jax.lax.optimization_barrier(weights.swapaxes(-1, -2))
     inner = jnp.sum(grad.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
@@ -121,7 +131,9 @@ def _mix_backward(
 
 @jax.custom_vjp
 def _mix(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attention of one row: q [kv_heads, group * length, head_dim], k and v [kv_heads, length, head_dim]."""
+    """Attention of one row: q [kv_heads, group * length, head_dim], k and v [kv_heads, length,
+    head_dim].
+    """
     return _mix_forward(q, k, v, mask)[0]
 
 
@@ -131,7 +143,9 @@ _mix.defvjp(_mix_forward, _mix_backward)
 def _attention(
     params: Params, layer: str, x: jax.Array, mask: jax.Array, shape: Shape
 ) -> jax.Array:
-    """Grouped-query attention; mask is additive, [batch, length, length]. One row at a time, which fits a cache."""
+    """Grouped-query attention; mask is additive, [batch, length, length]. One row at a time, which
+    fits a cache.
+    """
     batch, length, _ = x.shape
     cos, sin = _rope_tables(shape, length)
 
@@ -157,7 +171,9 @@ def _mlp(params: Params, layer: str, x: jax.Array) -> jax.Array:
 
 
 def attention_mask(segments: jax.Array) -> jax.Array:
-    """The additive mask [batch, length, length]: each token sees the earlier ones of its own segment."""
+    """The additive mask [batch, length, length]: each token sees the earlier ones of its own
+    segment.
+    """
     length = segments.shape[1]
     causal = jnp.tril(jnp.ones((length, length), bool))
     allowed = causal & (segments[:, :, None] == segments[:, None, :])
@@ -167,7 +183,9 @@ def attention_mask(segments: jax.Array) -> jax.Array:
 def forward(
     params: Params, tokens: jax.Array, segments: jax.Array, shape: Shape, dtype: jnp.dtype
 ) -> jax.Array:
-    """Logits [batch, length, vocab] in float32 for tokens [batch, length]; `dtype` is that of the activations."""
+    """Logits [batch, length, vocab] in float32 for tokens [batch, length]; `dtype` is that of the
+    activations.
+    """
     mask = attention_mask(segments)
     embedding = params["model.embed_tokens.weight"].astype(dtype)
     x = embedding[tokens]

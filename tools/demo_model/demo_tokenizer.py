@@ -26,7 +26,9 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn the merges. All 256 bytes are in the alphabet, so any text survives; each digit is a token of its own."""
+    """Learn the merges. All 256 bytes are in the alphabet, so any text survives; each digit is a
+    token of its own.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -59,7 +61,9 @@ def encode_story(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[float
 def encode_chat(
     tokenizer: Tokenizer, messages: Sequence[Message], prompt_weight: float
 ) -> tuple[list[int], list[float]]:
-    """The tokens of a chat with the end of text; everything that the model need not say weighs `prompt_weight`."""
+    """The tokens of a chat with the end of text; everything that the model need not say weighs
+    `prompt_weight`.
+    """
     ids: list[int] = []
     weights: list[float] = []
     for message in messages:

@@ -1,4 +1,6 @@
-"""Writes the demo model as an ordinary Hugging Face checkpoint directory, and reads its weights back."""
+"""Writes the demo model as an ordinary Hugging Face checkpoint directory, and reads its weights
+back.
+"""
 
 import json
 from dataclasses import dataclass
@@ -105,7 +107,9 @@ def rounded(params: Params) -> Params:
 
 
 def write_checkpoint(folder: Path, params: Params, tokenizer: Tokenizer, shape: Shape) -> None:
-    """Write every file but the model card. The weights appear under their name only when they are complete."""
+    """Write every file but the model card. The weights appear under their name only when they are
+    complete.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", model_config(shape))
     _write_json(folder / "generation_config.json", generation_config())

@@ -15,7 +15,9 @@ _LEADING_END_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed rows, each array [rows, length + 1]: tokens, loss weights and the number of the document in its row."""
+    """Packed rows, each array [rows, length + 1]: tokens, loss weights and the number of the
+    document in its row.
+    """
 
     tokens: np.ndarray
     weights: np.ndarray
@@ -46,7 +48,9 @@ def _fill(rows: Sequence[Sequence[Document]], length: int, *, separate: bool) ->
 
 
 def pack(documents: Sequence[Document], length: int, *, separate: bool) -> Rows:
-    """First fit over a window of open rows. With `separate`, a document cannot see the others in its row."""
+    """First fit over a window of open rows. With `separate`, a document cannot see the others in
+    its row.
+    """
     done: list[list[Document]] = []
     open_rows: list[tuple[int, list[Document]]] = []
     for document in documents:
@@ -70,9 +74,9 @@ def pack_training(
 ) -> tuple[Rows, Rows]:
     """Short rows with separate documents, and long rows with the documents that only fit there.
 
-    A quarter of the documents in short rows begin with the end-of-text token, so that the model is at home both with
-    and without a token in front of the prompt. Long rows let a document see the one before, so that the model also
-    learns to go on after the end of a text.
+    A quarter of the documents in short rows begin with the end-of-text token, so that the model is
+    at home both with and without a token in front of the prompt. Long rows let a document see the
+    one before, so that the model also learns to go on after the end of a text.
     """
     rng = random.Random(seed)
     shuffled = list(documents)

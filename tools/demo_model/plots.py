@@ -1,7 +1,8 @@
 """The plot shapes of the demo corpus, in a small template language that stories.py renders.
 
-A plot is a tuple of beats, told in order. Full alternatives of a beat are separated by " | ", alternatives inside a
-sentence stand in [square/brackets], {braces} are slots, and a beat that opens with "?" may be left out.
+A plot is a tuple of beats, told in order. Full alternatives of a beat are separated by " | ",
+alternatives inside a sentence stand in [square/brackets], {braces} are slots, and a beat that opens
+with "?" may be left out.
 """
 
 OPENINGS: tuple[str, ...] = (

@@ -1,4 +1,6 @@
-"""Writes text with the demo model, plainly and slowly: the whole row is computed again for each token."""
+"""Writes text with the demo model, plainly and slowly: the whole row is computed again for each
+token.
+"""
 
 from functools import partial
 
@@ -18,7 +20,9 @@ STOPS = (dt.END_OF_TEXT_ID, dt.TURN_END_ID)
 def _next_logits(
     params: demo_llama.Params, tokens: jax.Array, last: jax.Array, shape: demo_llama.Shape
 ) -> jax.Array:
-    """The scores for the token after position `last` of tokens [1, MAX_LENGTH]; what stands behind it has no effect."""
+    """The scores for the token after position `last` of tokens [1, MAX_LENGTH]; what stands behind
+    it has no effect.
+    """
     logits = demo_llama.forward(params, tokens, jnp.zeros_like(tokens), shape, jnp.float32)
     return logits[0, last]
 
@@ -30,7 +34,9 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> tuple[str, bool]:
-    """Continue a prompt until a stop token; returns the new text and whether the model stopped by itself."""
+    """Continue a prompt until a stop token; returns the new text and whether the model stopped by
+    itself.
+    """
     shape = demo_llama.Shape()
     rng = np.random.default_rng(seed)
     ids = list(tokenizer.encode(prompt).ids)

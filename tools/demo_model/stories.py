@@ -81,7 +81,9 @@ def expand(rng: random.Random, beat: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Repair what slots leave behind: "a" before a vowel and small letters at the start of a sentence."""
+    """Repair what slots leave behind: "a" before a vowel and small letters at the start of a
+    sentence.
+    """
     text = _ARTICLE.sub(r"\1n ", text)
     return _SENTENCE_START.sub(lambda match: match.group(1) + match.group(2).upper(), text)
 
@@ -167,7 +169,9 @@ def make_story(
     episodes: int = 1,
     keep: float = 0.5,
 ) -> Story:
-    """Tell one story about a hero of the given kind and name; more than one episode makes a long story."""
+    """Tell one story about a hero of the given kind and name; more than one episode makes a long
+    story.
+    """
     hero = draw_character(rng, kind)
     if name:
         hero = replace(hero, name=name)

@@ -1,6 +1,8 @@
-"""Trains the demo model on the demo corpus and writes its checkpoint directory; deterministic from a seed.
+"""Trains the demo model on the demo corpus and writes its checkpoint directory; deterministic from
+a seed.
 
-An interrupted run continues from its last checkpoint when it is started again with the same arguments.
+An interrupted run continues from its last checkpoint when it is started again with the same
+arguments.
 """
 
 import argparse
@@ -131,7 +133,9 @@ def train_step(
     shape: demo_llama.Shape,
     optimizer: optax.GradientTransformation,
 ) -> tuple[demo_llama.Params, optax.OptState, jax.Array]:
-    """One update; returns the mean loss before it. Products run in bfloat16, parameters stay in float32."""
+    """One update; returns the mean loss before it. Products run in bfloat16, parameters stay in
+    float32.
+    """
 
     def mean_loss(current: demo_llama.Params) -> jax.Array:
         total, weight = loss_sums(current, rows, shape, jnp.bfloat16)
@@ -145,7 +149,9 @@ def train_step(
 def evaluate(
     params: demo_llama.Params, data: Data, shape: demo_llama.Shape
 ) -> dict[str, tuple[float, float]]:
-    """Held-out loss and weight sums by kind, with the weights rounded as the checkpoint stores them."""
+    """Held-out loss and weight sums by kind, with the weights rounded as the checkpoint stores
+    them.
+    """
     stored = {name: value.astype(jnp.float32) for name, value in export.rounded(params).items()}
     sums = jax.jit(partial(loss_sums, shape=shape, dtype=jnp.float32))
     results = {}
@@ -178,7 +184,9 @@ def report(params: demo_llama.Params, data: Data, args: argparse.Namespace) -> e
 
 
 def save_state(path: Path, step: int, params: demo_llama.Params, state: optax.OptState) -> None:
-    """Keep what a later start needs to continue; the file is replaced only when the new one is complete."""
+    """Keep what a later start needs to continue; the file is replaced only when the new one is
+    complete.
+    """
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((params, state))]
     partial_path = path.with_suffix(".partial.npz")
     np.savez(partial_path, np.asarray(step), *leaves)
@@ -188,7 +196,9 @@ def save_state(path: Path, step: int, params: demo_llama.Params, state: optax.Op
 def load_state(
     path: Path, params: demo_llama.Params, state: optax.OptState
 ) -> tuple[int, demo_llama.Params, optax.OptState]:
-    """The step, parameters and optimizer state of the last checkpoint; the arguments give their structure."""
+    """The step, parameters and optimizer state of the last checkpoint; the arguments give their
+    structure.
+    """
     with np.load(path) as stored:
         step, *leaves = (stored[name] for name in stored.files)
     structure = jax.tree.structure((params, state))

@@ -2,8 +2,9 @@
 
 python tools/gpu_check/bundle.py --out build/gpu-check [--present FILE]
 
-FILE is what `python3 -m pip list --format freeze` prints on that machine. Wheels of what is listed there are left out, and the others
-are chosen to go with it. Without it the machine is taken to have jax and triton, and nothing else.
+FILE is what `python3 -m pip list --format freeze` prints on that machine. Wheels of what is listed
+there are left out, and the others are chosen to go with it. Without it the machine is taken to have
+jax and triton, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "3.12"
-"""The machine's. Requirements depend on it, so that they are worked out by an interpreter of this version."""
+"""The machine's. Requirements depend on it, so that they are worked out by an interpreter of this
+version.
+"""
 
 PRESENT = ("jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "scipy", "triton")
 """What the machine has, fit for its driver: never replaced."""
@@ -84,7 +87,8 @@ def resolve(pip: Sequence[str], wheel: Path, there: dict[str, str]) -> list[tupl
     """Name and version of all that the wheel and jax-triton need, with what is there as it is."""
     with tempfile.TemporaryDirectory() as folder:
         fixed = Path(folder) / "constraints.txt"
-        # A local version (2.11.0+cu130) is its maker's and on no index; what needs one is not among our requirements.
+        # A local version (2.11.0+cu130) is its maker's and on no index; what needs one is not among
+        # our requirements.
         lines = [f"{name}=={v}" for name, v in there.items() if v and "+" not in v]
         fixed.write_text("\n".join(lines), encoding="utf-8")
         report = Path(folder) / "report.json"

@@ -18,10 +18,11 @@ MAKE = "make the bundle where there is a network: make gpu-bundle"
 
 
 def install(bundle: Path, folder: Path, jax_triton: str) -> Path:
-    """The folder, for PYTHONPATH, with our wheel, jax-triton, and what they need and this Python lacks.
+    """The folder, for PYTHONPATH, with our wheel, jax-triton, and what they need and this Python
+    lacks.
 
-    Nothing that this Python has is changed, be it an environment or the system's, and neither venv nor ensurepip is asked for.
-    SystemExit says what is missing.
+    Nothing that this Python has is changed, be it an environment or the system's, and neither venv
+    nor ensurepip is asked for. SystemExit says what is missing.
     """
     ours = _one(bundle, "enginebay-*.whl")
     stale = changed(ours, ROOT)

@@ -1,4 +1,6 @@
-"""Processes that do not outlive the one that started them: a lost stage would keep the device's memory from the next."""
+"""Processes that do not outlive the one that started them: a lost stage would keep the device's
+memory from the next.
+"""
 
 from __future__ import annotations
 

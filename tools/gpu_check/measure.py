@@ -39,12 +39,15 @@ ROUND_S = 0.05
 AWAKE_S = 0.5
 """A device that was idle runs at a fraction of its clock for a while."""
 CHAIN_BYTES = 1 << 30
-"""Caches that one program reads in turn, as it does those of layers, are about this large together."""
+"""Caches that one program reads in turn, as it does those of layers, are about this large together.
+"""
 MOST_CACHES = 64
 
 LIBRARIES = ("jax", "jaxlib", "jax-triton", "triton", "torch", "transformers")
 MOST_F32_KL = 1e-4
-"""Of a random model's logits, between two orders of the same float32 sums; a wrong kernel gives 1e-2 and more."""
+"""Of a random model's logits, between two orders of the same float32 sums; a wrong kernel gives
+1e-2 and more.
+"""
 
 
 def tell(figure: str, value: float | None, unit: str, fraction: float | None = None) -> None:
@@ -56,7 +59,9 @@ def tell(figure: str, value: float | None, unit: str, fraction: float | None = N
 
 
 def seconds(run: Any, *, tiny: bool) -> float:
-    """Median time of one of the calls that are launched together, over rounds, once the device is awake."""
+    """Median time of one of the calls that are launched together, over rounds, once the device is
+    awake.
+    """
     jax.block_until_ready(run())
     start, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() - start < (0.0 if tiny else AWAKE_S):
@@ -74,7 +79,9 @@ def seconds(run: Any, *, tiny: bool) -> float:
 
 
 def stream_bytes_per_s(*, tiny: bool) -> float:
-    """Read-only bandwidth: the largest of an array far larger than any cache of the device, in the faster of two ways."""
+    """Read-only bandwidth: the largest of an array far larger than any cache of the device, in the
+    faster of two ways.
+    """
     size = 1 << 22 if tiny else 1 << 32
     x = jnp.arange(size // 4, dtype=jnp.int32)
     whole, rows = jax.jit(jnp.max), jax.jit(lambda x: x.reshape(-1, 1 << 14).max(axis=1))
@@ -82,7 +89,9 @@ def stream_bytes_per_s(*, tiny: bool) -> float:
 
 
 def device(args: argparse.Namespace) -> int:
-    """What is measured, and with which libraries; 2 and the reason where there is no GPU, unless shapes are tiny."""
+    """What is measured, and with which libraries; 2 and the reason where there is no GPU, unless
+    shapes are tiny.
+    """
     cuda = load_registry()
     reason = cuda.load(cuda.find("platform", "cuda"))().why_not()
     if reason is not None and not args.tiny:
@@ -114,7 +123,9 @@ def stream(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """`enginebay check` of every kernel that is for this platform alone: every case, eight at a time."""
+    """`enginebay check` of every kernel that is for this platform alone: every case, eight at a
+    time.
+    """
     platform = best_platform(load_registry()).name
     entries = [
         e for e in load_registry().entries if e.kind == "kernel" and e.declaration is not None
@@ -133,7 +144,8 @@ def check(args: argparse.Namespace) -> int:
             command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
         )
         lines = done.stdout.splitlines()
-        # The last line counts the verdicts. A kernel that nothing could be run of is not one that was checked.
+        # The last line counts the verdicts. A kernel that nothing could be run of is not one that
+        # was checked.
         told = next(
             (line for line in reversed(lines) if line.startswith(f"{name} run")), "no verdicts"
         )
@@ -147,14 +159,18 @@ def check(args: argparse.Namespace) -> int:
 
 
 def lengths(rows: int, context: int, *, ragged: bool) -> list[int]:
-    """How many positions each row has: all `context`, or anything up to twice that, which is what is meant by it on average."""
+    """How many positions each row has: all `context`, or anything up to twice that, which is what
+    is meant by it on average.
+    """
     if not ragged:
         return [context] * rows
     return np.random.default_rng(0).integers(1, 2 * context, rows, endpoint=True).tolist()
 
 
 def kernel(args: argparse.Namespace) -> int:
-    """Decode attention over a paged cache, heads of an 8B model: as many caches in turn as a program of layers reads."""
+    """Decode attention over a paged cache, heads of an 8B model: as many caches in turn as a
+    program of layers reads.
+    """
     registry, platform = load_registry(), best_platform(load_registry())
     env, bandwidth = platform.env(), stream_bytes_per_s(tiny=args.tiny)
     name = "triton" if env.platform == "cuda" else "xla"
@@ -207,7 +223,9 @@ def kernel(args: argparse.Namespace) -> int:
 
 
 def eval_(args: argparse.Namespace) -> int:
-    """`enginebay eval`: the kernels that an engine chooses here against plain ones, in float32 and in the dtype that it runs in."""
+    """`enginebay eval`: the kernels that an engine chooses here against plain ones, in float32 and
+    in the dtype that it runs in.
+    """
     config = shapes.config(args.model, tiny=args.tiny)
     folder = shapes.write(args.folder, config, "float32" if args.tiny else "bfloat16")
     text = folder / "text.txt"
@@ -248,7 +266,9 @@ def eval_(args: argparse.Namespace) -> int:
 
 
 def engine(args: argparse.Namespace) -> int:
-    """Tokens per second of decoding at each batch, and the share of what reading weights and cache allows."""
+    """Tokens per second of decoding at each batch, and the share of what reading weights and cache
+    allows.
+    """
     batches = [int(part) for part in args.batches.split(",")]
     config = shapes.config(args.model, tiny=args.tiny)
     dtype = "float32" if args.tiny else "bfloat16"
@@ -257,7 +277,8 @@ def engine(args: argparse.Namespace) -> int:
     prompt, new = (8, 24) if args.tiny else (1024, 128)
     most = max(batches)
     length = prompt + 2 * new
-    # All of a batch is admitted together, so that what is measured is a decode of that many rows and nothing else.
+    # All of a batch is admitted together, so that what is measured is a decode of that many rows
+    # and nothing else.
     options = {
         "dtype": dtype,
         "engine": args.engine,
@@ -278,7 +299,8 @@ def engine(args: argparse.Namespace) -> int:
 
 
 def decode_rate(llm: Any, batch: int, prompt: int, new: int, vocab: int) -> float | None:
-    """Tokens per second from the last row's first token to the last token of all, as the engine's loop noted them.
+    """Tokens per second from the last row's first token to the last token of all, as the engine's
+    loop noted them.
 
     None where these came together: the work is too small for this machine's noise.
     """

@@ -3,9 +3,10 @@
     python3.12 tools/gpu_check/run.py --bundle build/gpu-check      # installs into a folder of its own first
     python tools/gpu_check/run.py --installed --tiny                # the same motions, here and now, with small shapes
 
-Each stage is a process of its own, so that the memory of one is free for the next; one that fails is told of, and the
-others go on. When the time of --budget is over, or a signal ends it, the stage is stopped and what was measured is told.
-The exit code is 1 when a stage failed or was left out, and 2 where there is no GPU.
+Each stage is a process of its own, so that the memory of one is free for the next; one that fails
+is told of, and the others go on. When the time of --budget is over, or a signal ends it, the stage
+is stopped and what was measured is told. The exit code is 1 when a stage failed or was left out,
+and 2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def _environment() -> dict[str, str]:
 
 
 def _more(name: str, dump: Path, scratch: Path) -> dict[str, str]:
-    """Variables of a stage: of engines, XLA writes down what a decode step becomes, which it does of what it compiles anew.
+    """Variables of a stage: of engines, XLA writes down what a decode step becomes, which it does
+    of what it compiles anew.
 
     What it has found out about the device's matrix products serves the stages that follow.
     """
@@ -122,7 +124,9 @@ def _run(
     timeout_s: float,
     figures: list[Figure],
 ) -> str | None:
-    """Add the figures that a command prints, as it prints them. What went wrong or None; all that it says is told at once."""
+    """Add the figures that a command prints, as it prints them. What went wrong or None; all that
+    it says is told at once.
+    """
     if timeout_s <= 0:
         return "left out, as no time is left"
     print(f"# {' '.join(command)}", file=sys.stderr, flush=True)
@@ -255,7 +259,9 @@ def _graphs(dump: Path) -> Figure:
 
 
 def count_graphs(listing: str) -> tuple[int, int]:
-    """(command buffers, other thunks) in the body of the first loop of a listing; of the whole where there is none."""
+    """(command buffers, other thunks) in the body of the first loop of a listing; of the whole
+    where there is none.
+    """
     lines = re.findall(r"^( *)\d+: k(\w+)", listing, re.MULTILINE)
     body = [(len(indent), kind) for indent, kind in lines]
     loop = next((at for at, (_, kind) in enumerate(body) if kind == "While"), None)

@@ -101,7 +101,9 @@ def tensors(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def weight_bytes(config: Config, dtype: str) -> int:
-    """What a decode step reads of the weights: all but the embedding's other rows, which a tied head reads after all."""
+    """What a decode step reads of the weights: all but the embedding's other rows, which a tied
+    head reads after all.
+    """
     sizes = {name: int(np.prod(shape)) for name, shape in tensors(config).items()}
     read = sum(sizes.values()) - (
         0 if config["tie_word_embeddings"] else sizes["model.embed_tokens.weight"]

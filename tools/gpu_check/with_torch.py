@@ -55,7 +55,9 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Print the rate of each batch; one that torch.compile fails at is measured without it, and says so."""
+    """Print the rate of each batch; one that torch.compile fails at is measured without it, and
+    says so.
+    """
     import torch
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
@@ -85,7 +87,8 @@ def measure(args: argparse.Namespace) -> None:
         return time.perf_counter() - start
 
     def rate(batch: int) -> float | None:
-        # Programs of one batch are for that batch: what was compiled before would make the next one's sizes symbolic.
+        # Programs of one batch are for that batch: what was compiled before would make the next
+        # one's sizes symbolic.
         torch._dynamo.reset()
         model.__dict__.pop("_compiled_call", None)
         timed(batch, 2)

@@ -1,4 +1,6 @@
-"""The op attention as a benchmark: rows of a named shape over a cache of their own, checked against f64 arithmetic."""
+"""The op attention as a benchmark: rows of a named shape over a cache of their own, checked against
+f64 arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from enginebay.testing.kernels import F32_BOUND, NARROW_FACTOR
 
 MOST_TOKENS = 64
 ORACLE_WORK = 1e8
-"""Products that the f64 reference may take: long contexts are checked in fewer tokens, two at least."""
+"""Products that the f64 reference may take: long contexts are checked in fewer tokens, two at
+least.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,9 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What the check needs of the inputs: keys and values [all tokens of all rows, Hkv, D], and queries [T, Hq, D]."""
+    """What the check needs of the inputs: keys and values [all tokens of all rows, Hkv, D], and
+    queries [T, Hq, D].
+    """
 
     keys: np.ndarray
     values: np.ndarray
@@ -67,7 +73,9 @@ class _Facts:
 
 
 def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) -> Problem:
-    """`compact`: a decode step on a copy of the rows' cache with one page a row, as engines make it for some kernels."""
+    """`compact`: a decode step on a copy of the rows' cache with one page a row, as engines make it
+    for some kernels.
+    """
     q_lens, kv_lens = shape.lengths(ragged=setting.ragged)
     spec = shape.layer.spec(setting.dtype)
     bucket = shape.bucket(q_lens, setting.page_size, setting.min_rows, compact=compact)
@@ -83,7 +91,9 @@ def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) 
 
 
 def bucket_problem(spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: Setting) -> Problem:
-    """A step in a bucket of an engine's, over ragged rows that fill it; of `setting` the dtype and layout do not count."""
+    """A step in a bucket of an engine's, over ragged rows that fill it; of `setting` the dtype and
+    layout do not count.
+    """
     name = f"{bucket.mode}, {bucket.tokens} tokens, {bucket.seqs} rows, context {bucket.max_kv_len}"
     return _problem(name, _Rows(*bucket_lengths(bucket), spec, bucket, layout), setting)
 
@@ -163,7 +173,9 @@ def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check(rows: _Rows, inputs: Inputs, out: Any, state: Any) -> Parity:
-    """Some tokens against f64, exact zeros on padding, and every bit of the cache against the layout's own write."""
+    """Some tokens against f64, exact zeros on padding, and every bit of the cache against the
+    layout's own write.
+    """
     facts: _Facts = inputs.facts
     got = np.asarray(out)
     places, token_rows, positions = rows.tokens()
@@ -182,7 +194,9 @@ def _check(rows: _Rows, inputs: Inputs, out: Any, state: Any) -> Parity:
 def _compare_token(
     rows: _Rows, facts: _Facts, got: np.ndarray, place: int, row: int, position: int
 ) -> tuple[float, float, float]:
-    """(error, allowed by f32 arithmetic, what rounding to the dtype makes of exact arithmetic) of one token."""
+    """(error, allowed by f32 arithmetic, what rounding to the dtype makes of exact arithmetic) of
+    one token.
+    """
     spec = rows.spec
     context = slice(rows.starts[row], rows.starts[row] + position + 1)
     keys, values, query = facts.keys[context], facts.values[context], facts.queries[place][None]

@@ -1,4 +1,6 @@
-"""Where a figure was taken: versions, system, processor and devices, for a bug report or beside a measurement."""
+"""Where a figure was taken: versions, system, processor and devices, for a bug report or beside a
+measurement.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Evaluation: is a configuration right at the level of the model, held against a reference configuration on a text."""
+"""Evaluation: is a configuration right at the level of the model, held against a reference
+configuration on a text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ROWS_AT_ONCE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Most tokens taken of a text, tokens of a passage (None: as many as fit, at most 512), greedy tokens after each."""
+    """Most tokens taken of a text, tokens of a passage (None: as many as fit, at most 512), greedy
+    tokens after each.
+    """
 
     num_tokens: int = 2048
     passage_len: int | None = None
@@ -29,7 +33,9 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """KL(reference || subject) in nats over so many positions; None for none, or where none is finite."""
+    """KL(reference || subject) in nats over so many positions; None for none, or where none is
+    finite.
+    """
 
     num_positions: int
     mean: float | None
@@ -41,9 +47,11 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class PassageReport:
-    """One passage: its place in the text's tokens, how many it has, and how far the greedy continuations agree.
+    """One passage: its place in the text's tokens, how many it has, and how far the greedy
+    continuations agree.
 
-    `first_divergence` is the index of the first new token that differs, None when all `num_new` are equal.
+    `first_divergence` is the index of the first new token that differs, None when all `num_new` are
+    equal.
     """
 
     start: int
@@ -54,11 +62,13 @@ class PassageReport:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What was found. Rates are of the positions that were scored; perplexities are None when they are not finite.
+    """What was found. Rates are of the positions that were scored; perplexities are None when they
+    are not finite.
 
-    `prefill` is over the text, `decode` over the greedy continuations, up to and with the first token that differs: until there
-    both saw the same tokens. `num_nonfinite` positions had a logit of the subject or the reference that is not finite; they
-    count in no figure but this one and the perplexities.
+    `prefill` is over the text, `decode` over the greedy continuations, up to and with the first
+    token that differs: until there both saw the same tokens. `num_nonfinite` positions had a logit
+    of the subject or the reference that is not finite; they count in no figure but this one and the
+    perplexities.
     """
 
     num_text_tokens: int
@@ -75,7 +85,8 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Passages:
-    """A text in pieces: the tokens of each, where it begins in the text, and how many tokens the text has in all.
+    """A text in pieces: the tokens of each, where it begins in the text, and how many tokens the
+    text has in all.
 
     `num_known` special tokens stand before each piece, as the tokenizer puts them before a text.
     """
@@ -92,7 +103,9 @@ class Passages:
 
 
 def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
-    """Cut a text into passages that fit the context; InputError when it is too short to score a token."""
+    """Cut a text into passages that fit the context; InputError when it is too short to score a
+    token.
+    """
     context = llm.config.max_model_len
     assert context is not None, "make_plan settles max_model_len"
     special = llm.tokenizer.encode("")
@@ -132,8 +145,9 @@ def evaluate(
 ) -> Evaluation:
     """Score a text with one configuration after the other, and compare.
 
-    The LLMs are made and closed one at a time, so that only one model is on the device. The subject's logits wait on the host
-    meanwhile: the tokens of the text and its continuations, times the vocabulary, times 4 bytes.
+    The LLMs are made and closed one at a time, so that only one model is on the device. The
+    subject's logits wait on the host meanwhile: the tokens of the text and its continuations, times
+    the vocabulary, times 4 bytes.
     """
     with make_subject() as subject:
         vocab_size = subject.plan.model.info.vocab_size
@@ -205,7 +219,9 @@ def first_divergence(mine: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Positions:
-    """Figures by position: kl f64 (nan where a logit is not finite), log-probabilities of the token, equal best tokens."""
+    """Figures by position: kl f64 (nan where a logit is not finite), log-probabilities of the
+    token, equal best tokens.
+    """
 
     kl: np.ndarray
     logprobs: np.ndarray

@@ -1,4 +1,6 @@
-"""Every implementation of an op on named shapes: right first, then timed in turn, beside what this machine can do."""
+"""Every implementation of an op on named shapes: right first, then timed in turn, beside what this
+machine can do.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunableOp
 
 COPIES_TO_CHECK = 6
-"""Sets of inputs that checking holds at once: on the host, poisoned, donated, expected, and what comes back."""
+"""Sets of inputs that checking holds at once: on the host, poisoned, donated, expected, and what
+comes back.
+"""
 
 POISON = float("nan")
 WRONG = "wrong"
@@ -73,8 +77,9 @@ OPS: dict[str, OpBench] = {
 class Figure:
     """What became of one implementation on one shape: figures, or the `reason` why there are none.
 
-    `share` is of the measured roofline, `bound` what keeps the op from being faster (see `judged`); `parity` that of the
-    same step on inputs with poison around them. A wrong result is timed all the same.
+    `share` is of the measured roofline, `bound` what keeps the op from being faster (see `judged`);
+    `parity` that of the same step on inputs with poison around them. A wrong result is timed all
+    the same.
     """
 
     op: str
@@ -115,8 +120,8 @@ class Bench:
 def measure_shape(
     bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
 ) -> list[Figure]:
-    """A figure for each implementation, in the candidates' order; one that a decode step would be given a compact copy
-    of the rows' cache for is measured on pages and on such a copy.
+    """A figure for each implementation, in the candidates' order; one that a decode step would be
+    given a compact copy of the rows' cache for is measured on pages and on such a copy.
     """
     problem = OPS[op].problem(shape, setting)
     figure = Figure(op, shape.name, setting.dtype, "")
@@ -155,7 +160,9 @@ def measure_shape(
 
 
 def _configured(op: str, impl: Any, setting: Setting, problem: Problem) -> tuple[Any, Problem]:
-    """An implementation and a problem that has its configuration: of an op without phases as tables have it for the problem."""
+    """An implementation and a problem that has its configuration: of an op without phases as tables
+    have it for the problem.
+    """
     if not isinstance(impl, TunableOp) or not setting.tuned.of(op, impl, setting.env):
         return impl, problem
     asked = asked_for(impl, setting.env, problem)
@@ -211,8 +218,9 @@ def run_contestants(
     only_right: bool = False,
     drop_slower_than: float | None = None,
 ) -> dict[str, str | tuple[Parity, Timing]]:
-    """Parity and timing of each by label, or why there are none. With `only_right` wrong ones are not timed; with
-    `drop_slower_than` the slow ones of each group are soon left aside, see `time_in_turn`.
+    """Parity and timing of each by label, or why there are none. With `only_right` wrong ones are
+    not timed; with `drop_slower_than` the slow ones of each group are soon left aside, see
+    `time_in_turn`.
     """
     failed: dict[str, str | tuple[Parity, Timing]] = {}
     parities: dict[str, Parity] = {}

@@ -30,7 +30,8 @@ UNUSED = ("do_sample",)
 class EnginebayLM(LM):
     """lm-eval's model over an LLM, which stays its maker's to close.
 
-    Likelihoods come from the engine's own steps, one sequence at a time; generation runs in the engine's batches.
+    Likelihoods come from the engine's own steps, one sequence at a time; generation runs in the
+    engine's batches.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -38,18 +39,22 @@ class EnginebayLM(LM):
         self.llm = llm
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): the continuation's log-probability in nats, and whether greedy decoding gives it.
+        """Of each (context, continuation): the continuation's log-probability in nats, and whether
+        greedy decoding gives it.
 
-        A context that is too long loses its beginning. RequestError for a continuation longer than the model's context.
+        A context that is too long loses its beginning. RequestError for a continuation longer than
+        the model's context.
         """
         pairs = [self._encoded(*request.args) for request in requests]
         with scoring(self.llm) as scorer:
             return [_likelihood(scorer, context, continuation) for context, continuation in pairs]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Of each (text,): the log-probability in nats of all its tokens, each with the most context that windows allow.
+        """Of each (text,): the log-probability in nats of all its tokens, each with the most
+        context that windows allow.
 
-        Every token is scored once: windows follow one another, and the last one reaches back for its context.
+        Every token is scored once: windows follow one another, and the last one reaches back for
+        its context.
         """
         results = []
         with scoring(self.llm) as scorer:
@@ -64,10 +69,12 @@ class EnginebayLM(LM):
         return results
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Of each (context, arguments): the completion, up to one of the texts of `until`, which it does not have.
+        """Of each (context, arguments): the completion, up to one of the texts of `until`, which it
+        does not have.
 
-        Of the arguments `until`, `max_gen_toks`, `temperature`, `top_p` and `top_k` are known, and `do_sample`, whose False means a
-        temperature of 0; RequestError for others. A context that is too long loses its beginning.
+        Of the arguments `until`, `max_gen_toks`, `temperature`, `top_p` and `top_k` are known, and
+        `do_sample`, whose False means a temperature of 0; RequestError for others. A context that
+        is too long loses its beginning.
         """
         params = [_params(request.args[1]) for request in requests]
         prompts = [
@@ -97,7 +104,9 @@ class EnginebayLM(LM):
         return known[0]
 
     def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both; spaces between them belong to the continuation, and what they become together counts."""
+        """Tokens of both; spaces between them belong to the continuation, and what they become
+        together counts.
+        """
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         if not stripped:

@@ -13,12 +13,16 @@ from enginebay.llm import LLM
 
 Figures = dict[str, float]
 Round = Callable[[LLM, int], Figures]
-"""Runs one round on an engine; the round's number seeds its prompts, so that no cache of prompts helps."""
+"""Runs one round on an engine; the round's number seeds its prompts, so that no cache of prompts
+helps.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One variant's figures: medians over rounds with all values, and how its tokens compare with the first variant's."""
+    """One variant's figures: medians over rounds with all values, and how its tokens compare with
+    the first variant's.
+    """
 
     variant: str
     figures: dict[str, float]
@@ -30,7 +34,9 @@ class Result:
 
 
 def compare_tokens(llms: dict[str, LLM], workload: Workload) -> dict[str, tuple[int, int]]:
-    """For each engine: how many leading tokens equal the first engine's, and how many there are, over all requests."""
+    """For each engine: how many leading tokens equal the first engine's, and how many there are,
+    over all requests.
+    """
     outputs = {
         name: [
             o.outputs[0].token_ids
@@ -95,8 +101,9 @@ def measure(
 ) -> list[Result]:
     """Warm each engine up, compare tokens, then run rounds in turn, engine by engine.
 
-    `progress` is called with the variant's name in what is done. Ctrl-C ends the rounds; the results are then those of the
-    rounds that ended, of the variants that have one. KeyboardInterrupt when there is none.
+    `progress` is called with the variant's name in what is done. Ctrl-C ends the rounds; the
+    results are then those of the rounds that ended, of the variants that have one.
+    KeyboardInterrupt when there is none.
     """
     warmups = {}
     for name, llm in llms.items():

@@ -73,7 +73,9 @@ def add_rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
 
 
 def rope_kv_write_problem(shape: Shape, setting: Setting) -> Problem:
-    """Queries and keys of the step's tokens rotated, keys and values put into a paged cache, which is donated."""
+    """Queries and keys of the step's tokens rotated, keys and values put into a paged cache, which
+    is donated.
+    """
     layer, rows = shape.layer, shape.num_tokens()
     spec = RopeSpec(layer.rope_theta, layer.head_dim)
     written = kv_write_problem(shape, setting)
@@ -135,7 +137,9 @@ def rope_kv_write_problem(shape: Shape, setting: Setting) -> Problem:
 
 
 def sample_problem(shape: Shape, setting: Setting) -> Problem:
-    """A draw for each row from the TOP_K best tokens of the model's vocabulary, and of these the share TOP_P."""
+    """A draw for each row from the TOP_K best tokens of the model's vocabulary, and of these the
+    share TOP_P.
+    """
     rows, vocab = shape.batch, shape.layer.vocab
     size = 4.0 * rows * vocab
 

@@ -55,7 +55,9 @@ def _plain(
     check: Callable[..., Parity],
     make: Callable[[], tuple[Any, ...]] | None = None,
 ) -> Problem:
-    """A problem without state: `call(impl, *arrays)` inside jit, `check(out, *arrays)` on the host. `make` None: noise."""
+    """A problem without state: `call(impl, *arrays)` inside jit, `check(out, *arrays)` on the host.
+    `make` None: noise.
+    """
 
     def inputs(_: float) -> Inputs:
         made = (
@@ -74,7 +76,9 @@ def _plain(
 
 
 def linear_problem(shape: Shape, setting: Setting) -> Problem:
-    """A product of the step's tokens with a weight [out, in] of the layer, or of its rows with the head."""
+    """A product of the step's tokens with a weight [out, in] of the layer, or of its rows with the
+    head.
+    """
     layer, item = shape.layer, jnp.dtype(setting.dtype).itemsize
     heads = layer.num_q_heads * layer.head_dim
     sizes = {

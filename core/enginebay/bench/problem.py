@@ -1,4 +1,6 @@
-"""What a benchmark of an op is made of: a problem with its inputs, its ideal cost, and a check of what comes out."""
+"""What a benchmark of an op is made of: a problem with its inputs, its ideal cost, and a check of
+what comes out.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,20 @@ from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.ops.tuning import OpProblem, Source, TunableOp, TunedConfigs
 
 Step = Callable[..., tuple[Any, Any]]
-"""step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state` donated."""
+"""step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state`
+donated.
+"""
 
 PERIOD = 1_000_003
-"""Random values repeat after so many (a prime): drawing gigabytes would take longer than measuring."""
+"""Random values repeat after so many (a prime): drawing gigabytes would take longer than measuring.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What problems of one run share. `kv_write` puts keys into the cache for attention that does not do so itself."""
+    """What problems of one run share. `kv_write` puts keys into the cache for attention that does
+    not do so itself.
+    """
 
     env: Env
     dtype: str
@@ -53,7 +60,8 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """The largest error of the compared outputs, and the same as a share of what rounding allows; wrong above 1.
+    """The largest error of the compared outputs, and the same as a share of what rounding allows;
+    wrong above 1.
 
     `against` says what they were compared with and how many were.
     """
@@ -81,8 +89,9 @@ class TuningKey:
 class Problem:
     """One op on one shape.
 
-    `make(poison)` makes the inputs; `poison` lies wherever nobody may look. `num_bytes` is the size of one set of them.
-    `bind(impl, config)` gives the step, `check(inputs, out, state)` compares, `inputs` being as they were before.
+    `make(poison)` makes the inputs; `poison` lies wherever nobody may look. `num_bytes` is the size
+    of one set of them. `bind(impl, config)` gives the step, `check(inputs, out, state)` compares,
+    `inputs` being as they were before.
     """
 
     name: str
@@ -102,7 +111,9 @@ def with_config(impl: TunableOp, config: Any) -> Any:
 
 
 def asked_for(impl: TunableOp, env: Env, problem: Problem) -> OpProblem | None:
-    """What such an implementation asks a configuration for on a problem; None when it has nothing to choose there."""
+    """What such an implementation asks a configuration for on a problem; None when it has nothing
+    to choose there.
+    """
     asked: list[OpProblem] = []
 
     def choose(one: OpProblem) -> Any:

@@ -1,4 +1,6 @@
-"""What this machine can do at most, measured: bytes read and floating-point operations in a second, and a launch."""
+"""What this machine can do at most, measured: bytes read and floating-point operations in a second,
+and a launch.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,14 @@ def measure_roofline(
     stream_bytes: int | None = None,
     matrix: int | None = None,
 ) -> Roofline:
-    """Read rates of sums over a large array, products of square matrices by dtype, and launches of a small program.
+    """Read rates of sums over a large array, products of square matrices by dtype, and launches of
+    a small program.
 
-    `stream_bytes` and `matrix` are the sizes of both, STREAM_BYTES and MATRIX unless they are given.
+    `stream_bytes` and `matrix` are the sizes of both, STREAM_BYTES and MATRIX unless they are
+    given.
 
-    It takes a second or two, and is not kept: on a machine that others use the rates change within minutes. So reports
-    take the better of one before their measurements and one after.
+    It takes a second or two, and is not kept: on a machine that others use the rates change within
+    minutes. So reports take the better of one before their measurements and one after.
     """
     with jax.default_device(device):
         rows = max(1, (stream_bytes or STREAM_BYTES) // (4 * 16384))

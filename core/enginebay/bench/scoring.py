@@ -1,4 +1,6 @@
-"""Scoring: the logits of every token of a sequence, and of its greedy continuation, out of an engine's own steps."""
+"""Scoring: the logits of every token of a sequence, and of its greedy continuation, out of an
+engine's own steps.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ REQUEST_ID = "scored"
 class Scored:
     """A sequence with what the engine made of it.
 
-    logits f32 [tokens + new tokens - 1, vocab]: row i is what the model says of token i + 1, so that the rows from
-    len(token_ids) - 1 on are those that the new tokens were chosen from, and all of these but the first were computed by decode
-    steps.
+    logits f32 [tokens + new tokens - 1, vocab]: row i is what the model says of token i + 1, so
+    that the rows from len(token_ids) - 1 on are those that the new tokens were chosen from, and all
+    of these but the first were computed by decode steps.
     """
 
     token_ids: tuple[int, ...]
@@ -32,7 +34,9 @@ class Scored:
 
 
 class Scorer:
-    """Scores sequences on an LLM's engine, one at a time, by chunked prefill and decode steps as in serving."""
+    """Scores sequences on an LLM's engine, one at a time, by chunked prefill and decode steps as in
+    serving.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -43,7 +47,8 @@ class Scorer:
         self._decode_steps = config.decode_steps
 
     def score(self, token_ids: Sequence[int], num_new: int = 1) -> Scored:
-        """The logits of a sequence and of num_new tokens that follow it, greedily; both fit the context together.
+        """The logits of a sequence and of num_new tokens that follow it, greedily; both fit the
+        context together.
 
         RequestError when they do not, or there are none. End-of-sequence tokens end nothing.
         """
@@ -62,7 +67,8 @@ class Scorer:
         engine: Engine = self._llm.engine
         request = _greedy_request(token_ids, num_new)
         if engine.ledger.num_cached_tokens(request.prompt_token_ids):
-            engine.drop_arrays()  # what is found in the cache would not be computed, so that nothing were known of it
+            # what is found in the cache would not be computed, so that nothing were known of it
+            engine.drop_arrays()
             engine.make_arrays()
         engine.rows.add_request(request)
         try:
@@ -117,9 +123,11 @@ class Scorer:
 
 @contextlib.contextmanager
 def scoring(llm: LLM) -> Iterator[Scorer]:
-    """While the block lasts, the engine's steps tell their logits, and nothing else may use it but the scorer.
+    """While the block lasts, the engine's steps tell their logits, and nothing else may use it but
+    the scorer.
 
-    RequestError while requests run; UnsupportedError for an engine that cannot. Then nothing has changed.
+    RequestError while requests run; UnsupportedError for an engine that cannot. Then nothing has
+    changed.
     """
     engine: Engine = llm.engine
 

@@ -1,7 +1,8 @@
 """Named shapes to measure kernels on: layers of real models, in steps that serving makes.
 
-A shape is MODEL/MODE/bROWS/cCONTEXT, such as llama-3.1-8b/decode/b32/c4096, and for products a part of the layer behind
-it, such as .../gate_up. Leading pieces stand for the usual values of those left out.
+A shape is MODEL/MODE/bROWS/cCONTEXT, such as llama-3.1-8b/decode/b32/c4096, and for products a part
+of the layer behind it, such as .../gate_up. Leading pieces stand for the usual values of those left
+out.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ LAYERS: dict[str, LayerShape] = {
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A step of `batch` rows of up to `context` tokens (0: the op does not see the context) through a layer."""
+    """A step of `batch` rows of up to `context` tokens (0: the op does not see the context) through
+    a layer.
+    """
 
     layer: LayerShape
     mode: Mode
@@ -89,9 +92,11 @@ class Shape:
         return "/".join(pieces + ([self.part] if self.part else []))
 
     def lengths(self, *, ragged: bool, seed: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(q_lens, kv_lens) of its rows, sorted as steps are. Ragged ones lie between an eighth and all of the context.
+        """(q_lens, kv_lens) of its rows, sorted as steps are. Ragged ones lie between an eighth and
+        all of the context.
 
-        The first row always has the whole context. A mixed step is a chunk of a prompt behind rows that decode.
+        The first row always has the whole context. A mixed step is a chunk of a prompt behind rows
+        that decode.
         """
         rng = np.random.default_rng([seed, self.batch, self.context])
         low = max(1, self.context // 8)
@@ -118,7 +123,9 @@ class Shape:
     def bucket(
         self, q_lens: Sequence[int], page_size: int, min_rows: int, *, compact: bool
     ) -> Bucket:
-        """The bucket that an engine would run these rows in; `compact`: decode on a copy with a page a row."""
+        """The bucket that an engine would run these rows in; `compact`: decode on a copy with a
+        page a row.
+        """
         pages = -(-self.context // page_size)
         if self.mode == "decode":
             seqs = max(self.batch, min_rows)
@@ -129,7 +136,9 @@ class Shape:
 
 
 def bucket_lengths(bucket: Bucket, *, seed: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(q_lens, kv_lens) of ragged rows that fill an engine's bucket, sorted as steps are; the longest is as long as can be."""
+    """(q_lens, kv_lens) of ragged rows that fill an engine's bucket, sorted as steps are; the
+    longest is as long as can be.
+    """
     rng = np.random.default_rng([seed, bucket.tokens, bucket.seqs])
     count, longest = min(bucket.seqs, bucket.tokens), bucket.max_kv_len
     ragged = np.exp(rng.uniform(np.log(max(1, longest // 8)), np.log(longest), count)).astype(int)
@@ -154,7 +163,9 @@ class Axes:
 
 
 def parse_shapes(texts: Iterable[str], axes: Axes) -> list[Shape]:
-    """The shapes that names stand for, each once; "all" is all of them. InputError for a name that has no meaning."""
+    """The shapes that names stand for, each once; "all" is all of them. InputError for a name that
+    has no meaning.
+    """
     found: dict[Shape, None] = {}
     for text in texts:
         for name in LAYERS if text == ALL else [text]:

@@ -1,4 +1,6 @@
-"""Timing compiled steps against one another: in turn, each round all of them, on inputs that are rotated."""
+"""Timing compiled steps against one another: in turn, each round all of them, on inputs that are
+rotated.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from enginebay.bench.problem import Inputs, Problem
 from enginebay.ops.tuning import Source
 
 SAMPLE_S = 0.005
-"""A sample is as many calls as take this long: one call of a small op is mostly the clock and the launch."""
+"""A sample is as many calls as take this long: one call of a small op is mostly the clock and the
+launch.
+"""
 
 MOST_CALLS = 200
 ROTATED_BYTES = 256 << 20
@@ -27,7 +31,8 @@ ROUNDS_BEFORE_DROPPING = 2
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """An implementation with a configuration on a problem; `label` is unique among those timed together.
+    """An implementation with a configuration on a problem; `label` is unique among those timed
+    together.
 
     Those of one `group` are alternatives, of which the slow ones need not be timed for long.
     """
@@ -67,13 +72,17 @@ def compile_step(contestant: Contestant, inputs: Inputs, options: Mapping[str, A
 
 
 def num_sets(num_bytes: int, free: int) -> int:
-    """How many sets of inputs to rotate: enough for a processor's cache to be of no help, and half of what is free."""
+    """How many sets of inputs to rotate: enough for a processor's cache to be of no help, and half
+    of what is free.
+    """
     wanted = math.ceil(ROTATED_BYTES / max(1, num_bytes))
     return max(1, min(MOST_SETS, wanted, free // (2 * max(1, num_bytes))))
 
 
 class Rotation:
-    """Sets of inputs of one problem, taken in turn; a step's donated state is replaced by what it gives back."""
+    """Sets of inputs of one problem, taken in turn; a step's donated state is replaced by what it
+    gives back.
+    """
 
     def __init__(self, inputs: Inputs, count: int) -> None:
         self._sets = [inputs, *(inputs.copy() for _ in range(count - 1))]
@@ -100,10 +109,11 @@ def time_in_turn(
     drop_slower_than: float | None = None,
     groups: Mapping[str, str] | None = None,
 ) -> dict[str, Timing]:
-    """Time each step on its own rotation, all of them in every round, each round beginning with another one.
+    """Time each step on its own rotation, all of them in every round, each round beginning with
+    another one.
 
-    With `drop_slower_than` x, after two rounds those go whose best is slower than x times the best of their group; a
-    group's first never goes. `groups` None: all are of one.
+    With `drop_slower_than` x, after two rounds those go whose best is slower than x times the best
+    of their group; a group's first never goes. `groups` None: all are of one.
     """
     calls = {name: _calls(step, rotations[name]) for name, step in steps.items()}
     samples: dict[str, list[float]] = {name: [] for name in steps}

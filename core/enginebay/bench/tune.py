@@ -1,4 +1,6 @@
-"""Searching the configurations of implementations: right first, then timed in turn on rows of realistic lengths."""
+"""Searching the configurations of implementations: right first, then timed in turn on rows of
+realistic lengths.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import Place, TunableOp, TunedEntry, TunedTable, candidates_of, read_table
 
 DROP_SLOWER_THAN = 1.5
-"""Configurations whose best of two samples is slower than this many times the fastest's are not measured further."""
+"""Configurations whose best of two samples is slower than this many times the fastest's are not
+measured further.
+"""
 
 WORTH = 0.98
-"""A configuration must take at most this share of the default's time to be preferred to it: less is noise."""
+"""A configuration must take at most this share of the default's time to be preferred to it: less is
+noise.
+"""
 
 DEFAULT = "default"
 
@@ -29,7 +35,8 @@ DEFAULT = "default"
 class Tuned:
     """What came of one implementation on one shape: an entry, or the reason why there is none.
 
-    `num_tried` configurations were right and timed; `refused` are those that failed or were wrong, with the reason.
+    `num_tried` configurations were right and timed; `refused` are those that failed or were wrong,
+    with the reason.
     """
 
     op: str
@@ -51,10 +58,11 @@ class Tuned:
 def tune_shape(
     bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
-    """Search each implementation's candidates for a shape, all of them timed in turn with one another.
+    """Search each implementation's candidates for a shape, all of them timed in turn with one
+    another.
 
-    An implementation that has no candidates is measured as it is, so that it can be compared with the others. One that
-    engines give a compact copy for decode steps is measured on such a copy.
+    An implementation that has no candidates is measured as it is, so that it can be compared with
+    the others. One that engines give a compact copy for decode steps is measured on such a copy.
     """
     paged = attention_problem(shape, setting)
     copied = attention_problem(shape, setting, compact=True) if shape.mode == "decode" else paged
@@ -68,7 +76,9 @@ def tune_shape(
 def tune_op(
     bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
-    """The same for an op without phases. Nothing is measured of implementations that have nothing to choose."""
+    """The same for an op without phases. Nothing is measured of implementations that have nothing
+    to choose.
+    """
     problem = OPS[op].problem(shape, setting)
     return _tune(bench, op, setting, [(candidate, problem) for candidate in candidates])
 
@@ -83,7 +93,9 @@ def tune_bucket(
 
 @dataclasses.dataclass(frozen=True)
 class _Entrant:
-    """An implementation's configurations as contestants, the default first, and where the fastest is put down."""
+    """An implementation's configurations as contestants, the default first, and where the fastest
+    is put down.
+    """
 
     place: Place
     contestants: Sequence[Contestant]
@@ -183,7 +195,9 @@ def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: B
 
 
 def merge(path: Path, table: TunedTable) -> TunedTable:
-    """The table with the entries of an older one at a path that it does not have itself; other versions are left out."""
+    """The table with the entries of an older one at a path that it does not have itself; other
+    versions are left out.
+    """
     if not path.exists():
         return table
     old = read_table(path.read_text(encoding="utf-8"), str(path))

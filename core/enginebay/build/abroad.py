@@ -1,4 +1,6 @@
-"""Compiling a whole decode step for devices that are not there, with shapes in place of weights and cache."""
+"""Compiling a whole decode step for devices that are not there, with shapes in place of weights and
+cache.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TENSOR = "tensor"
 
 @dataclasses.dataclass(frozen=True)
 class DecodeShape:
-    """Sizes of a decode step: rows, most tokens of a row, tokens of a page, pages of the cache, and tokens a call makes."""
+    """Sizes of a decode step: rows, most tokens of a row, tokens of a page, pages of the cache, and
+    tokens a call makes.
+    """
 
     rows: int = 32
     max_model_len: int = 4096
@@ -57,7 +61,9 @@ class DecodeShape:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What compiling told, the names of the kernels in the program, and what a device holds of the cache and weights."""
+    """What compiling told, the names of the kernels in the program, and what a device holds of the
+    cache and weights.
+    """
 
     compiled: CompileReport
     kernels: Mapping[str, str]
@@ -130,10 +136,11 @@ def compile_decode_step(
     shape: DecodeShape | None = None,
     config: EngineConfig | None = None,
 ) -> StepReport:
-    """Compile the whole decode step of a model, given as its config.json, for a target, over so many devices.
+    """Compile the whole decode step of a model, given as its config.json, for a target, over so
+    many devices.
 
-    Kernels are chosen as `config` says and as they would be on the device. Raises what the compiler raises when it
-    refuses, as for a model that does not fit the device's memory.
+    Kernels are chosen as `config` says and as they would be on the device. Raises what the compiler
+    raises when it refuses, as for a model that does not fit the device's memory.
     """
     shape, config = shape or DecodeShape(), _with_a_sampler(registry, config or EngineConfig())
     devices = compiler.devices(target, num_devices)

@@ -21,7 +21,9 @@ from enginebay.runner.step import Layouts
 
 @dataclasses.dataclass(frozen=True)
 class OpsBinder:
-    """Makes the Ops of a step: attention by phase, with its layout found by the layer's spec, sharded over heads."""
+    """Makes the Ops of a step: attention by phase, with its layout found by the layer's spec,
+    sharded over heads.
+    """
 
     chosen: ChosenKernels
     info: ModelInfo
@@ -71,7 +73,9 @@ class OpsBinder:
         rope: RopeSpec | None,
         args: tuple[Any, ...],
     ) -> tuple[jax.Array, CacheArrays]:
-        """Write and attend, per shard. With `rope` the op rope_kv_write rotates q and k, which come as they are."""
+        """Write and attend, per shard. With `rope` the op rope_kv_write rotates q and k, which come
+        as they are.
+        """
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)

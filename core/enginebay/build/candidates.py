@@ -1,4 +1,6 @@
-"""The registered implementations of an op as candidates: loaded, or with the reason why they cannot serve here."""
+"""The registered implementations of an op as candidates: loaded, or with the reason why they cannot
+serve here.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ def candidates(
 ) -> list[Candidate]:
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
-    With `is_sharded`, implementations that declare the capability sharded = False are refused, and so are
-    implementations whose capability `layouts` lacks `layout`. Of the names in `interpret`, those that are made for another platform serve this one by
-    interpretation.
+    With `is_sharded`, implementations that declare the capability sharded = False are refused, and
+    so are implementations whose capability `layouts` lacks `layout`. Of the names in `interpret`,
+    those that are made for another platform serve this one by interpretation.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
     unable = [why_not_declared(e, layout, is_sharded=is_sharded) for e in kernels]
@@ -38,7 +40,9 @@ def candidates(
 
 
 def why_not_declared(entry: Entry, layout: str | None, *, is_sharded: bool) -> str | None:
-    """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is not looked at."""
+    """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is
+    not looked at.
+    """
     known = {} if entry.declaration is None else entry.declaration.capabilities
     layouts = known.get("layouts")
     if is_sharded and known.get("sharded") is False:
@@ -82,5 +86,7 @@ def _candidate(registry: Registry, entry: Entry, env: Env, *, interpret: bool) -
 
 
 def interpreted_names(config: EngineConfig, *names: str) -> set[str]:
-    """Which of the wanted names may be interpreted; "auto" is none, so that it never takes such a kernel."""
+    """Which of the wanted names may be interpreted; "auto" is none, so that it never takes such a
+    kernel.
+    """
     return set(names) - {AUTO} if config.interpret else set()

@@ -81,7 +81,8 @@ class Composed:
 def make_plan(
     config: EngineConfig, registry: Registry | None = None, checkpoint: Checkpoint | None = None
 ) -> Plan:
-    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is wrong.
+    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is
+    wrong.
 
     `checkpoint` is a model that is open already; without it config.model is opened.
     """
@@ -167,7 +168,9 @@ def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
 
 
 def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
-    """The configurations of attention in every bucket that the engine tells of, and where they are from."""
+    """The configurations of attention in every bucket that the engine tells of, and where they are
+    from.
+    """
     kernels = plan.kernels
     return bucket_configs(
         kernels.tuned,
@@ -221,7 +224,9 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
 
 
 def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sampler:
-    """The sampler itself, or what a sampler with options makes of them; one that declares `draws` is given `draw`."""
+    """The sampler itself, or what a sampler with options makes of them; one that declares `draws`
+    is given `draw`.
+    """
     entry = registry.find("sampler", config.sampler.name)
     options = registry.options(entry, config.sampler.options)
     target = registry.load(entry)
@@ -237,7 +242,9 @@ def _declares(entry: Entry, capability: str) -> bool:
 
 
 def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> None:
-    """UnsupportedError for a part that cannot be used here, ConfigError for options that it does not take."""
+    """UnsupportedError for a part that cannot be used here, ConfigError for options that it does
+    not take.
+    """
     for kind, choice in (
         ("engine", config.engine),
         ("scheduler", config.scheduler),
@@ -251,7 +258,9 @@ def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> Non
 
 
 def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
-    """UnsupportedError for an implementation of sample that is chosen by name for a sampler that never calls it."""
+    """UnsupportedError for an implementation of sample that is chosen by name for a sampler that
+    never calls it.
+    """
     named = config.kernels.get("sample", KernelChoice()).decode
     if named != AUTO and not _declares(registry.find("sampler", config.sampler.name), "draws"):
         able = ", ".join(
@@ -264,7 +273,9 @@ def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
 
 
 def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> None:
-    """UnsupportedError for a proposer that cannot be used here, or whose drafts the engine does not verify."""
+    """UnsupportedError for a proposer that cannot be used here, or whose drafts the engine does not
+    verify.
+    """
     choice = config.proposer
     if choice.name == NO_PROPOSER:
         return
@@ -321,7 +332,9 @@ def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
 
 
 def open_checkpoint(registry: Registry, name: str) -> Checkpoint:
-    """The stored model of a folder, a hub id or "demo". CheckpointError says why it cannot be opened."""
+    """The stored model of a folder, a hub id or "demo". CheckpointError says why it cannot be
+    opened.
+    """
     opened: Checkpoint = registry.load(registry.find("checkpoint", "huggingface"))(name)
     return opened
 

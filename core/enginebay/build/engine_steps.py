@@ -1,4 +1,6 @@
-"""What attention will be asked to do: the steps of the configured engine, known before the engine is made."""
+"""What attention will be asked to do: the steps of the configured engine, known before the engine
+is made.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ USUAL_PAGE_SIZE = 64
 
 
 def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
-    """What is assumed of an engine that does not say its problems: its largest steps, on pages of 64 tokens."""
+    """What is assumed of an engine that does not say its problems: its largest steps, on pages of
+    64 tokens.
+    """
     config, sizes = facts.config, facts.sizes
     longest = sizes.kv_lens[-1]
     pages = -(-longest // USUAL_PAGE_SIZE)
@@ -46,8 +50,8 @@ def engine_steps(
 ) -> PlanSteps:
     """From a layout and a decode kernel to the attention problems of the configured engine's steps.
 
-    The engine is not made: its capability `attention_problems` says them. Of an engine without it some are assumed, and
-    `make_engine` refuses kernels that cannot run what the engine then says.
+    The engine is not made: its capability `attention_problems` says them. Of an engine without it
+    some are assumed, and `make_engine` refuses kernels that cannot run what the engine then says.
     """
     entry = registry.find("engine", config.engine.name)
     options = registry.options(entry, config.engine.options)

@@ -1,4 +1,6 @@
-"""Fused ops: one kernel in place of several ops, where there is one and nothing speaks for its parts."""
+"""Fused ops: one kernel in place of several ops, where there is one and nothing speaks for its
+parts.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def choose_fused(
 ) -> tuple[Candidate | None, Reason]:
     """The fused implementation to use for `setting`, or None where its parts compute it.
 
-    By name as `choose`. "auto" takes the best candidate that can, if its priority is at least that of every part (above that
-    of a built-in part, if it is not built in itself) and no part was chosen by name: who names the implementation of an op gets it wherever the op is computed.
+    By name as `choose`. "auto" takes the best candidate that can, if its priority is at least that
+    of every part (above that of a built-in part, if it is not built in itself) and no part was
+    chosen by name: who names the implementation of an op gets it wherever the op is computed.
     """
     named = [part.op for part in parts if part.is_named]
     if wanted == AUTO and named:

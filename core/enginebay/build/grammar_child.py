@@ -1,4 +1,6 @@
-"""Grammars in the worker process: a library that compiles each structure once, to see what that takes."""
+"""Grammars in the worker process: a library that compiles each structure once, to see what that
+takes.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ from enginebay.errors import InputError
 from enginebay.text import Tokenizer
 
 NUM_PATHS, NUM_STEPS = 16, 2
-"""Texts that are tried with a new grammar, and their tokens: some grammars compile at once, and take minutes for their second mask."""
+"""Texts that are tried with a new grammar, and their tokens: some grammars compile at once, and
+take minutes for their second mask.
+"""
 
 
 class Compiler:
-    """Compiles structures with the library and the tokenizer that the settings name; an answer is a refusal, or None."""
+    """Compiles structures with the library and the tokenizer that the settings name; an answer is a
+    refusal, or None.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import tokenizers

@@ -25,9 +25,11 @@ class ChosenGrammars:
     limits: GuidedLimits = dataclasses.field(default_factory=GuidedLimits)
 
     def make(self, vocabulary: Vocabulary) -> GrammarLibrary:
-        """The library over a vocabulary; UnsupportedError when there is none, or it cannot be made for this one.
+        """The library over a vocabulary; UnsupportedError when there is none, or it cannot be made
+        for this one.
 
-        It compiles in a worker process first, unless the tokenizer is none that another process can have.
+        It compiles in a worker process first, unless the tokenizer is none that another process can
+        have.
         """
         if self.entry is None:
             raise UnsupportedError(
@@ -56,7 +58,9 @@ class ChosenGrammars:
 
 
 def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
-    """The one that the configuration names, or with `auto` that of the highest priority. ConfigError for wrong options."""
+    """The one that the configuration names, or with `auto` that of the highest priority.
+    ConfigError for wrong options.
+    """
     name, options = config.grammars.name, config.grammars.options
     if name != AUTO:
         entry = registry.find("grammar", name)
@@ -77,7 +81,9 @@ def _priority(entry: Entry) -> int:
 
 
 def _serialised(vocabulary: Vocabulary) -> str | None:
-    """The tokenizer as the tokenizers library writes it, without truncation and padding; None for one that is none of it."""
+    """The tokenizer as the tokenizers library writes it, without truncation and padding; None for
+    one that is none of it.
+    """
     backend: Any = getattr(vocabulary.tokenizer.inner, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         return None

@@ -1,4 +1,6 @@
-"""A library of grammars that compiles nothing here before a worker process has compiled it within limits."""
+"""A library of grammars that compiles nothing here before a worker process has compiled it within
+limits.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ from enginebay.worker.process import (
 T = TypeVar("T")
 
 _STACK = threading.Lock()
-"""Held while the stack of new threads differs from the default, which is one for the whole process."""
+"""Held while the stack of new threads differs from the default, which is one for the whole process.
+"""
 
 
 class GuardedLibrary(GrammarLibrary):
-    """A library over one tokenizer, and a worker process with the same library, which the first structure starts."""
+    """A library over one tokenizer, and a worker process with the same library, which the first
+    structure starts.
+    """
 
     def __init__(
         self, library: GrammarLibrary, settings: dict[str, Any], limits: GuidedLimits
@@ -39,7 +44,9 @@ class GuardedLibrary(GrammarLibrary):
         )
 
     def compile(self, structure: Structure) -> Grammar:
-        """The library's grammar, compiled with twice the stack that the worker had. RequestError for a limit that is exceeded."""
+        """The library's grammar, compiled with twice the stack that the worker had. RequestError
+        for a limit that is exceeded.
+        """
         try:
             refusal = self._worker.ask({"form": structure.form, "text": structure.text})
         except LimitError as error:
@@ -76,7 +83,9 @@ class GuardedLibrary(GrammarLibrary):
 
 
 def with_stack(stack_bytes: int, function: Callable[[], T]) -> T:
-    """The result of a function that runs in a thread of its own with this stack. What it raises is raised here."""
+    """The result of a function that runs in a thread of its own with this stack. What it raises is
+    raised here.
+    """
     result: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:

@@ -1,4 +1,6 @@
-"""The one place that sets jax.config: the platforms to start, and the compilation cache, in a folder of the user's own."""
+"""The one place that sets jax.config: the platforms to start, and the compilation cache, in a
+folder of the user's own.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ def default_cache_folder() -> Path:
 def configure_compile_cache(choice: str) -> Path | None:
     """Turn JAX's persistent compilation cache on, and return its folder; None when it stays off.
 
-    "off" leaves JAX as it is, and a folder that JAX was already given (JAX_COMPILATION_CACHE_DIR) is kept for "auto".
-    Programs in the folder are executed, so it must belong to the user and be closed to others (mode 0700): an explicit
-    folder that is not is a ConfigError, the default one is then not used, with a warning.
+    "off" leaves JAX as it is, and a folder that JAX was already given (JAX_COMPILATION_CACHE_DIR)
+    is kept for "auto". Programs in the folder are executed, so it must belong to the user and be
+    closed to others (mode 0700): an explicit folder that is not is a ConfigError, the default one
+    is then not used, with a warning.
     """
     if choice == "off":
         return None
@@ -52,14 +55,17 @@ def configure_compile_cache(choice: str) -> Path | None:
         return None
     if str(folder) != given:
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        compilation_cache.reset_cache()  # JAX settles whether and where it keeps programs when it first compiles
+        # JAX settles whether and where it keeps programs when it first compiles
+        compilation_cache.reset_cache()
     _keep_everything()
     return folder
 
 
 @contextlib.contextmanager
 def keeping_nothing() -> Iterator[None]:
-    """Within the block, what is compiled is not put into the cache: programs for devices that are not there."""
+    """Within the block, what is compiled is not put into the cache: programs for devices that are
+    not there.
+    """
     before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
@@ -79,10 +85,12 @@ def _find_folder(choice: str) -> tuple[Path, str | None]:
 
 
 class _Mending(CacheInterface):
-    """JAX's cache, in which an entry that could not be used is replaced by the program that was compiled in its place.
+    """JAX's cache, in which an entry that could not be used is replaced by the program that was
+    compiled in its place.
 
-    JAX looks for an entry before it compiles, and writes one after it. An entry that was found and is written all the
-    same was damaged: JAX's own cache keeps it, and warns about it in every process to come.
+    JAX looks for an entry before it compiles, and writes one after it. An entry that was found and
+    is written all the same was damaged: JAX's own cache keeps it, and warns about it in every
+    process to come.
     """
 
     def __init__(self, real: CacheInterface, folder: Path) -> None:
@@ -126,7 +134,9 @@ def _keep_everything() -> None:
 
 
 def keep_to_cpu() -> bool:
-    """Let JAX start the CPU alone; whether it was done: platforms that somebody chose (JAX_PLATFORMS) stay."""
+    """Let JAX start the CPU alone; whether it was done: platforms that somebody chose
+    (JAX_PLATFORMS) stay.
+    """
     if jax.config.jax_platforms:
         return False
     jax.config.update("jax_platforms", "cpu")

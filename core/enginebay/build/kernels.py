@@ -50,7 +50,9 @@ class ChosenKernels:
     reasons: tuple[Reason, ...]
     env: Env
     custom_calls: tuple[str, ...] = ()
-    """What they call outside XLA, as they declare it: functions that they make known to it when they are loaded."""
+    """What they call outside XLA, as they declare it: functions that they make known to it when
+    they are loaded.
+    """
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
     """Where configurations are looked up before an implementation's own default is taken."""
 
@@ -67,7 +69,9 @@ class ChosenKernels:
         return self.steps(self.attention["decode"].caps)
 
     def check_setting(self, specs: Sequence[AttnSpec]) -> Setting:
-        """Where a quick check runs an implementation: on the engine's smallest pages, for layers of `specs`."""
+        """Where a quick check runs an implementation: on the engine's smallest pages, for layers of
+        `specs`.
+        """
         setting = Setting(self.env, specs, self.layout_type, specs[0].q_dtype)
         page_size = self.smallest_page
         return setting if page_size is None else dataclasses.replace(setting, page_size=page_size)
@@ -98,9 +102,11 @@ def choose_kernels(
     default_layout: str,
     steps: PlanSteps,
 ) -> ChosenKernels:
-    """Settle every op and the layout; an explicit name that cannot serve is an error with its reason.
+    """Settle every op and the layout; an explicit name that cannot serve is an error with its
+    reason.
 
-    `steps` tells for which attention problems: those that the engine will run, with its own pages, rows and contexts.
+    `steps` tells for which attention problems: those that the engine will run, with its own pages,
+    rows and contexts.
     """
     known = {e.op for e in registry.entries if e.kind == "kernel"}
     for op in config.kernels:
@@ -142,7 +148,9 @@ def choose_kernels(
 
 
 def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl]) -> None:
-    """UnsupportedError for a writer of the cache that is chosen by name where attention of every phase writes itself."""
+    """UnsupportedError for a writer of the cache that is chosen by name where attention of every
+    phase writes itself.
+    """
     named = [op for op in ("kv_write", "rope_kv_write") if _wanted(config, op) != AUTO]
     if named and all(writes_cache(impl) for impl in attention.values()):
         given = f"kernels.{named[0]} = {_wanted(config, named[0])!r}, but attention writes the cache itself in all phases"

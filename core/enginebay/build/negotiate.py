@@ -1,4 +1,6 @@
-"""Choosing attention and the cache's layout by the steps that an engine will really run: their pages, rows and contexts."""
+"""Choosing attention and the cache's layout by the steps that an engine will really run: their
+pages, rows and contexts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from enginebay.ops.tuning import TunedConfigs
 from enginebay.registry import Registry
 
 PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
-"""(layout's name, layout, capabilities of the decode kernel) -> the attention problems of every step of an engine."""
+"""(layout's name, layout, capabilities of the decode kernel) -> the attention problems of every
+step of an engine.
+"""
 
 StepsFor = Callable[[Caps], Sequence[AttentionProblem]]
 """The same for the layout that was chosen."""
@@ -37,8 +41,8 @@ def why_not(
 ) -> str | None:
     """Why an implementation cannot run the steps of a phase, or None.
 
-    `specs` has the attention of each cache group as one shard sees it. Each spec is held against every problem of the
-    phase, with the layout of its own group.
+    `specs` has the attention of each cache group as one shard sees it. Each spec is held against
+    every problem of the phase, with the layout of its own group.
     """
     for bucket, layouts in problems:
         if bucket.mode != phase:
@@ -63,7 +67,8 @@ def choose_attention(
     *,
     is_sharded: bool,
 ) -> tuple[dict[Mode, Candidate], list[Reason]]:
-    """The implementation of each phase. `specs` has the attention of each cache group as one shard sees it.
+    """The implementation of each phase. `specs` has the attention of each cache group as one shard
+    sees it.
 
     Decode comes first: how its kernel wants the rows decides about the sizes of all steps.
     """

@@ -25,7 +25,9 @@ SWITCH = "check=False"
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """One implementation for an op, attention's for some phases. `registered`: its conformance is checked elsewhere."""
+    """One implementation for an op, attention's for some phases. `registered`: its conformance is
+    checked elsewhere.
+    """
 
     op: str
     phases: tuple[str, ...]
@@ -40,10 +42,12 @@ class _Given:
 
 
 def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
-    """`plan` with other implementations by op: functions, objects, names, or for attention a mapping from phases to these.
+    """`plan` with other implementations by op: functions, objects, names, or for attention a
+    mapping from phases to these.
 
-    The cache keeps its layout. InputError for what cannot be an implementation, UnsupportedError for one that cannot
-    serve the model or the layout here, IncorrectError for one that fails its quick check. Nothing is changed.
+    The cache keeps its layout. InputError for what cannot be an implementation, UnsupportedError
+    for one that cannot serve the model or the layout here, IncorrectError for one that fails its
+    quick check. Nothing is changed.
     """
     if not given:
         raise InputError(

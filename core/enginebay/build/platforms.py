@@ -51,7 +51,9 @@ def _make_platform(registry: Registry, entry: Entry) -> Platform:
 def pick_platform(
     registry: Registry, config: EngineConfig, platforms: dict[str, Platform]
 ) -> Platform:
-    """The platform of `platforms` that a configuration chooses. UnsupportedError when it has no device."""
+    """The platform of `platforms` that a configuration chooses. UnsupportedError when it has no
+    device.
+    """
     if config.platform == AUTO:
         able = {name: p for name, p in platforms.items() if p.why_not() is None}
         if not able:

@@ -1,4 +1,6 @@
-"""Which logits processors an engine is made with, and what a request's row has of those that it asks for."""
+"""Which logits processors an engine is made with, and what a request's row has of those that it
+asks for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ LAST = 1000
 
 @dataclasses.dataclass(frozen=True)
 class ChosenProcessors:
-    """Logits processors by name in the order in which they are applied, and how their options are read."""
+    """Logits processors by name in the order in which they are applied, and how their options are
+    read.
+    """
 
     registry: Registry
     entries: Mapping[str, Entry]
@@ -29,7 +33,8 @@ class ChosenProcessors:
     ) -> tuple[RowValues, ...]:
         """What a request's row has of the processors that it asks for, given their options by name.
 
-        RequestError for one that the engine was made without, for options that are wrong, and for what one cannot serve.
+        RequestError for one that the engine was made without, for options that are wrong, and for
+        what one cannot serve.
         """
         missing = next((name for name in wanted if name not in self.entries), None)
         if missing is not None:
@@ -70,7 +75,9 @@ class ChosenProcessors:
 
 
 def choose_processors(registry: Registry, config: EngineConfig) -> ChosenProcessors:
-    """Those that the configuration names, or with `auto` those that declare `default`; made, in order."""
+    """Those that the configuration names, or with `auto` those that declare `default`; made, in
+    order.
+    """
     if config.processors == AUTO:
         able = [e for e in registry.entries if e.kind == "logits_processor" and e.state == "ready"]
         entries = [

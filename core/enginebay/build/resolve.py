@@ -1,4 +1,6 @@
-"""Replacing "auto": a pure function from configuration and facts to a configuration without it, and the reasons."""
+"""Replacing "auto": a pure function from configuration and facts to a configuration without it, and
+the reasons.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from enginebay.errors import ConfigError, explain
 
 MOST_AUTO_MODEL_LEN = 4096
 FEW_DRAFTS, MANY_DRAFTS, SMALL_MODEL_BYTES = 7, 15, 64 << 20
-"""Of a small model a step's own cost is what counts, so that many drafts share it; a large one's arithmetic grows with them."""
+"""Of a small model a step's own cost is what counts, so that many drafts share it; a large one's
+arithmetic grows with them.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +39,14 @@ class Facts:
     model_max_len: int
     weight_bytes: int
     model_auto_len: int | None = None
-    """The longest max_model_len that is taken unless the configuration gives one; None: model_max_len."""
+    """The longest max_model_len that is taken unless the configuration gives one; None:
+    model_max_len.
+    """
 
 
 def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
-    """The name to use: `wanted` itself unless it is "auto", else the highest priority that is not refused.
+    """The name to use: `wanted` itself unless it is "auto", else the highest priority that is not
+    refused.
 
     Of equal priorities a built-in part is taken, then the first by name.
     """
@@ -69,10 +76,11 @@ def _behind(fact: NamedFact, first: NamedFact) -> str:
 
 
 def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Reason, ...]]:
-    """A configuration whose platform, dtype, engine, scheduler, sampler, proposer and sizes are settled.
+    """A configuration whose platform, dtype, engine, scheduler, sampler, proposer and sizes are
+    settled.
 
-    Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops are known, see
-    `kernels.choose_kernels`. ConfigError when max_model_len exceeds the model's own.
+    Pure: equal arguments give equal results. Kernels and layout are settled when the model's ops
+    are known, see `kernels.choose_kernels`. ConfigError when max_model_len exceeds the model's own.
     """
     proposer = _proposer(config)
     reasons = [
@@ -107,7 +115,9 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
 
 
 def _proposer(config: EngineConfig) -> Reason:
-    """Drafts pay for some texts only, and more programs are compiled for them: who wants them says so."""
+    """Drafts pay for some texts only, and more programs are compiled for them: who wants them says
+    so.
+    """
     name = config.proposer.name
     reason = (
         "nothing is drafted unless a proposer is chosen by name"

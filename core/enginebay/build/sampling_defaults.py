@@ -1,4 +1,6 @@
-"""Which values of a checkpoint's generation_config.json stand for the sampling fields that a request leaves out."""
+"""Which values of a checkpoint's generation_config.json stand for the sampling fields that a
+request leaves out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PROCESSOR_OF: Mapping[str, str] = {
     "no_repeat_ngram_size": "no_repeat_ngram",
     "typical_p": "typical",
 }
-"""The logits processor that applies a field of SamplingParams; a sampler may apply repetition_penalty itself."""
+"""The logits processor that applies a field of SamplingParams; a sampler may apply
+repetition_penalty itself.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class SamplingDefaults:
     def missing_in(self, params: SamplingParams) -> dict[str, Any]:
         """The values that stand for fields that `params` leaves out.
 
-        A field counts as given when the caller set it, to whatever value, or named its processor in `processors`.
+        A field counts as given when the caller set it, to whatever value, or named its processor in
+        `processors`.
         """
         return {
             name: value
@@ -40,7 +45,9 @@ class SamplingDefaults:
         }
 
     def applied_to(self, params: SamplingParams) -> SamplingParams:
-        """`params` with these values in the fields that it leaves out; the caller's object stays as it is."""
+        """`params` with these values in the fields that it leaves out; the caller's object stays as
+        it is.
+        """
         missing = self.missing_in(params)
         return params.model_copy(update=missing) if missing else params
 
@@ -56,10 +63,11 @@ NO_DEFAULTS = SamplingDefaults({}, Reason(SETTING, "none", "no checkpoint"))
 def choose_sampling_defaults(
     config: EngineConfig, checkpoint: Checkpoint, processors: Collection[str], *, greedy_only: bool
 ) -> SamplingDefaults:
-    """The checkpoint's values that the chosen sampler and processors can apply; none with generation_config = "none".
+    """The checkpoint's values that the chosen sampler and processors can apply; none with
+    generation_config = "none".
 
-    A value that they cannot apply is left out, since no request asked for it; the reason names it. CheckpointError for a
-    file that cannot be read.
+    A value that they cannot apply is left out, since no request asked for it; the reason names it.
+    CheckpointError for a file that cannot be read.
     """
     if config.generation_config == "none":
         return SamplingDefaults({}, Reason(SETTING, "none", "chosen by name"))

@@ -1,4 +1,6 @@
-"""Choosing what shadow mode runs beside the chosen kernels: a candidate for attention, and the phases that it can serve."""
+"""Choosing what shadow mode runs beside the chosen kernels: a candidate for attention, and the
+phases that it can serve.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from enginebay.runner.sharding import Placement
 
 @dataclasses.dataclass(frozen=True)
 class ChosenShadow:
-    """The candidate in the place of the chosen attention, the phases in which it is compared, and why not in others."""
+    """The candidate in the place of the chosen attention, the phases in which it is compared, and
+    why not in others.
+    """
 
     name: str
     share: float
@@ -49,9 +53,11 @@ def choose_shadow(
     info: ModelInfo,
     placement: Placement,
 ) -> ChosenShadow | None:
-    """The shadow that `config` asks for, or None. It is not checked first: how wrong it is, is what it will tell.
+    """The shadow that `config` asks for, or None. It is not checked first: how wrong it is, is what
+    it will tell.
 
-    UnknownNameError for a name that nobody has, UnsupportedError for a candidate that can serve no phase here.
+    UnknownNameError for a name that nobody has, UnsupportedError for a candidate that can serve no
+    phase here.
     """
     choice = config.shadow.get("attention")
     if choice is None:
@@ -89,7 +95,9 @@ def choose_shadow(
 
 
 def _problems(kernels: ChosenKernels, candidate: Candidate) -> Sequence[AttentionProblem]:
-    """The engine's steps on a copy of the rows' pages: of the engine's own size, or one page a row if it asks for that."""
+    """The engine's steps on a copy of the rows' pages: of the engine's own size, or one page a row
+    if it asks for that.
+    """
     chosen = kernels.attention["decode"].caps
     return kernels.steps(
         dataclasses.replace(chosen, compact_decode=candidate.impl.caps.compact_decode)

@@ -1,7 +1,8 @@
-"""Starting JAX where it is installed for devices that this machine does not have: quietly, and without waiting for them.
+"""Starting JAX where it is installed for devices that this machine does not have: quietly, and
+without waiting for them.
 
-With libtpu or the CUDA plugin installed and no such device, JAX still starts both: that takes seconds and prints warnings and tracebacks
-of things that nobody asked for.
+With libtpu or the CUDA plugin installed and no such device, JAX still starts both: that takes
+seconds and prints warnings and tracebacks of things that nobody asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ CUDA_DRIVER = "libcuda.so.1"
 CUDA_PLUGINS = ("xla_cuda12", "xla_cuda13")
 
 NOISE = ("WARNING: All log messages before absl::InitializeLog() is called", "cudart_stub.cc")
-"""Parts of the lines that libraries for CUDA print when they are loaded where there is no driver."""
+"""Parts of the lines that libraries for CUDA print when they are loaded where there is no driver.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,9 @@ def look_around() -> Found:
 
 
 def start_jax() -> None:
-    """Import JAX, without what libraries print of absent devices. On a machine that has a device JAX is imported and left alone."""
+    """Import JAX, without what libraries print of absent devices. On a machine that has a device
+    JAX is imported and left alone.
+    """
     found = look_around()
     if not found.starts_devices:
         return
@@ -61,9 +65,11 @@ def start_jax() -> None:
 
 
 def settle_platforms(found: Found | None = None) -> bool:
-    """Let JAX use the CPU alone where it has plugins for devices that are certainly not there; whether this was done.
+    """Let JAX use the CPU alone where it has plugins for devices that are certainly not there;
+    whether this was done.
 
-    What the user chose stays, and so does everything where a plugin is installed that we do not know.
+    What the user chose stays, and so does everything where a plugin is installed that we do not
+    know.
     """
     found = look_around() if found is None else found
     if (
@@ -106,7 +112,9 @@ def _may_have_cuda() -> bool:
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back what is written to stderr by C libraries too, and tell it afterwards without the lines of NOISE."""
+    """Hold back what is written to stderr by C libraries too, and tell it afterwards without the
+    lines of NOISE.
+    """
     sys.stderr.flush()
     real = os.dup(2)
     try:

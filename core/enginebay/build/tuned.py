@@ -1,4 +1,6 @@
-"""Finding tables of tuned kernels: the user's folder, then the folder `tuned` of each package that brings kernels."""
+"""Finding tables of tuned kernels: the user's folder, then the folder `tuned` of each package that
+brings kernels.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,11 @@ def table_name(op: str, impl: str, device_kind: str) -> str:
 
 
 def load_tuned(registry: Registry, mode: TunedMode, folder: str) -> TunedConfigs:
-    """All tables, the user's first. A broken one of the user's is a ConfigError, one of a package is left out.
+    """All tables, the user's first. A broken one of the user's is a ConfigError, one of a package
+    is left out.
 
-    A package's tables are those in the folder `tuned` of the top-level package that its kernels' targets lie in; only
-    tables of its own kernels count.
+    A package's tables are those in the folder `tuned` of the top-level package that its kernels'
+    targets lie in; only tables of its own kernels count.
     """
     if mode == "off":
         return TunedConfigs()
@@ -112,7 +115,9 @@ def _shipped(package: str) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class BucketConfig:
-    """The configuration of a phase's attention kernel in one of an engine's buckets; None: there is nothing to choose."""
+    """The configuration of a phase's attention kernel in one of an engine's buckets; None: there is
+    nothing to choose.
+    """
 
     phase: Mode
     implementation: str
@@ -142,7 +147,9 @@ def bucket_configs(
     *,
     num_shards: int = 1,
 ) -> list[BucketConfig]:
-    """What each of an engine's problems gets, for each of its groups' `specs`. In mode "require" UnsupportedError for a miss."""
+    """What each of an engine's problems gets, for each of its groups' `specs`. In mode "require"
+    UnsupportedError for a miss.
+    """
     found: dict[BucketConfig, None] = {}
     for bucket, layouts in problems:
         impl = attention[bucket.mode]

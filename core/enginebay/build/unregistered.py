@@ -1,4 +1,6 @@
-"""Implementations that nobody registered, by import path: "package.module:attribute" in the place of a kernel's name."""
+"""Implementations that nobody registered, by import path: "package.module:attribute" in the place
+of a kernel's name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SWITCH = "verify_kernels = false, or --no-verify-kernels"
 
 
 class RegistryWithPaths(Registry):
-    """A registry in which import paths are kernels too; what they stand for was imported when it was made."""
+    """A registry in which import paths are kernels too; what they stand for was imported when it
+    was made.
+    """
 
     def __init__(self, registry: Registry, found: Mapping[tuple[str, str], Any]) -> None:
         added = (
@@ -51,7 +55,8 @@ class RegistryWithPaths(Registry):
 def with_import_paths(
     registry: Registry, config: EngineConfig, default_layout: str, *more: tuple[str, str]
 ) -> Registry:
-    """`registry` with the import paths that `config` names in the place of kernels, and `more` (op, path).
+    """`registry` with the import paths that `config` names in the place of kernels, and `more` (op,
+    path).
 
     ConfigError when one cannot be imported, or cannot be an implementation of its op.
     """
@@ -83,9 +88,11 @@ def _load(op: str, path: str, layouts: Sequence[str]) -> Any:
 
 
 def import_path(path: str, what: str) -> Any:
-    """What "module:attribute" stands for; the current folder is looked into first, as `python -m` does.
+    """What "module:attribute" stands for; the current folder is looked into first, as `python -m`
+    does.
 
-    ConfigError says what is missing. UnsupportedError of the module itself, raised on import, is passed on.
+    ConfigError says what is missing. UnsupportedError of the module itself, raised on import, is
+    passed on.
     """
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
@@ -130,7 +137,8 @@ def import_path(path: str, what: str) -> Any:
 def check_import_paths(
     reasons: Iterable[Reason], impls: Mapping[str, Any], setting: Setting, *, verify: bool
 ) -> tuple[Reason, ...]:
-    """The reasons, those of import paths saying so, after a quick check of each; IncorrectError when one fails.
+    """The reasons, those of import paths saying so, after a quick check of each; IncorrectError
+    when one fails.
 
     `impls` has the implementation of each setting, such as "kernels.attention.decode".
     """

@@ -1,4 +1,6 @@
-"""The `enginebay` program: finds the command, runs it, and turns errors into messages and exit codes."""
+"""The `enginebay` program: finds the command, runs it, and turns errors into messages and exit
+codes.
+"""
 
 from enginebay.cli.main import main
 

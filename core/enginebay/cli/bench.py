@@ -1,4 +1,6 @@
-"""bench latency, throughput and kernels: engines, or implementations of an op, side by side in one process."""
+"""bench latency, throughput and kernels: engines, or implementations of an op, side by side in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,15 @@ ROUNDS = 3
 NUM_REQUESTS = 32
 OF_REQUESTS = ("prompt_len", "new_tokens", "num_requests")
 ONE_EACH = ("engine", "scheduler", "dtype")
-"""Flags that take a list here, besides --attention, which may be repeated too: each time it is a list of its own."""
+"""Flags that take a list here, besides --attention, which may be repeated too: each time it is a
+list of its own.
+"""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """What to measure, how often, and the engines; --engine, --scheduler, --attention and --dtype take lists."""
+    """What to measure, how often, and the engines; --engine, --scheduler, --attention and --dtype
+    take lists.
+    """
     parser.add_argument(
         "what",
         choices=["latency", "throughput", "kernels"],

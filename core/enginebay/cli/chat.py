@@ -1,4 +1,6 @@
-"""chat: a conversation on the terminal, one line a turn; with messages or piped input it answers and ends."""
+"""chat: a conversation on the terminal, one line a turn; with messages or piped input it answers
+and ends.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def _turns(given: list[str], *, show_prompt: bool) -> Iterator[str]:
 
 @dataclasses.dataclass
 class Conversation:
-    """The messages so far, and the engine that answers. `bars` show what is waited for until the first answer begins."""
+    """The messages so far, and the engine that answers. `bars` show what is waited for until the
+    first answer begins.
+    """
 
     llm: LLM
     params: SamplingParams
@@ -93,7 +97,9 @@ class Conversation:
     bars: ExitStack
 
     def answer(self, message: str) -> RequestMetrics | None:
-        """Print the answer as it comes; an answer that ends early stays in the conversation as it is."""
+        """Print the answer as it comes; an answer that ends early stays in the conversation as it
+        is.
+        """
         self.history.append({"role": "user", "content": message})
         try:
             chunks = self.llm.chat_stream(self.history, self.params)
@@ -123,7 +129,9 @@ class Conversation:
         self.history.append({"role": "assistant", "content": one.output.text})
 
     def talk(self) -> None:
-        """Turns at a terminal, with the editing and the history of its lines, until /exit or Ctrl-D."""
+        """Turns at a terminal, with the editing and the history of its lines, until /exit or
+        Ctrl-D.
+        """
         with contextlib.suppress(
             ImportError
         ):  # where there is no readline lines are read without editing

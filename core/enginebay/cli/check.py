@@ -1,4 +1,6 @@
-"""check: the conformance suites of registered parts, each case under a time limit in a worker process."""
+"""check: the conformance suites of registered parts, each case under a time limit in a worker
+process.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def run(name: str, args: argparse.Namespace) -> int:
 def _is_faulty(
     entries: Mapping[PartName, Entry], records: Sequence[CheckRecord], selectors: Sequence[str]
 ) -> bool:
-    """Whether a case failed, or nothing was checked of a part that was named itself; that is said on stderr."""
+    """Whether a case failed, or nothing was checked of a part that was named itself; that is said
+    on stderr.
+    """
     is_faulty = any(record.verdict in FAULTS for record in records)
     for name, entry in entries.items():
         mine = [r for r in records if (r.part, r.package) == (name.label, name.package)]

@@ -1,4 +1,6 @@
-"""eval: is a kernel, a cache or a dtype right at the level of the model: held against a reference on a text."""
+"""eval: is a kernel, a cache or a dtype right at the level of the model: held against a reference
+on a text.
+"""
 
 from __future__ import annotations
 
@@ -115,10 +117,12 @@ def read_text(path: str) -> str:
 
 
 def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
-    """The subject's model on its devices, in float32, with xla kernels and the default parts, and what `given` changes.
+    """The subject's model on its devices, in float32, with xla kernels and the default parts, and
+    what `given` changes.
 
-    `given` is KEY=VALUE with commas between: a name for `model`, `platform`, `dtype`, `engine` or `layout`, a number for a size,
-    or a kernel for an op or OP.PHASE. InputError for another key or value.
+    `given` is KEY=VALUE with commas between: a name for `model`, `platform`, `dtype`, `engine` or
+    `layout`, a number for a size, or a kernel for an op or OP.PHASE. InputError for another key or
+    value.
     """
     from enginebay.build.fused import FUSED_OPS
     from enginebay.registry import load_registry

@@ -293,7 +293,9 @@ def _chunks(output: RequestOutput) -> Iterator[StreamChunk]:
 
 @dataclasses.dataclass
 class Completion:
-    """What has come of one completion; metrics come with its end. The first one has the prompt's log-probabilities."""
+    """What has come of one completion; metrics come with its end. The first one has the prompt's
+    log-probabilities.
+    """
 
     output: CompletionOutput
     metrics: RequestMetrics | None = None
@@ -313,7 +315,9 @@ class Completion:
 def print_whole(
     chunks: Iterable[StreamChunk], n: int, show: Callable[[Completion], str]
 ) -> list[Completion]:
-    """Print a line for each completion, and return them; interrupted, print what there is and pass that on."""
+    """Print a line for each completion, and return them; interrupted, print what there is and pass
+    that on.
+    """
     completions = [Completion(CompletionOutput(i, "", [], finish_reason="abort")) for i in range(n)]
     interrupt: KeyboardInterrupt | None = None
     try:
@@ -336,9 +340,11 @@ def print_whole(
 def completion_record(
     one: Completion, prompt_token_ids: list[int], sampling_defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes texts of ids that are keys.
+    """The record of a completion that `--json` prints; JSON has no infinite numbers, and makes
+    texts of ids that are keys.
 
-    `sampling_defaults`: fields that the checkpoint's generation_config.json set; without any the record has no such key.
+    `sampling_defaults`: fields that the checkpoint's generation_config.json set; without any the
+    record has no such key.
     """
     output = one.output
     told: dict[str, Any] = (

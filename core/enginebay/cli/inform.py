@@ -105,7 +105,9 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _print_configs(configs: Sequence[BucketConfig]) -> None:
-    """A line for each phase whose kernel has something to choose, and one for each bucket that is tuned."""
+    """A line for each phase whose kernel has something to choose, and one for each bucket that is
+    tuned.
+    """
     for phase in dict.fromkeys(c.phase for c in configs):
         mine = [c for c in configs if c.phase == phase and c.source is not None]
         tuned = [c for c in mine if c.source != "default"]

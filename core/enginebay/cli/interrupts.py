@@ -11,10 +11,12 @@ from types import FrameType
 
 @contextlib.contextmanager
 def second_ends() -> Iterator[None]:
-    """Within the block the first Ctrl-C raises KeyboardInterrupt, as ever; a second one, then or later, ends the process.
+    """Within the block the first Ctrl-C raises KeyboardInterrupt, as ever; a second one, then or
+    later, ends the process.
 
-    So a command that was interrupted may wait for a program that is being compiled, and no second Ctrl-C becomes a traceback.
-    Another handler, and a block on another thread than the main one, are left as they are.
+    So a command that was interrupted may wait for a program that is being compiled, and no second
+    Ctrl-C becomes a traceback. Another handler, and a block on another thread than the main one,
+    are left as they are.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()

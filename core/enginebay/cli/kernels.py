@@ -1,4 +1,6 @@
-"""bench kernels: the flags that choose ops, implementations and shapes, and the table of what was measured."""
+"""bench kernels: the flags that choose ops, implementations and shapes, and the table of what was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
 
 
 def refuse_flags(args: argparse.Namespace, mode: str, other: str, flags: Sequence[str]) -> None:
-    """InputError for flags that mean something in another mode only: nothing that is given is left aside."""
+    """InputError for flags that mean something in another mode only: nothing that is given is left
+    aside.
+    """
     given = [
         f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) not in (None, [])
     ]
@@ -143,7 +147,8 @@ def listed(text: str) -> list[str]:
 def open_session(
     args: argparse.Namespace, command: str, *, ragged: bool, settled: Sequence[str] = ()
 ) -> Session:
-    """Choose platform, layout and implementations, measure the machine; InputError for what is not there.
+    """Choose platform, layout and implementations, measure the machine; InputError for what is not
+    there.
 
     `command` is what was run, and `settled` names the flags that it settles.
     """
@@ -286,7 +291,9 @@ def _shape_names(args: argparse.Namespace) -> list[str]:
 
 
 def shapes_of(args: argparse.Namespace, op: str, *, every: bool = False) -> list[Shape]:
-    """The shapes to measure an op on: without --shapes a small model's, in one context; with --case some (or `every` one)."""
+    """The shapes to measure an op on: without --shapes a small model's, in one context; with --case
+    some (or `every` one).
+    """
     from enginebay.bench.kernels import OPS
     from enginebay.bench.shapes import parse_shapes
 
@@ -301,7 +308,9 @@ def shapes_of(args: argparse.Namespace, op: str, *, every: bool = False) -> list
 
 
 def run_kernels(args: argparse.Namespace) -> int:
-    """Measure, and print each shape's rows when it is measured; 1 when a result is wrong. Refusals are rows, too."""
+    """Measure, and print each shape's rows when it is measured; 1 when a result is wrong. Refusals
+    are rows, too.
+    """
     from enginebay.bench.environment import environment
     from enginebay.bench.kernels import judged, measure_shape
 

@@ -45,19 +45,24 @@ COMMANDS = {
         "write a plugin to begin with: a kernel, scheduler, sampler, processor, platform or engine",
     ),
 }
-"""Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what it does."""
+"""Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what
+it does.
+"""
 
 WITHOUT_JAX = ("plugins", "config")
 """Commands that end without importing JAX."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130 interrupted."""
+    """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130
+    interrupted.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with second_ends():
             code = _dispatch(arguments)
-        sys.stdout.flush()  # so that a reader that went away is found here and not while Python ends
+        # so that a reader that went away is found here and not while Python ends
+        sys.stdout.flush()
         return code
     except EnginebayError as error:
         print(f"enginebay: {' '.join(str(error).split())}", file=sys.stderr)

@@ -23,7 +23,9 @@ KINDS: Mapping[str, str] = {
     "platform": "platform:",
     "engine": "engine:",
 }
-"""What can be written, and what stands before the part's name where conformance suites are asked for."""
+"""What can be written, and what stands before the part's name where conformance suites are asked
+for.
+"""
 
 HOW_TO_CHOOSE: Mapping[str, str] = {
     "kernel": "enginebay generate --attention {name}",
@@ -74,7 +76,8 @@ def run(name: str, args: argparse.Namespace) -> int:
 def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     """The folder of a new plugin with a part of this name: pyproject.toml, one module and its test.
 
-    InputError for a kind that cannot be written, a name that is none or is taken, and a folder that exists.
+    InputError for a kind that cannot be written, a name that is none or is taken, and a folder that
+    exists.
     """
     if kind not in KINDS:
         raise unknown_name("kind of plugin", kind, KINDS)
@@ -125,7 +128,9 @@ def render(kind: str, name: str) -> dict[str, str]:
 
 
 def _check_name(name: str) -> None:
-    """InputError unless the name can be that of a part, a module and a distribution, and nobody has it."""
+    """InputError unless the name can be that of a part, a module and a distribution, and nobody has
+    it.
+    """
     is_right = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and len(name) <= MOST_CHARACTERS
     if not is_right or name == AUTO or keyword.iskeyword(name):
         allowed = (

@@ -117,7 +117,9 @@ def add_profile_argument(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def traced(args: argparse.Namespace) -> Iterator[None]:
-    """While the block lasts, trace into the folder of --profile, if it is given; InputError when it cannot be written."""
+    """While the block lasts, trace into the folder of --profile, if it is given; InputError when it
+    cannot be written.
+    """
     if args.profile is None:
         yield
         return
@@ -196,7 +198,9 @@ PLAIN = (
 
 
 OWN_SAMPLING = {"generation_config": "none"}
-"""What commands that measure set below file and flags: their requests say how they are sampled, whatever the checkpoint."""
+"""What commands that measure set below file and flags: their requests say how they are sampled,
+whatever the checkpoint.
+"""
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:
@@ -245,7 +249,8 @@ def _setting(text: str) -> dict[str, Any]:
 
 
 def attention_by_phase(given: list[str]) -> dict[str, str]:
-    """The kernel of each phase that is named, out of NAME, which is for all, and PHASE=NAME, which goes before that.
+    """The kernel of each phase that is named, out of NAME, which is for all, and PHASE=NAME, which
+    goes before that.
 
     InputError for a phase that is named twice. An unknown one is refused with the configuration.
     """

@@ -1,4 +1,6 @@
-"""The program's argument parser: flags in full, a default in every help text, errors of one line that say what to do."""
+"""The program's argument parser: flags in full, a default in every help text, errors of one line
+that say what to do.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class HelpWithDefaults(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are InputErrors, so that all wrong input ends the same way, and whose flags are not abbreviated."""
+    """A parser whose errors are InputErrors, so that all wrong input ends the same way, and whose
+    flags are not abbreviated.
+    """
 
     def __init__(self, *, prog: str, description: str | None = None) -> None:
         super().__init__(

@@ -79,9 +79,11 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def has_device(platform: str) -> bool:
-    """Whether a platform may have a device here, by files and installed modules, without importing JAX.
+    """Whether a platform may have a device here, by files and installed modules, without importing
+    JAX.
 
-    The CPU always has, and platforms of plugins that are unknown here are taken at their word; `enginebay env` asks JAX.
+    The CPU always has, and platforms of plugins that are unknown here are taken at their word;
+    `enginebay env` asks JAX.
     """
     if platform not in DEVICE_FILES:
         return True

@@ -1,4 +1,6 @@
-"""A table whose rows are printed as they come: columns are as wide as their title or what is given for them."""
+"""A table whose rows are printed as they come: columns are as wide as their title or what is given
+for them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass
 class Rows:
-    """Prints the titles before the first row. `widths` are the least widths of the first columns; a longer cell pushes its row."""
+    """Prints the titles before the first row. `widths` are the least widths of the first columns; a
+    longer cell pushes its row.
+    """
 
     titles: Sequence[str]
     widths: Sequence[int] = ()

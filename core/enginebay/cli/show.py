@@ -39,7 +39,9 @@ def interruptible() -> Iterator[threading.Event]:
 
 @contextmanager
 def plain_waits(log_level: str) -> Iterator[None]:
-    """While the block lasts, waits (enginebay.waits) are plain lines on stderr, from `log_level` on."""
+    """While the block lasts, waits (enginebay.waits) are plain lines on stderr, from `log_level`
+    on.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("enginebay: %(message)s"))
     handler.setLevel(log_level.upper())
@@ -65,7 +67,8 @@ def _shown_by(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback (what, done, total): a bar on a terminal, elsewhere lines on stderr for what takes longer than PATIENCE_S.
+    """A callback (what, done, total): a bar on a terminal, elsewhere lines on stderr for what takes
+    longer than PATIENCE_S.
 
     On a terminal waits (enginebay.waits) are bars without an end, too.
     """
@@ -96,7 +99,9 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @dataclasses.dataclass
 class PlainProgress:
-    """Progress where no terminal is: a line for what takes longer than PATIENCE_S, and again every REPEAT_S."""
+    """Progress where no terminal is: a line for what takes longer than PATIENCE_S, and again every
+    REPEAT_S.
+    """
 
     next_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -136,7 +141,8 @@ def print_table(
     rows: Sequence[Sequence[str]],
     notes: Sequence[Sequence[str]] | None = None,
 ) -> None:
-    """A table on stdout; `notes` are lines below each row. On a terminal it fits the width, and no word is cut.
+    """A table on stdout; `notes` are lines below each row. On a terminal it fits the width, and no
+    word is cut.
 
     Elsewhere it is plain text, a line for each row, for `grep`, `awk` and `head`.
     """
@@ -157,7 +163,9 @@ def print_table(
 
 
 def _column_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    """Columns as wide as their cells, or narrower to fit into `width`, but none narrower than its longest word."""
+    """Columns as wide as their cells, or narrower to fit into `width`, but none narrower than its
+    longest word.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is None:
         return [min(one, MAX_PLAIN_COLUMN) for one in widths]
@@ -169,7 +177,8 @@ def _column_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int
         spare = [i for i in range(len(widths)) if widths[i] > least[i]]
         if not spare:
             break  # a table that is too wide is better than a name that is cut
-        # A column that one long cell makes wide goes before one in which every row would be wrapped.
+        # A column that one long cell makes wide goes before one in which every row would be
+        # wrapped.
         widths[
             min(spare, key=lambda i: (sum(len(row[i]) >= widths[i] for row in rows), -widths[i]))
         ] -= 1
@@ -183,7 +192,9 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def print_shadow(report: ShadowReport | None, where: str = "") -> None:
-    """The report of shadow mode on stderr, where JSON on stdout is left alone; nothing without a shadow."""
+    """The report of shadow mode on stderr, where JSON on stdout is left alone; nothing without a
+    shadow.
+    """
     if report is None:
         return
     lines = [f"shadow {report.op}={report.name}{where}, on {report.share:g} of the steps:"]

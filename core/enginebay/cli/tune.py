@@ -1,4 +1,6 @@
-"""tune: search the configurations of kernels on this machine, and keep the fastest for engines to find."""
+"""tune: search the configurations of kernels on this machine, and keep the fastest for engines to
+find.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 
 def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
-    """The searches for the buckets of a configuration's engine, of its own kernels unless others are named."""
+    """The searches for the buckets of a configuration's engine, of its own kernels unless others
+    are named.
+    """
     from enginebay.bench.problem import TuningKey
     from enginebay.bench.tune import tune_bucket
     from enginebay.build.compose import kernel_configs, make_engine, make_plan

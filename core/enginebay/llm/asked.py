@@ -1,4 +1,6 @@
-"""Which logits processors a request asks for, by fields of their own and by name, and with which options."""
+"""Which logits processors a request asks for, by fields of their own and by name, and with which
+options.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ PENALTIES = "penalties"
 def asked_processors(
     params: SamplingParams, tokenizer: Tokenizer, available: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Options by processor. RequestError for one that is asked for in two ways, and for words that have no tokens.
+    """Options by processor. RequestError for one that is asked for in two ways, and for words that
+    have no tokens.
 
-    `available` are those that the engine was made with: in one without `penalties` its sampler applies these.
+    `available` are those that the engine was made with: in one without `penalties` its sampler
+    applies these.
     """
     asked = _by_fields(params, tokenizer)
     if PENALTIES not in available and not params.suppress_repetition_in_generation:

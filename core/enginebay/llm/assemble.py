@@ -1,4 +1,6 @@
-"""CompletionReader: from the token events of one completion to text, with stop texts found on the way."""
+"""CompletionReader: from the token events of one completion to text, with stop texts found on the
+way.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ from enginebay.types import (
 
 
 class CompletionReader:
-    """Turns the events of one request into text; ends the request when a stop text appears. Belongs to one thread until `done`.
+    """Turns the events of one request into text; ends the request when a stop text appears. Belongs
+    to one thread until `done`.
 
-    `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far, `prompt_logprobs` what came with the first token.
-    Text that may still become part of a stop text or stop sequence, or of a character that is not complete, is held back
-    until it is clear.
+    `text`, `token_ids` and `logprobs` (None: not asked for) hold all so far, `prompt_logprobs` what
+    came with the first token. Text that may still become part of a stop text or stop sequence, or
+    of a character that is not complete, is held back until it is clear.
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class CompletionReader:
         return self.finish_reason is not None
 
     def feed(self, event: TokenEvent) -> StreamChunk | None:
-        """The chunk that an event without an error makes, or None when there is nothing to show yet."""
+        """The chunk that an event without an error makes, or None when there is nothing to show
+        yet.
+        """
         if self.done:
             return None
         delta, token_ids = self._take(event)
@@ -177,8 +182,9 @@ class CompletionReader:
 def _best_first(
     token_ids: np.ndarray, values: np.ndarray, *, by_id: bool = False
 ) -> tuple[dict[int, float], ...]:
-    """Log-probabilities by token, for each of [tokens, W]: of its own token and the best ones that follow it, which `by_id` come
-    in the order of their ids. The own one stands last unless it is among these.
+    """Log-probabilities by token, for each of [tokens, W]: of its own token and the best ones that
+    follow it, which `by_id` come in the order of their ids. The own one stands last unless it is
+    among these.
     """
     if by_id:
         order = 1 + np.argsort(-values[:, 1:], axis=1, kind="stable")
@@ -192,7 +198,9 @@ def _best_first(
 
 
 def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> RequestOutput:
-    """The finished output of a prompt; its metrics are those of the first completion, counts those of all that were made."""
+    """The finished output of a prompt; its metrics are those of the first completion, counts those
+    of all that were made.
+    """
     made = [reader.completion() for reader in readers]
     choice = prepared.choice
     completions = made if choice is None else choice.returned(made)

@@ -1,4 +1,6 @@
-"""Choice: the likeliest of the completions that were made, where more are made than returned (`best_of`)."""
+"""Choice: the likeliest of the completions that were made, where more are made than returned
+(`best_of`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from enginebay.types import CompletionOutput, SamplingParams
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """How many completions are returned, and whether they show the log-probabilities that they were chosen by."""
+    """How many completions are returned, and whether they show the log-probabilities that they were
+    chosen by.
+    """
 
     num_returned: int
     shows_logprobs: bool
@@ -25,7 +29,9 @@ class Choice:
         return Choice(params.n, params.logprobs is not None)
 
     def order(self, completions: Sequence[CompletionOutput]) -> list[int]:
-        """Which are returned, best first: those with the highest mean log-probability of their tokens, of equals the first."""
+        """Which are returned, best first: those with the highest mean log-probability of their
+        tokens, of equals the first.
+        """
         ranked = sorted(range(len(completions)), key=lambda i: -_mean_logprob(completions[i]))
         return ranked[: self.num_returned]
 

@@ -1,4 +1,6 @@
-"""Guides: from the fields of a request that say what its output must be to a compiled grammar, before it is queued."""
+"""Guides: from the fields of a request that say what its output must be to a compiled grammar,
+before it is queued.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 class Guides:
-    """Compiles structures, by a library that is made at the first one, and keeps the latest. Safe from several threads."""
+    """Compiles structures, by a library that is made at the first one, and keeps the latest. Safe
+    from several threads.
+    """
 
     def __init__(
         self, make_library: Callable[[], GrammarLibrary], limits: GuidedLimits = DEFAULT_LIMITS
@@ -36,7 +40,9 @@ class Guides:
         self._lock = threading.Lock()
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
-        """What a request's output must be, or None when it may be anything. RequestError for what cannot be held."""
+        """What a request's output must be, or None when it may be anything. RequestError for what
+        cannot be held.
+        """
         structure = structure_of(params, self._limits)
         if structure is None:
             return None
@@ -55,7 +61,9 @@ class Guides:
         return made
 
     def close(self) -> None:
-        """End the library's worker process, if it has one. The library stays, and starts another when it needs it."""
+        """End the library's worker process, if it has one. The library stays, and starts another
+        when it needs it.
+        """
         library = self._library
         if isinstance(library, GuardedLibrary):
             library.close()
@@ -74,8 +82,8 @@ def forms_of(params: SamplingParams) -> dict[Form, Any]:
 
 
 def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) -> Structure | None:
-    """What a request asks of its output. RequestError for two fields that do, for a constraint beyond the limits of size,
-    and for a schema that is no JSON object.
+    """What a request asks of its output. RequestError for two fields that do, for a constraint
+    beyond the limits of size, and for a schema that is no JSON object.
     """
     asked = forms_of(params)
     if not asked:

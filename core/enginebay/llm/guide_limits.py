@@ -1,4 +1,6 @@
-"""The size of a constraint, measured before anything reads it: bytes, depth, and how many things it consists of."""
+"""The size of a constraint, measured before anything reads it: bytes, depth, and how many things it
+consists of.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def check_size(form: Form, value: Any, limits: GuidedLimits) -> None:
 
 
 def _check_json(form: Form, levels: Iterator[tuple[int, int]], limits: GuidedLimits) -> None:
-    """Levels come one for each value: how deep it lies, counted for lists and objects alone, and its bytes."""
+    """Levels come one for each value: how deep it lies, counted for lists and objects alone, and
+    its bytes.
+    """
     items = total = 0
     for depth, num_bytes in levels:
         items, total = items + (depth > 0), total + num_bytes
@@ -59,7 +63,9 @@ def _levels_of_text(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _levels(value: Any) -> Iterator[tuple[int, int]]:
-    """Each value within one, without recursion: a schema may hold itself, or one part in many places."""
+    """Each value within one, without recursion: a schema may hold itself, or one part in many
+    places.
+    """
     left: list[tuple[int, Any]] = [(1, value)]
     while left:
         depth, one = left.pop()

@@ -55,7 +55,8 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model behind an engine, with a thread of its own. Use it in a `with` block, or call close().
+    """A model behind an engine, with a thread of its own. Use it in a `with` block, or call
+    close().
 
     Methods may be called from several threads at once: their requests run together.
     """
@@ -68,10 +69,11 @@ class LLM:
         progress: Progress | None = None,
         **choices: Unpack[EngineChoices],
     ) -> None:
-        """Load `model` ("demo", a folder, or a hub id) with any choice of EngineConfig by keyword, or a whole config.
+        """Load `model` ("demo", a folder, or a hub id) with any choice of EngineConfig by keyword,
+        or a whole config.
 
-        Raises ConfigError for an unknown or wrong choice, CheckpointError for a model that cannot be loaded, and
-        UnsupportedError for a part that cannot serve here.
+        Raises ConfigError for an unknown or wrong choice, CheckpointError for a model that cannot
+        be loaded, and UnsupportedError for a part that cannot serve here.
         """
         named = dict(choices) if model is None else {"model": model, **choices}
         if config is not None and named:
@@ -128,7 +130,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Fail what is under way and end the engine's thread and worker processes. Closing twice is fine."""
+        """Fail what is under way and end the engine's thread and worker processes. Closing twice is
+        fine.
+        """
         self._loop.close()
         self._preparer.close()
 
@@ -152,9 +156,11 @@ class LLM:
         return self._loop.call(function)
 
     def warmup(self, progress: Progress | None = None) -> int:
-        """Compile every program that serving can need; how many there are. With `forbid_compiling` no other will be.
+        """Compile every program that serving can need; how many there are. With `forbid_compiling`
+        no other will be.
 
-        Interrupting it leaves out the programs that are not yet being compiled; serving compiles them at first use.
+        Interrupting it leaves out the programs that are not yet being compiled; serving compiles
+        them at first use.
         """
         is_left = threading.Event()
         title = make_title(self._parts.plan)
@@ -189,12 +195,15 @@ class LLM:
         sample: Any = None,
         check: bool = True,
     ) -> Iterator[Self]:
-        """While the block lasts, all steps run with other implementations of ops, registered or not.
+        """While the block lasts, all steps run with other implementations of ops, registered or
+        not.
 
-        Each is a whole implementation, a name, or an import path; attention may be a function in the simple form
-        (enginebay.ops.simple), or {phase: implementation} for some of decode, prefill and mixed. It must pass a quick check
-        against the reference, unless `check` is False: IncorrectError. RequestError while requests are under way; those that
-        are at the end of the block end with StoppedError. The former programs come back without compiling. Blocks nest.
+        Each is a whole implementation, a name, or an import path; attention may be a function in
+        the simple form (enginebay.ops.simple), or {phase: implementation} for some of decode,
+        prefill and mixed. It must pass a quick check against the reference, unless `check` is
+        False: IncorrectError. RequestError while requests are under way; those that are at the end
+        of the block end with StoppedError. The former programs come back without compiling. Blocks
+        nest.
         """
         given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         end = functools.partial(end_all, self._loop)
@@ -221,11 +230,13 @@ class LLM:
         tenant: Tenants = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts: one text, a list of texts, or lists of token ids; params for all, or one per prompt.
+        """Complete prompts: one text, a list of texts, or lists of token ids; params for all, or
+        one per prompt.
 
-        `priority` (larger is more urgent) and `tenant`, for all or one per prompt, are for schedulers that look at them; they
-        change no token. Returns one RequestOutput per prompt, in order. Nothing is queued when any prompt or value is
-        refused. Interrupting ends the requests.
+        `priority` (larger is more urgent) and `tenant`, for all or one per prompt, are for
+        schedulers that look at them; they change no token. Returns one RequestOutput per prompt, in
+        order. Nothing is queued when any prompt or value is refused. Interrupting ends the
+        requests.
         """
         prepared = self._preparer.prepare(prompts, params, priority=priority, tenant=tenant)
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
@@ -247,10 +258,12 @@ class LLM:
         priority: int = 0,
         tenant: str | None = None,
     ) -> Stream:
-        """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they are made.
+        """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they
+        are made.
 
-        The request is checked and queued at once. Closing the stream, from any thread, or letting go of it ends it. RequestError with best_of > n, as which of
-        the completions are returned is known when all have ended.
+        The request is checked and queued at once. Closing the stream, from any thread, or letting
+        go of it ends it. RequestError with best_of > n, as which of the completions are returned is
+        known when all have ended.
         """
         prepared = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
         check_streamable(prepared)
@@ -271,11 +284,13 @@ class LLM:
         priority: int = 0,
         tenant: str | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: messages with "role" and "content", put into the model's chat template.
+        """Answer a conversation: messages with "role" and "content", put into the model's chat
+        template.
 
-        `tools` are descriptions of functions for the template, `chat_template` is Jinja text in place of the model's, and
-        `chat_template_kwargs` are further variables of it. With continue_final_message=True and add_generation_prompt=False
-        the answer continues the final message. RequestError for messages or a template that cannot be rendered.
+        `tools` are descriptions of functions for the template, `chat_template` is Jinja text in
+        place of the model's, and `chat_template_kwargs` are further variables of it. With
+        continue_final_message=True and add_generation_prompt=False the answer continues the final
+        message. RequestError for messages or a template that cannot be rendered.
         """
         chat = Chat(
             messages,
@@ -345,7 +360,9 @@ class LLM:
         priority: int = 0,
         tenant: str | None = None,
     ) -> AsyncStream:
-        """stream() for asyncio, for one completion; it is checked and queued when the first chunk is asked for."""
+        """stream() for asyncio, for one completion; it is checked and queued when the first chunk
+        is asked for.
+        """
 
         async def begin(tell: Tell) -> Readers:
             chosen = as_sampling_params(params)

@@ -24,7 +24,9 @@ class Driver(Protocol):
         """Requests that hold one."""
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function between steps, and return its result; StoppedError when a step has failed just before."""
+        """Run a function between steps, and return its result; StoppedError when a step has failed
+        just before.
+        """
 
 
 EndAll = Callable[[EnginebayError], None]
@@ -33,7 +35,8 @@ EndAll = Callable[[EnginebayError], None]
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What the faces' override() take for each op: an implementation, a name, an import path, or None for none.
+    """What the faces' override() take for each op: an implementation, a name, an import path, or
+    None for none.
 
     Of attention also a mapping from phases to these.
     """
@@ -56,11 +59,13 @@ class Given:
 def overridden(
     parts: Composed, driver: Driver, end_all: EndAll, given: Given, *, check: bool = True
 ) -> Iterator[Composed]:
-    """While the block lasts, an engine's steps run with other implementations of ops; yields its parts with their plan.
+    """While the block lasts, an engine's steps run with other implementations of ops; yields its
+    parts with their plan.
 
-    RequestError while requests are under way; for the rest see `overridden_plan`, and then nothing has changed. What is
-    still under way at the end of the block ends with StoppedError, so that no request is served half by one and half by
-    another. Within the block programs may be compiled, whatever forbid_compiling says. Blocks nest.
+    RequestError while requests are under way; for the rest see `overridden_plan`, and then nothing
+    has changed. What is still under way at the end of the block ends with StoppedError, so that no
+    request is served half by one and half by another. Within the block programs may be compiled,
+    whatever forbid_compiling says. Blocks nest.
     """
     engine = parts.engine
     plan = overridden_plan(parts.plan, given.by_op(), check=check)

@@ -1,4 +1,6 @@
-"""From what a caller gives to requests: prompts are tokenised once, everything is validated before anything is queued."""
+"""From what a caller gives to requests: prompts are tokenised once, everything is validated before
+anything is queued.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ class Preparer:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.max_cached: int | None = None
-        """Most tokens that the cache holds for one request (`Ledger.most_tokens`); None: max_model_len is the limit."""
+        """Most tokens that the cache holds for one request (`Ledger.most_tokens`); None:
+        max_model_len is the limit.
+        """
         self.abilities = abilities
         self._guides = Guides(
             lambda: abilities.grammars.make(
@@ -131,14 +135,18 @@ class Preparer:
     def prepare(
         self, prompts: Prompts, params: Params, *, priority: Priorities = 0, tenant: Tenants = None
     ) -> list[Prepared]:
-        """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that cannot be served."""
+        """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that
+        cannot be served.
+        """
         listed = as_prompts(prompts)
         return self._prepare_all(listed, params, standings(len(listed), priority, tenant))
 
     def prepare_one(
         self, prompt: Prompt, params: Param, *, priority: int = 0, tenant: str | None = None
     ) -> list[Prepared]:
-        """A list of one Prepared, of one prompt: where a list of ids is meant and no list of prompts."""
+        """A list of one Prepared, of one prompt: where a list of ids is meant and no list of
+        prompts.
+        """
         check_prompt(prompt)
         return self._prepare_all([prompt], params, standings(1, priority, tenant))
 
@@ -148,7 +156,8 @@ class Preparer:
         return max(1, min(self.max_model_len, cached) - num_prompt)
 
     def with_defaults(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
-        """`params` with the checkpoint's values in the fields that it leaves out; a second call changes nothing.
+        """`params` with the checkpoint's values in the fields that it leaves out; a second call
+        changes nothing.
 
         A length that the checkpoint gives is cut to the room after a prompt of `num_prompt` tokens.
         """
@@ -296,14 +305,18 @@ class Preparer:
         )
 
     def _num_logprobs(self, params: SamplingParams) -> int | None:
-        """How many best tokens are told with each new one; of completions that are chosen from, at least its own."""
+        """How many best tokens are told with each new one; of completions that are chosen from, at
+        least its own.
+        """
         if params.logprobs is None:
             return None if Choice.of(params) is None else 0
         return self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
 
 
 def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
-    """RequestError for a penalty that neither the sampler nor the logits processor `penalties` applies."""
+    """RequestError for a penalty that neither the sampler nor the logits processor `penalties`
+    applies.
+    """
     if not abilities.greedy_only or PENALTIES in abilities.processors.entries:
         return
     for name, value, neutral in (
@@ -369,7 +382,9 @@ def check_streamable(prepared: Sequence[Prepared]) -> None:
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts from one text, one list of token ids, or a list of either. RequestError for anything else."""
+    """A list of prompts from one text, one list of token ids, or a list of either. RequestError for
+    anything else.
+    """
     if isinstance(prompts, str):
         return [prompts]
     if not is_list(prompts):

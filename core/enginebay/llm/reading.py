@@ -1,4 +1,6 @@
-"""Reading: news of completions from the delivery thread, to callers that wait for their ends or read them as streams."""
+"""Reading: news of completions from the delivery thread, to callers that wait for their ends or
+read them as streams.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from enginebay.types import RequestMetrics, StreamChunk
 
 @dataclasses.dataclass(slots=True)
 class News:
-    """A new chunk of a completion, or the error that it ended with. `metrics` are the engine thread's until the end."""
+    """A new chunk of a completion, or the error that it ended with. `metrics` are the engine
+    thread's until the end.
+    """
 
     reader: CompletionReader
     chunk: StreamChunk | None
@@ -34,7 +38,9 @@ Abandon = Callable[[Readers], None]
 
 
 def takes(readers: Readers, tell: Tell, *, only_ends: bool) -> list[Take]:
-    """For each reader what makes text of its events, and calls `tell` with each chunk, or with `only_ends` the last one."""
+    """For each reader what makes text of its events, and calls `tell` with each chunk, or with
+    `only_ends` the last one.
+    """
     return [_take(reader, tell, only_ends=only_ends) for reader in readers]
 
 
@@ -62,7 +68,9 @@ class Ends:
         self.num_left = len(groups)
 
     def note(self, news: News) -> int | None:
-        """Take note of the end of a completion: the index of its group when that has ended too. Raises the completion's error."""
+        """Take note of the end of a completion: the index of its group when that has ended too.
+        Raises the completion's error.
+        """
         if news.error is not None:
             raise news.error
         index = self._group[news.reader]
@@ -81,7 +89,9 @@ class Ends:
 
 
 class Stream(Iterator[StreamChunk]):
-    """The chunks of one prompt's completions. Any thread may close it; closing it, or letting go of it, ends the request."""
+    """The chunks of one prompt's completions. Any thread may close it; closing it, or letting go of
+    it, ends the request.
+    """
 
     def __init__(
         self, news: queue.SimpleQueue[News | None], readers: Readers, abandon: Abandon
@@ -117,7 +127,9 @@ class Stream(Iterator[StreamChunk]):
 
 
 class AsyncStream(AsyncIterator[StreamChunk]):
-    """A Stream for asyncio. `begin` queues the request, when the first chunk is asked for, and returns its readers."""
+    """A Stream for asyncio. `begin` queues the request, when the first chunk is asked for, and
+    returns its readers.
+    """
 
     def __init__(self, begin: Callable[[Tell], Awaitable[Readers]], abandon: Abandon) -> None:
         self._begin, self._abandon = begin, abandon
@@ -147,7 +159,9 @@ class AsyncStream(AsyncIterator[StreamChunk]):
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """End the request, if it has not ended. A task that waits for a chunk gets StopAsyncIteration."""
+        """End the request, if it has not ended. A task that waits for a chunk gets
+        StopAsyncIteration.
+        """
         self._num_left = 0
         if self._end is not None:
             self._end()
@@ -168,7 +182,9 @@ def tell_on_loop(news: asyncio.Queue[News] | asyncio.Queue[News | None]) -> Tell
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
-    """What a function returns on a thread of its own. What would end a thread, such as SystemExit, is an InternalError here."""
+    """What a function returns on a thread of its own. What would end a thread, such as SystemExit,
+    is an InternalError here.
+    """
     return await asyncio.to_thread(_answered, function, *args)
 
 

@@ -1,4 +1,6 @@
-"""Standing: what a request says about its turn, for schedulers that look at it; it changes no token."""
+"""Standing: what a request says about its turn, for schedulers that look at it; it changes no
+token.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,25 @@ Priorities = int | Sequence[int]
 Tenants = str | Sequence[str] | None
 
 MOST_PRIORITY = 10**9
-"""Schedulers count a priority against times of arrival; with larger ones these would have no digits left."""
+"""Schedulers count a priority against times of arrival; with larger ones these would have no digits
+left.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
-    """A priority, of which larger is more urgent, and the tenant on whose account a request runs ("": none is named)."""
+    """A priority, of which larger is more urgent, and the tenant on whose account a request runs
+    ("": none is named).
+    """
 
     priority: int = 0
     tenant: str = ""
 
 
 def standings(num_prompts: int, priority: Priorities, tenant: Tenants) -> list[Standing]:
-    """The standing of each prompt, from one value for all or one for each. RequestError for other values, or other counts."""
+    """The standing of each prompt, from one value for all or one for each. RequestError for other
+    values, or other counts.
+    """
     each = _each(num_prompts, priority, "priorities"), _each(num_prompts, tenant, "tenants")
     return [Standing(_priority(one), _tenant(own)) for one, own in zip(*each, strict=True)]
 

@@ -64,7 +64,9 @@ class Tracked:
 
     @property
     def tells_prompt(self) -> bool:
-        """Whether its prompt must be computed from the first token on, because something is to be told of each."""
+        """Whether its prompt must be computed from the first token on, because something is to be
+        told of each.
+        """
         return self.prompt is not None and not self.prompt.is_complete
 
     @property
@@ -78,7 +80,9 @@ class Tracked:
         return self.num_total - self.num_prompt - self.num_launched
 
     def most_steps(self, steps: int) -> int:
-        """Of so many decode steps, those that it can run in one call: a guided request needs a new mask after each."""
+        """Of so many decode steps, those that it can run in one call: a guided request needs a new
+        mask after each.
+        """
         if self.constraint is not None:
             steps = 1
         left = self.num_new_left
@@ -86,7 +90,9 @@ class Tracked:
 
     @property
     def num_shareable(self) -> int:
-        """Tokens that need not be computed when another completion of the prompt has it in the cache."""
+        """Tokens that need not be computed when another completion of the prompt has it in the
+        cache.
+        """
         return 0 if self.tells_prompt else min(self.num_prompt, self.num_prefill - 1)
 
     def finish_reason(self) -> FinishReason | None:
@@ -149,7 +155,9 @@ class Book:
         self.running.clear()
 
     def heads(self) -> dict[str, Tracked]:
-        """By parent, a running completion whose prompt is launched to its end: the others of the prompt can share it."""
+        """By parent, a running completion whose prompt is launched to its end: the others of the
+        prompt can share it.
+        """
         return {p: t for p, t in self._families() if t.num_computed >= t.num_prompt}
 
     def begun(self) -> set[str]:
@@ -182,9 +190,10 @@ class Book:
         *,
         forks: bool = False,
     ) -> SchedulerView:
-        """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache has; it is asked for the
-        MOST_LOOKED_UP requests that wait longest, because that takes a hash of each of their pages. With `forks`, what
-        another completion of a prompt has computed counts too.
+        """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache
+        has; it is asked for the MOST_LOOKED_UP requests that wait longest, because that takes a
+        hash of each of their pages. With `forks`, what another completion of a prompt has computed
+        counts too.
         """
         heads = self.heads() if forks else {}
 
@@ -238,7 +247,8 @@ def _tokens_to_prefill(tracked: Tracked) -> np.ndarray:
 def record_tokens(
     tracked: Tracked, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
 ) -> TokenEvent:
-    """Append committed tokens, and return the event that tells them; sets `finished` when it is the last.
+    """Append committed tokens, and return the event that tells them; sets `finished` when it is the
+    last.
 
     Tokens behind a stop sequence are dropped.
     """

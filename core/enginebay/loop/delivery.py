@@ -16,14 +16,16 @@ from enginebay.types import Request
 log = logging.getLogger("enginebay.loop")
 
 CATCH_UP_S = 1.0
-"""The engine thread waits at most this long for the delivery of what it has put, whatever a tokenizer does."""
+"""The engine thread waits at most this long for the delivery of what it has put, whatever a
+tokenizer does.
+"""
 
 
 class Delivery:
     """Calls each request's function with its events, in the order in which they were put.
 
-    The engine thread puts events and goes on, so text costs it nothing; readers find text ready, so a slow reader delays no
-    stop text. The thread ends when the engine thread has.
+    The engine thread puts events and goes on, so text costs it nothing; readers find text ready, so
+    a slow reader delays no stop text. The thread ends when the engine thread has.
     """
 
     def __init__(self, abort: Callable[[str], None]) -> None:
@@ -36,7 +38,8 @@ class Delivery:
     def outbox(self, request: Request, take: Take) -> Take:
         """What puts an event of a request, for `take` to be called with it on the delivery thread.
 
-        When `take` raises anything, the request is aborted, and `take` is called with an error event in its place.
+        When `take` raises anything, the request is aborted, and `take` is called with an error
+        event in its place.
         """
         job = functools.partial(self._hand_over, request.request_id, take)
         return lambda event: self._jobs.put(functools.partial(job, event))
@@ -49,7 +52,9 @@ class Delivery:
     # The engine thread.
 
     def catch_up(self) -> None:
-        """Wait until all that was put so far has been handed over, or CATCH_UP_S. While that is overdue, later calls do not wait."""
+        """Wait until all that was put so far has been handed over, or CATCH_UP_S. While that is
+        overdue, later calls do not wait.
+        """
         if self._overdue is not None and not self._overdue.acquire(blocking=False):
             return
         self._overdue = None

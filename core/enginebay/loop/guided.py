@@ -1,7 +1,9 @@
-"""Guided requests in the loop: the mask that a row needs before each step, and what its new token makes of its constraint.
+"""Guided requests in the loop: the mask that a row needs before each step, and what its new token
+makes of its constraint.
 
-A mask depends on all tokens before it, so a guided row is decoded one step at a time, and sits out what is launched while
-its last token is unread. Its next mask is computed when that token is read, while the device runs what others were launched.
+A mask depends on all tokens before it, so a guided row is decoded one step at a time, and sits out
+what is launched while its last token is unread. Its next mask is computed when that token is read,
+while the device runs what others were launched.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ log = logging.getLogger("enginebay.loop")
 
 
 def sits_out(tracked: Tracked) -> bool:
-    """Whether the row cannot be launched yet, because its next mask depends on a token that is not read."""
+    """Whether the row cannot be launched yet, because its next mask depends on a token that is not
+    read.
+    """
     return tracked.constraint is not None and tracked.num_launched > len(tracked.output)
 
 
 def next_mask(tracked: Tracked) -> tuple[RowValues, ...]:
-    """What its next step must find in the row: tokens that go on, and where the text may end those that end it."""
+    """What its next step must find in the row: tokens that go on, and where the text may end those
+    that end it.
+    """
     constraint = tracked.constraint
     if constraint is None:
         return ()
@@ -36,7 +42,9 @@ def next_mask(tracked: Tracked) -> tuple[RowValues, ...]:
 
 
 def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
-    """Go on behind committed tokens, and compute the next mask. The error with which the request must end, or None."""
+    """Go on behind committed tokens, and compute the next mask. The error with which the request
+    must end, or None.
+    """
     constraint = tracked.constraint
     if constraint is None:
         return None

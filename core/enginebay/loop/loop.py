@@ -36,8 +36,9 @@ from enginebay.types import Request
 log = logging.getLogger("enginebay.loop")
 
 MAX_IN_FLIGHT = 2
-"""Launched but unread steps: one runs while the next one waits for the device, so that it is never idle. One without
-`overlap_execution`."""
+"""Launched but unread steps: one runs while the next one waits for the device, so that it is never
+idle. One without `overlap_execution`.
+"""
 
 POLL_S = 0.002
 """How long to wait for news when a scheduler asks to wait although requests are queued."""
@@ -46,8 +47,9 @@ POLL_S = 0.002
 class EngineLoop:
     """Admits, schedules, launches and commits, on a thread of its own.
 
-    One step is launched ahead of the one being read: decoding rows continue from the token that the device sampled,
-    which the host learns later. Without `overlap_execution` each step is read before the next is launched. Every public method may be called from any thread.
+    One step is launched ahead of the one being read: decoding rows continue from the token that the
+    device sampled, which the host learns later. Without `overlap_execution` each step is read
+    before the next is launched. Every public method may be called from any thread.
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class EngineLoop:
     ) -> list[Ticket]:
         """Queue requests, all or none; StoppedError after close().
 
-        `takes`: for each request a function that is called with its events as they come, on a thread of their own (see
-        Delivery), until one of them has a finish reason. Without them the events wait in the tickets.
+        `takes`: for each request a function that is called with its events as they come, on a
+        thread of their own (see Delivery), until one of them has a finish reason. Without them the
+        events wait in the tickets.
         """
         if takes is None:
             tickets = [Ticket(request) for request in requests]
@@ -105,14 +108,18 @@ class EngineLoop:
         return tickets
 
     def abort(self, request_id: str) -> None:
-        """End a request with reason "abort" and free what it held; an ended or unknown one is left alone."""
+        """End a request with reason "abort" and free what it held; an ended or unknown one is left
+        alone.
+        """
         with contextlib.suppress(StoppedError):  # closing ends it too
             self._inbox.put(Abort(request_id))
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run `function` on the engine thread between steps, and return what it returns or raise what it raises.
+        """Run `function` on the engine thread between steps, and return what it returns or raise
+        what it raises.
 
-        What would end a thread, such as SystemExit, is raised as InternalError here, and the engine thread goes on.
+        What would end a thread, such as SystemExit, is raised as InternalError here, and the engine
+        thread goes on.
         """
         if threading.current_thread() is self._thread:
             return function()
@@ -140,7 +147,8 @@ class EngineLoop:
             except BaseException as error:  # the loop's outer edge: whatever a part raises, those who wait are answered
                 log.exception("a step failed")
                 going = self._recover(error)
-        # A step that still runs gives arrays back to the interpreter when it ends; should that be ending, the process aborts.
+        # A step that still runs gives arrays back to the interpreter when it ends; should that be
+        # ending, the process aborts.
         for step in self._steps.in_flight:
             try:
                 step.pending.read()
@@ -149,10 +157,13 @@ class EngineLoop:
         self._delivery.close()
 
     def _turn(self) -> bool:
-        """Take in messages, launch what the scheduler decides, read a step when it is time. False: stop."""
+        """Take in messages, launch what the scheduler decides, read a step when it is time. False:
+        stop.
+        """
         if self._steps.awaits_ends:
             self._steps.awaits_ends = False
-            self._delivery.catch_up()  # a step is running meanwhile: no row goes on whose text has ended
+            # a step is running meanwhile: no row goes on whose text has ended
+            self._delivery.catch_up()
         if not self._take_in():
             return False
         launched = False
@@ -179,7 +190,9 @@ class EngineLoop:
         return True
 
     def _take_in(self) -> bool:
-        """Handle all messages; wait for one while there is nothing to do, or all is paused. False: stop."""
+        """Handle all messages; wait for one while there is nothing to do, or all is paused. False:
+        stop.
+        """
         while self.is_paused or self._steps.is_idle or not self._inbox.is_empty:
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # stopping has failed half-way, and the rest has ended since
@@ -188,7 +201,9 @@ class EngineLoop:
         return True
 
     def _wait_for_news(self) -> bool:
-        """The scheduler wants to wait, with nothing launched: for time to pass, or for a message. False: stop."""
+        """The scheduler wants to wait, with nothing launched: for time to pass, or for a message.
+        False: stop.
+        """
         try:
             message = self._inbox.get(POLL_S)
         except queue.Empty:
@@ -232,10 +247,12 @@ class EngineLoop:
             result.set_exception(failure("a function that was run on the engine's thread", error))
 
     def _recover(self, error: BaseException) -> bool:
-        """Fail the requests of the step that failed, and begin anew with fresh arrays. False: that failed too.
+        """Fail the requests of the step that failed, and begin anew with fresh arrays. False: that
+        failed too.
 
-        When it was no step, every request that runs is failed. When none does, whatever failed would fail again for those
-        that wait: then they are failed. A request that could not be taken in is failed alone.
+        When it was no step, every request that runs is failed. When none does, whatever failed
+        would fail again for those that wait: then they are failed. A request that could not be
+        taken in is failed alone.
         """
         cause = failure("a step", error)
         try:
@@ -275,7 +292,9 @@ def end_all(loop: EngineLoop, error: EnginebayError) -> None:
 
 
 def count_prompts(loop: EngineLoop) -> tuple[int, int]:
-    """Prompts none of whose completions holds a row, and prompts of which one does, as of now. From any thread."""
+    """Prompts none of whose completions holds a row, and prompts of which one does, as of now. From
+    any thread.
+    """
     running = {one.request.parent_id or id(one) for one in list(loop._book.running.values())}
     waiting = {one.request.parent_id or id(one) for one in list(loop._book.waiting.values())}
     return len(waiting - running), len(running)

@@ -1,4 +1,6 @@
-"""What crosses the border of the engine thread: a request down, tokens up, and a few control messages."""
+"""What crosses the border of the engine thread: a request down, tokens up, and a few control
+messages.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from enginebay.types import FinishReason, Request, RequestMetrics
 # Not frozen, for the same reason as a RowPlan.
 @dataclasses.dataclass(slots=True)
 class TokenEvent:
-    """New tokens of a request; the last event has a finish reason, and an error when the reason is "error".
+    """New tokens of a request; the last event has a finish reason, and an error when the reason is
+    "error".
 
-    `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it asked for and one; it may
-    have more than there are tokens. `prompt_logprobs`, [prompt tokens - 1, W], comes once, with the first token.
+    `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it
+    asked for and one; it may have more than there are tokens. `prompt_logprobs`, [prompt tokens -
+    1, W], comes once, with the first token.
 
-    `metrics` belong to the engine thread until the last event: a reader that ends a request earlier takes a copy.
+    `metrics` belong to the engine thread until the last event: a reader that ends a request earlier
+    takes a copy.
     """
 
     token_ids: tuple[int, ...]
@@ -38,7 +43,9 @@ Take = Callable[[TokenEvent], None]
 
 
 class Ticket:
-    """The outbox of one request. Its events go to `put_event`, or else into an unbounded queue, for get()."""
+    """The outbox of one request. Its events go to `put_event`, or else into an unbounded queue, for
+    get().
+    """
 
     def __init__(self, request: Request, put_event: Take | None = None) -> None:
         self.request = request
@@ -93,7 +100,9 @@ Message = Submit | Abort | Call | Stop
 
 
 class Inbox:
-    """What other threads want of the engine thread, in order. Closed once: nothing is put into it after that."""
+    """What other threads want of the engine thread, in order. Closed once: nothing is put into it
+    after that.
+    """
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -123,7 +132,9 @@ class Inbox:
         return self._messages.get(timeout=timeout_s)
 
     def close(self, why: str, last: Message | None = None) -> None:
-        """Refuse further messages with this reason, after a last one. Nothing happens when it is closed already."""
+        """Refuse further messages with this reason, after a last one. Nothing happens when it is
+        closed already.
+        """
         with self._lock:
             if self._why_closed is None:
                 self._why_closed = why

@@ -1,4 +1,6 @@
-"""What a loop tells of its work to who observes it: scheduler updates, steps that were read, requests that ended."""
+"""What a loop tells of its work to who observes it: scheduler updates, steps that were read,
+requests that ended.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ log = logging.getLogger("enginebay.loop")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
-    """A decision of the scheduler that launched something. Times are in seconds, `at_s` of the monotonic clock.
+    """A decision of the scheduler that launched something. Times are in seconds, `at_s` of the
+    monotonic clock.
 
-    `num_rows` and `num_tokens` are those of what it launched; of a decode step, tokens are the most that it can give.
-    `num_preempted` counts since the update before. The rest is as of now.
+    `num_rows` and `num_tokens` are those of what it launched; of a decode step, tokens are the most
+    that it can give. `num_preempted` counts since the update before. The rest is as of now.
     """
 
     at_s: float
@@ -44,8 +47,8 @@ class Update:
 class Execution:
     """A step whose tokens were read. `num_new_tokens` are those of requests that had not ended.
 
-    `execute_s` counts from its launch, or from the end of the step before it when that came later: steps overlap with
-    the host's work, and not with each other.
+    `execute_s` counts from its launch, or from the end of the step before it when that came later:
+    steps overlap with the host's work, and not with each other.
     """
 
     at_s: float
@@ -62,7 +65,9 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ending:
-    """A completion that ended. One that its reader ends, by a stop text too, has the reason "abort"."""
+    """A completion that ended. One that its reader ends, by a stop text too, has the reason
+    "abort".
+    """
 
     request: Request
     reason: FinishReason
@@ -70,11 +75,15 @@ class Ending:
 
 
 class Observer(ABC):
-    """Is told of a loop's work, on the loop's thread: it must be quick. One that raises is told nothing any more."""
+    """Is told of a loop's work, on the loop's thread: it must be quick. One that raises is told
+    nothing any more.
+    """
 
     @abstractmethod
     def updated(self, update: Update) -> None:
-        """Steps were launched, and may not have run yet. Without `overlap_execution` all but the last were read already."""
+        """Steps were launched, and may not have run yet. Without `overlap_execution` all but the
+        last were read already.
+        """
 
     @abstractmethod
     def executed(self, execution: Execution) -> None:
@@ -160,8 +169,8 @@ class Watch:
         now_s: float,
         num_drafts: Sequence[int] = (),
     ) -> None:
-        """The tokens int32 [rows, steps] of a step have come, and are not recorded yet. `num_drafts` are those of each row of a
-        step that verifies some.
+        """The tokens int32 [rows, steps] of a step have come, and are not recorded yet.
+        `num_drafts` are those of each row of a step that verifies some.
 
         `launched_s` nan: nobody observed then, and nobody is told.
         """

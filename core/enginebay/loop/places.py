@@ -18,7 +18,9 @@ Chunk = tuple[Tracked, int]
 
 
 class Places:
-    """Gives requests a row of the table and a lease of cache, and takes both back. Belongs to the loop's thread."""
+    """Gives requests a row of the table and a lease of cache, and takes both back. Belongs to the
+    loop's thread.
+    """
 
     def __init__(self, engine: Engine, book: Book) -> None:
         self.engine = engine
@@ -41,9 +43,11 @@ class Places:
     def let_in(
         self, chunks: Sequence[Chunk], *, hold: bool = True
     ) -> tuple[list[Chunk], list[Chunk]]:
-        """Those of the chunks whose request runs, is admitted now, or is held back. Nobody overtakes one that is refused.
+        """Those of the chunks whose request runs, is admitted now, or is held back. Nobody
+        overtakes one that is refused.
 
-        Where the ledger forks and with `hold`, a completion is held back while another one computes their prompt.
+        Where the ledger forks and with `hold`, a completion is held back while another one computes
+        their prompt.
         """
         if not chunks:
             return [], []
@@ -115,7 +119,8 @@ class Places:
         self.engine.ledger.commit(tracked.lease, table.token_ids[row, :num_tokens])
 
     def append(self, requests: Sequence[Tracked], tokens: np.ndarray, counts: np.ndarray) -> None:
-        """Put the first counts[i] of tokens[i], int32 [requests, steps], behind each request's that has not ended.
+        """Put the first counts[i] of tokens[i], int32 [requests, steps], behind each request's that
+        has not ended.
 
         All of a request's tokens but the last one are in the cache then.
         """
@@ -141,7 +146,8 @@ class Places:
     def latest_that_blocks(self, *, refused: bool) -> Tracked | None:
         """The latest arrival, when several run and lack cache.
 
-        `refused`: rows were to decode, and none could. Otherwise nobody was to, and it counts whether anyone could.
+        `refused`: rows were to decode, and none could. Otherwise nobody was to, and it counts
+        whether anyone could.
         """
         running = sorted(self.book.running.values(), key=lambda tracked: tracked.request.arrival_s)
         if len(running) < 2 or not (refused or not any(map(self._can_go_on, running))):

@@ -6,9 +6,11 @@ from enginebay.engine import TokenLogprobs
 
 
 class PromptLogprobs:
-    """Those of a prompt of `num_tokens` tokens, `num_best` besides each one's own. The first token has none.
+    """Those of a prompt of `num_tokens` tokens, `num_best` besides each one's own. The first token
+    has none.
 
-    They are told once, when all are there. What a request has of them when it is preempted is found anew.
+    They are told once, when all are there. What a request has of them when it is preempted is found
+    anew.
     """
 
     def __init__(self, num_tokens: int, num_best: int) -> None:

@@ -14,15 +14,17 @@ from enginebay.rows import SequenceBuffer
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
-"""Most steps that a row decodes for which nothing was proposed before the proposer is asked again. Text that repeats but for a word
-is found again a few tokens later: copying the demo model's stories is fastest with 6."""
+"""Most steps that a row decodes for which nothing was proposed before the proposer is asked again.
+Text that repeats but for a word is found again a few tokens later: copying the demo model's stories
+is fastest with 6.
+"""
 
 
 def can_speculate(sampling: FrozenSampling) -> bool:
     """Whether verifying drafts gives a request's tokens exactly.
 
-    Penalties and logits processors may look at tokens that are drafts then, grammars have a mask for one token alone, and
-    log-probabilities of the whole vocabulary come one token at a time.
+    Penalties and logits processors may look at tokens that are drafts then, grammars have a mask
+    for one token alone, and log-probabilities of the whole vocabulary come one token at a time.
     """
     return not (sampling.penalises or sampling.processors or sampling.tells_all)
 
@@ -44,7 +46,9 @@ class Speculation:
         return self.most + 1
 
     def waits(self, tracked: Tracked, num_running: int) -> bool:
-        """Whether a row is not launched ahead of its last token: drafts follow from tokens that the host knows."""
+        """Whether a row is not launched ahead of its last token: drafts follow from tokens that the
+        host knows.
+        """
         return (
             self.proposer is not None
             and num_running <= MOST_VERIFIED_ROWS
@@ -54,7 +58,9 @@ class Speculation:
         )
 
     def drafts(self, tracked: Tracked, num_running: int) -> tuple[int, ...]:
-        """What may follow a row's tokens, which are all known; nothing where it does not pay, or cannot be verified."""
+        """What may follow a row's tokens, which are all known; nothing where it does not pay, or
+        cannot be verified.
+        """
         if self.proposer is None:
             return ()
         far = self.passes * self.width - 1 if self.proposer.looks_far else self.most
@@ -73,21 +79,23 @@ class Speculation:
         return tuple(drafts.tolist())
 
     def fewer_steps(self, rows: Sequence[Tracked], steps: int) -> int:
-        """How many steps rows decode for which nothing was proposed: few while all of them hope for drafts afterwards."""
+        """How many steps rows decode for which nothing was proposed: few while all of them hope for
+        drafts afterwards.
+        """
         hope = all(t.standing.is_good and can_speculate(t.request.sampling) for t in rows)
         return min(steps, STEPS_BETWEEN) if hope else steps
 
     def verified(self, num_drafts: Sequence[int], num_new: Sequence[int]) -> list[int]:
-        """How many drafts of each row a step looked at that gave it so many new tokens: later passes only look at theirs when
-        all before them have held.
+        """How many drafts of each row a step looked at that gave it so many new tokens: later
+        passes only look at theirs when all before them have held.
         """
         passes = max((-(-new // self.width) for new in num_new), default=0)
         most = max(0, passes * self.width - 1)
         return [min(drafts, most) for drafts in num_drafts]
 
     def learn(self, tracked: Tracked, num_drafts: int, num_new: int) -> None:
-        """A step of a row was read: with so many verified drafts, or of `num_new` tokens without, which show what drafts were
-        worth.
+        """A step of a row was read: with so many verified drafts, or of `num_new` tokens without,
+        which show what drafts were worth.
 
         One without either, a part of what is prefilled again after a preemption, shows nothing.
         """

@@ -1,12 +1,15 @@
-"""Standing: whether drafting a row's tokens has paid so far. A pure function of what became of its drafts."""
+"""Standing: whether drafting a row's tokens has paid so far. A pure function of what became of its
+drafts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
 ENOUGH = 0.3
-"""The share of the drafts asked for that must hold. A step that verifies costs more than one that decodes, and its tokens
-must be read before the next is launched."""
+"""The share of the drafts asked for that must hold. A step that verifies costs more than one that
+decodes, and its tokens must be read before the next is launched.
+"""
 
 WEIGHT = 0.5
 """Of the last proposal, when one pass or more was full of it."""
@@ -19,8 +22,9 @@ WEIGHT_OF_NONE = 0.125
 class Standing:
     """The share of drafts that held, the latest of which count most.
 
-    A row begins with the benefit of the doubt. When nothing is proposed, or too little of it holds, the row decodes as
-    usual; of its tokens it is then seen what the proposer would have been worth, until that is enough.
+    A row begins with the benefit of the doubt. When nothing is proposed, or too little of it holds,
+    the row decodes as usual; of its tokens it is then seen what the proposer would have been worth,
+    until that is enough.
     """
 
     share: float = 0.5
@@ -31,7 +35,9 @@ class Standing:
         return self.share >= ENOUGH
 
     def after(self, num_held: int, num_asked: int, most: int) -> Standing:
-        """The standing when `num_held` of so many drafts asked for have held; one pass of the model verifies `most`."""
+        """The standing when `num_held` of so many drafts asked for have held; one pass of the model
+        verifies `most`.
+        """
         weight = WEIGHT * min(1.0, num_asked / most)
         return Standing(self.share + weight * (num_held / num_asked - self.share))
 

@@ -26,7 +26,9 @@ from enginebay.types import FinishReason, with_processors
 
 @dataclasses.dataclass(slots=True)
 class InFlight:
-    """A launched step and the requests of its rows, in the plan's order. `launched_s` is known while somebody observes."""
+    """A launched step and the requests of its rows, in the plan's order. `launched_s` is known
+    while somebody observes.
+    """
 
     pending: Pending
     plan: StepPlan
@@ -66,7 +68,9 @@ class InFlight:
 
 
 class Steps:
-    """Everything between a scheduler's decision and the tokens in the outboxes. Belongs to the loop's thread."""
+    """Everything between a scheduler's decision and the tokens in the outboxes. Belongs to the
+    loop's thread.
+    """
 
     def __init__(
         self, engine: Engine, config: EngineConfig, book: Book, proposer: Proposer | None = None
@@ -79,7 +83,9 @@ class Steps:
         self.watch = Watch()
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.at_work: Sequence[Tracked] | None = None
-        """The requests of the step that is being launched or read: when that fails, theirs is the step that failed."""
+        """The requests of the step that is being launched or read: when that fails, theirs is the
+        step that failed.
+        """
         self.awaits_ends = False
         """Whether tokens were handed out whose text may end a request."""
 
@@ -99,7 +105,9 @@ class Steps:
         )
 
     def add(self, ticket: Ticket) -> None:
-        """Queue a request; one that needs more cache than there is ends at once, because it would wait for ever."""
+        """Queue a request; one that needs more cache than there is ends at once, because it would
+        wait for ever.
+        """
         tracked = self.book.add(ticket)
         refusal = self.places.why_never(tracked)
         if refusal is not None:
@@ -108,7 +116,8 @@ class Steps:
     def launch(self, decision: Decision) -> bool:
         """Do what the scheduler says; whether anything was done.
 
-        When that is nothing, and running rows lack cache, the latest arrival is preempted: no scheduler can stall the loop.
+        When that is nothing, and running rows lack cache, the latest arrival is preempted: no
+        scheduler can stall the loop.
         """
         for request_id in decision.preempt:
             self._preempt(request_id)
@@ -125,7 +134,9 @@ class Steps:
         return latest is not None
 
     def commit_next(self) -> None:
-        """Read the oldest launched step and tell its tokens. Rows whose request has ended meanwhile are passed over."""
+        """Read the oldest launched step and tell its tokens. Rows whose request has ended meanwhile
+        are passed over.
+        """
         step = self.in_flight.popleft()
         self.at_work = step.rows
         tokens = step.pending.read()
@@ -207,9 +218,11 @@ class Steps:
                 self.watch.preempted()
 
     def _launch_prefill(self, decision: Decision) -> bool:
-        """A step of what can run as it is, then one of completions whose prompt is in the cache by then.
+        """A step of what can run as it is, then one of completions whose prompt is in the cache by
+        then.
 
-        The others of them wait, unless nothing at all would be launched: no scheduler can stall the loop.
+        The others of them wait, unless nothing at all would be launched: no scheduler can stall the
+        loop.
         """
         left = [(t, num) for r, num in decision.prefill if (t := self.book.find(r)) is not None]
         demand = self.book.demand()
@@ -249,7 +262,9 @@ class Steps:
         return RowPlan(lease.row, lease, start, count, samples, mask, tracked.tells_prompt)
 
     def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
-        """How many steps to decode, and the rows that have cache for them; the others are passed over."""
+        """How many steps to decode, and the rows that have cache for them; the others are passed
+        over.
+        """
         running = self.book.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
         chosen = [t for t in found if t.constraint is None or not sits_out(t)]
@@ -265,7 +280,9 @@ class Steps:
         return steps, able
 
     def _launch_decode(self, rows: Sequence[Tracked], steps: int) -> bool:
-        """Rows whose next tokens are guessed come first, then guided ones, whose tokens are read while the others run."""
+        """Rows whose next tokens are guessed come first, then guided ones, whose tokens are read
+        while the others run.
+        """
         verified = False
         if self.speculation.proposer is not None:
             rows, verified = _launch_verify(self, rows)
@@ -281,7 +298,9 @@ class Steps:
 
 
 def _leave(steps: Steps, tracked: Tracked, last: TokenEvent) -> None:
-    """Forget a request that has ended and free what it held. Its reader is answered, whatever an observer or a ledger raises."""
+    """Forget a request that has ended and free what it held. Its reader is answered, whatever an
+    observer or a ledger raises.
+    """
     try:
         steps.book.drop(tracked)
         steps.places.free(tracked)
@@ -309,7 +328,8 @@ def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
 
 
 def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked], bool]:
-    """Launch the rows whose next tokens are guessed, as far as there is cache for the guesses: the others, and whether any.
+    """Launch the rows whose next tokens are guessed, as far as there is cache for the guesses: the
+    others, and whether any.
 
     Theirs is the first step to be read, and they are the rows that wait for it.
     """

@@ -1,8 +1,9 @@
-"""Axes of the ops: in what the problems of an op differ, one record per op. The kit makes its cases from them.
+"""Axes of the ops: in what the problems of an op differ, one record per op. The kit makes its cases
+from them.
 
-A value of an axis is plain data. Where a number would depend on the kernel (its blocks, its pages) the value is a word, which
-`enginebay.testing` resolves from the kernel's own configuration. The first value of each axis is the ordinary one, which
-names of cases leave out.
+A value of an axis is plain data. Where a number would depend on the kernel (its blocks, its pages)
+the value is a word, which `enginebay.testing` resolves from the kernel's own configuration. The
+first value of each axis is the ordinary one, which names of cases leave out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class OpAxes:
     never: tuple[tuple[str, Value, str, Value], ...] = ()
 
     def within(self, claims: Mapping[str, Callable[[Value], bool]]) -> OpAxes:
-        """The same with those values alone that `claims` allows, by axis; axes without a claim stay as they are."""
+        """The same with those values alone that `claims` allows, by axis; axes without a claim stay
+        as they are.
+        """
         kept = {
             axis: tuple(v for v in values if axis not in claims or claims[axis](v))
             for axis, values in self.values.items()
@@ -41,7 +44,9 @@ class OpAxes:
 
 DTYPES = ("float32", "bfloat16", "float16")
 WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
-"""A window shorter than a page, of more than two pages, of more than a block of the kernel's, longer than any context."""
+"""A window shorter than a page, of more than two pages, of more than a block of the kernel's,
+longer than any context.
+"""
 
 ATTENTION = OpAxes(
     "attention",
@@ -77,10 +82,13 @@ ATTENTION = OpAxes(
         ("rows", "one", "sharing", True),
     ),
 )
-"""phase: Bucket.mode. page: tokens of a page, or "row" where a page holds a whole row. kv_shared: a layer that reads the
-cache of another. context: lengths around a page's borders; of at least three blocks; one more than powers of two. config: the
-kernel's default, its candidates of the smallest and of the largest numbers. scores: of about +200, of -200, one key of +200.
-sharing: rows whose first pages are the same. padding: rows and tokens that are none, "holes" between rows of a decode step."""
+"""phase: Bucket.mode. page: tokens of a page, or "row" where a page holds a whole row. kv_shared: a
+layer that reads the cache of another. context: lengths around a page's borders; of at least three
+blocks; one more than powers of two. config: the kernel's default, its candidates of the smallest
+and of the largest numbers. scores: of about +200, of -200, one key of +200. sharing: rows whose
+first pages are the same. padding: rows and tokens that are none, "holes" between rows of a decode
+step.
+"""
 
 LINEAR = OpAxes(
     "linear",
@@ -97,8 +105,10 @@ LINEAR = OpAxes(
         "config": ("default", "small", "large"),
     },
 )
-"""in_dims, out_dims: how many dimensions are contracted, and made. A cancelling bias leaves a small sum of large terms.
-rows_apart: rows of very different size; nan_row: one of NaN, which no other may feel."""
+"""in_dims, out_dims: how many dimensions are contracted, and made. A cancelling bias leaves a small
+sum of large terms. rows_apart: rows of very different size; nan_row: one of NaN, which no other may
+feel.
+"""
 
 RMS_NORM = OpAxes(
     "rms_norm",
@@ -112,7 +122,9 @@ RMS_NORM = OpAxes(
         "weight": ("plain", "signed_and_zero"),
     },
 )
-"""size: entries so small that eps counts, so large that their squares leave float16, rows of zeros, one large entry."""
+"""size: entries so small that eps counts, so large that their squares leave float16, rows of zeros,
+one large entry.
+"""
 
 ADD_RMS_NORM = dataclasses.replace(RMS_NORM, op="add_rms_norm")
 
@@ -160,7 +172,9 @@ KV_WRITE = OpAxes(
         "slots": ("mixed", "dropped", "run", "last", "some_dropped"),
     },
 )
-"""slots: scattered, none written, following each other over the border of a page, the last page's last, half dropped."""
+"""slots: scattered, none written, following each other over the border of a page, the last page's
+last, half dropped.
+"""
 
 ROPE_KV_WRITE = OpAxes(
     "rope_kv_write",
@@ -184,7 +198,9 @@ SAMPLE = OpAxes(
         "logits": ("spread", "flat", "peaked", "equals", "holes"),
     },
 )
-"""logits: of several spreads, nearly equal, one far above the others, few different values, with tokens of -inf."""
+"""logits: of several spreads, nearly equal, one far above the others, few different values, with
+tokens of -inf.
+"""
 
 AXES: Mapping[str, OpAxes] = {
     axes.op: axes

@@ -1,4 +1,6 @@
-"""Capabilities: what an implementation of an op declares, as data, and the reason why it cannot serve a problem."""
+"""Capabilities: what an implementation of an op declares, as data, and the reason why it cannot
+serve a problem.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from enginebay.ops.spec import AttnSpec, Bucket
 
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """Where an op will run: platform name ("cpu", "cuda", "tpu"), architecture ("sm_90", "v6e", ""), device kind."""
+    """Where an op will run: platform name ("cpu", "cuda", "tpu"), architecture ("sm_90", "v6e",
+    ""), device kind.
+    """
 
     platform: str
     arch: str = ""
@@ -26,11 +30,12 @@ def _always(_: object) -> bool:
 class Caps:
     """What an implementation can do. Predicates take the value itself; sets list what is allowed.
 
-    `layouts` is in order of preference. `features` may hold window, softcap, sinks, lse, kv_share, mla,
-    deterministic, fused_write, shard_map, command_buffer. `fused_write` False means that kv_write runs first
-    and the implementation gets k = v = None. `compact_decode` asks the runner to hand decode steps a copy of
-    the rows' cache with `rows_are_pages`, made once per compiled call. `ragged_decode` says that a decode step costs
-    what its rows' lengths cost, whatever the bucket's longest: engines then need one context bucket, and finer rows.
+    `layouts` is in order of preference. `features` may hold window, softcap, sinks, lse, kv_share,
+    mla, deterministic, fused_write, shard_map, command_buffer. `fused_write` False means that
+    kv_write runs first and the implementation gets k = v = None. `compact_decode` asks the runner
+    to hand decode steps a copy of the rows' cache with `rows_are_pages`, made once per compiled
+    call. `ragged_decode` says that a decode step costs what its rows' lengths cost, whatever the
+    bucket's longest: engines then need one context bucket, and finer rows.
     """
 
     platforms: frozenset[str]
@@ -53,8 +58,9 @@ class Caps:
 
     @property
     def splits_rows(self) -> bool:
-        """Whether tokens of one row that follow each other can be decoded as rows with the same pages: nobody's keys and values
-        are written by the call that reads them, and each row costs what its own length costs.
+        """Whether tokens of one row that follow each other can be decoded as rows with the same
+        pages: nobody's keys and values are written by the call that reads them, and each row costs
+        what its own length costs.
         """
         return self.ragged_decode and "fused_write" not in self.features
 

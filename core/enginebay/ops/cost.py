@@ -1,4 +1,6 @@
-"""The ideal cost of an op: the same for every implementation, so that reports can say how far each one is from it."""
+"""The ideal cost of an op: the same for every implementation, so that reports can say how far each
+one is from it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def attention_cost(
     kv_bytes: int = 2,
     q_bytes: int = 2,
 ) -> Cost:
-    """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones included)."""
+    """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones
+    included).
+    """
     v_dim = spec.v_head_dim or spec.head_dim
     q, kv = np.asarray(q_lens, float), np.asarray(kv_lens, float)
     first = (
@@ -77,7 +81,9 @@ def rms_norm_cost(rows: int, features: int, *, io_bytes: int = 2) -> Cost:
 
 
 def rope_cost(rows: int, heads: int, head_dim: int, rotary_dim: int, *, io_bytes: int = 2) -> Cost:
-    """Two products and a sum for each rotated feature of [rows, heads, head_dim]; angles are not counted."""
+    """Two products and a sum for each rotated feature of [rows, heads, head_dim]; angles are not
+    counted.
+    """
     size = 1.0 * rows * heads * head_dim * io_bytes
     return Cost(3.0 * rows * heads * rotary_dim, size + 4 * rows, size)
 

@@ -1,4 +1,6 @@
-"""The frequencies of rotary positions, by the rules of Hugging Face's modeling_rope_utils: what every kernel rotates by."""
+"""The frequencies of rotary positions, by the rules of Hugging Face's modeling_rope_utils: what
+every kernel rotates by.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from enginebay.ops.spec import RopeSpec
 
 @functools.lru_cache(maxsize=64)
 def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
-    """(inverse frequencies f32 [rotary_dim / 2], factor on cos and sin), computed in f64 and rounded once."""
+    """(inverse frequencies f32 [rotary_dim / 2], factor on cos and sin), computed in f64 and
+    rounded once.
+    """
     plain = 1.0 / spec.theta ** (
         np.arange(0, spec.rotary_dim, 2, dtype=np.float64) / spec.rotary_dim
     )
@@ -49,7 +53,9 @@ def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
 
 
 def _llama3(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
-    """Slow waves are stretched by the factor, fast ones kept, those between interpolated (Llama 3.1's rule)."""
+    """Slow waves are stretched by the factor, fast ones kept, those between interpolated (Llama
+    3.1's rule).
+    """
     context = spec.original_max_position_embeddings
     wavelength = 2 * math.pi / plain
     longest, shortest = context / spec.low_freq_factor, context / spec.high_freq_factor

@@ -18,11 +18,13 @@ def update_rows(
     *,
     rows_at_once: int | None = None,
 ) -> Any:
-    """`values` with update(values, given) in the rows `wanted` bool [S]; all arrays of both trees are [S, ...].
+    """`values` with update(values, given) in the rows `wanted` bool [S]; all arrays of both trees
+    are [S, ...].
 
-    `update` is called with some rows of both, and gives these rows of `values`, each of which must depend on itself alone. With
-    `rows_at_once` it gets so many at a time, as often as it takes for the rows that are wanted: what it costs is what they cost.
-    Without, it gets all when one is wanted, and nothing is computed when none is.
+    `update` is called with some rows of both, and gives these rows of `values`, each of which must
+    depend on itself alone. With `rows_at_once` it gets so many at a time, as often as it takes for
+    the rows that are wanted: what it costs is what they cost. Without, it gets all when one is
+    wanted, and nothing is computed when none is.
     """
     num_rows = wanted.shape[0]
     if rows_at_once is None or num_rows <= rows_at_once:

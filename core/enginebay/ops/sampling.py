@@ -1,4 +1,6 @@
-"""What implementations of the op sample and logits processors share: a token's noise, the first best one, and bisection."""
+"""What implementations of the op sample and logits processors share: a token's noise, the first
+best one, and bisection.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,28 @@ import jax.numpy as jnp
 from jax import lax
 
 SPREAD = 0x9E3779B9
-"""Odd, so multiplying by it is a bijection of 32 bits: the golden ratio's bits, which part neighbouring ids."""
+"""Odd, so multiplying by it is a bijection of 32 bits: the golden ratio's bits, which part
+neighbouring ids.
+"""
 
 INF_BITS = 0x7F800000
-"""The bits of f32 infinity: as integers, the bits of all non-negative floats up to it are in the floats' order."""
+"""The bits of f32 infinity: as integers, the bits of all non-negative floats up to it are in the
+floats' order.
+"""
 
 FACTORS = (0x7FEB352D, 0x846CA68B)
 """Of the mixer's two rounds."""
 
 
 def gumbel_noise(seeds: jax.Array, ids: jax.Array) -> jax.Array:
-    """Gumbel noise f32 [S, n] of the tokens ids int32 [S or 1, n] under the rows' seeds uint32 [S, 2].
+    """Gumbel noise f32 [S, n] of the tokens ids int32 [S or 1, n] under the rows' seeds uint32 [S,
+    2].
 
-    A token's 32 bits are two rounds of a bijective integer mixer over its id (Wellons, "hash prospector", 2018: bias
-    0.17 of 1), ten times cheaper than a threefry block per token, which would be most of the cost of sampling. 32
-    bits are kept where large noise comes from, so rare tokens keep their probability. Elementwise, and in operations
-    that kernel languages have too: an implementation may call it or repeat it, to the rounding of its logarithm.
+    A token's 32 bits are two rounds of a bijective integer mixer over its id (Wellons, "hash
+    prospector", 2018: bias 0.17 of 1), ten times cheaper than a threefry block per token, which
+    would be most of the cost of sampling. 32 bits are kept where large noise comes from, so rare
+    tokens keep their probability. Elementwise, and in operations that kernel languages have too: an
+    implementation may call it or repeat it, to the rounding of its logarithm.
     """
     mixed = ids.astype(jnp.uint32) * jnp.uint32(SPREAD) + seeds[:, :1]
     bits = _mix(_mix(mixed) ^ seeds[:, 1:])
@@ -41,9 +49,9 @@ def _mix(x: jax.Array) -> jax.Array:
 def first_best(scores: jax.Array) -> jax.Array:
     """scores f32 [S, vocab] -> int32 [S], the lowest index of each row's largest score.
 
-    Two plain reductions, which XLA vectorises; its reduction over (value, index) pairs, which argmax is,
-    takes about three times as long on CPU. The barrier keeps the maximum from being computed again per
-    element. A row of NaNs gives an index in range.
+    Two plain reductions, which XLA vectorises; its reduction over (value, index) pairs, which
+    argmax is, takes about three times as long on CPU. The barrier keeps the maximum from being
+    computed again per element. A row of NaNs gives an index in range.
     """
     vocab = scores.shape[-1]
     best = lax.optimization_barrier(scores.max(axis=-1, keepdims=True))
@@ -54,9 +62,11 @@ def first_best(scores: jax.Array) -> jax.Array:
 def least_that_holds(
     holds: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
 ) -> jax.Array:
-    """The least int32 limit per row [S, 1] in [low, high] that holds; `holds` is monotone and holds at `high`.
+    """The least int32 limit per row [S, 1] in [low, high] that holds; `holds` is monotone and holds
+    at `high`.
 
-    Found by bisection, in as many calls as the widest row has bits: over the bits of floats, instead of a sort of them.
+    Found by bisection, in as many calls as the widest row has bits: over the bits of floats,
+    instead of a sort of them.
     """
 
     def narrow(ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

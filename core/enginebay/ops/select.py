@@ -1,4 +1,6 @@
-"""Choosing an implementation: an explicit name or an error, else the best that can; every refusal is kept."""
+"""Choosing an implementation: an explicit name or an error, else the best that can; every refusal
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,10 @@ def choose(
 ) -> tuple[Candidate, Reason]:
     """The candidate to use for `setting`.
 
-    `wanted` is a name or "auto". A name that cannot serve is an UnsupportedError with its reason: an explicit choice
-    never falls back. "auto" takes the highest priority that can, of equals a built-in one, then the first by name, and the
-    reason has all the others. `faster` may name another of those that can, given in this order, and why it is to be taken instead.
+    `wanted` is a name or "auto". A name that cannot serve is an UnsupportedError with its reason:
+    an explicit choice never falls back. "auto" takes the highest priority that can, of equals a
+    built-in one, then the first by name, and the reason has all the others. `faster` may name
+    another of those that can, given in this order, and why it is to be taken instead.
     UnknownNameError for a name that no candidate has.
     """
     if wanted == AUTO:  # what was given by import path serves where it is named

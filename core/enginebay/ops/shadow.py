@@ -1,4 +1,6 @@
-"""What shadow mode has found: how far a candidate is from the chosen implementation on live steps, and how fast it is."""
+"""What shadow mode has found: how far a candidate is from the chosen implementation on live steps,
+and how fast it is.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LayerDifference:
-    """The largest differences of one layer's outputs in one phase, over all steps that were compared.
+    """The largest differences of one layer's outputs in one phase, over all steps that were
+    compared.
 
-    `absolute` is the largest |candidate - chosen| where both are finite; `relative` that over the largest |chosen| of its
-    step. `num_nonfinite` counts values of the candidate that are not finite, `num_cache_differences` new tokens whose keys
-    or values it left otherwise in the cache, `num_tokens` the tokens compared.
+    `absolute` is the largest |candidate - chosen| where both are finite; `relative` that over the
+    largest |chosen| of its step. `num_nonfinite` counts values of the candidate that are not
+    finite, `num_cache_differences` new tokens whose keys or values it left otherwise in the cache,
+    `num_tokens` the tokens compared.
     """
 
     phase: str
@@ -38,8 +42,8 @@ class LayerDifference:
 
 @dataclasses.dataclass(frozen=True)
 class ShadowPhase:
-    """One phase: the chosen implementation, steps that ran and were compared, and the median seconds that all layers of a
-    step took among the last ones, nan while none was compared.
+    """One phase: the chosen implementation, steps that ran and were compared, and the median
+    seconds that all layers of a step took among the last ones, nan while none was compared.
     """
 
     phase: str
@@ -52,7 +56,9 @@ class ShadowPhase:
 
 @dataclasses.dataclass(frozen=True)
 class ShadowReport:
-    """All that a shadow has found so far. `error` is the first thing that went wrong, of `num_failed` steps."""
+    """All that a shadow has found so far. `error` is the first thing that went wrong, of
+    `num_failed` steps.
+    """
 
     op: str
     name: str

@@ -1,4 +1,6 @@
-"""The simple form of an attention implementation, for experiments: one function of queries and pages, made a whole one."""
+"""The simple form of an attention implementation, for experiments: one function of queries and
+pages, made a whole one.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ FEATURES = frozenset({"window", "softcap", "kv_share", "shard_map"})
 class SimpleAttention:
     """An AttentionImpl around a function (q, k_pages, v_pages, batch, spec) -> out.
 
-    The function gets q [T, Hq, D] and the pages of the step's rows, new tokens in them, as k_pages and v_pages
-    [S * P, page_size, Hkv, D], whatever the cache's layout; batch.page_table [S, P] and batch.slots [T] name places in
-    these. Places that hold no token are 0. It returns out [T, Hq, D] of any float dtype; what it gives for padding
-    tokens does not matter. The pages are copied in every layer of every step: this is for finding out, not for speed.
+    The function gets q [T, Hq, D] and the pages of the step's rows, new tokens in them, as k_pages
+    and v_pages [S * P, page_size, Hkv, D], whatever the cache's layout; batch.page_table [S, P] and
+    batch.slots [T] name places in these. Places that hold no token are 0. It returns out [T, Hq, D]
+    of any float dtype; what it gives for padding tokens does not matter. The pages are copied in
+    every layer of every step: this is for finding out, not for speed.
     """
 
     function: SimpleFunction
@@ -41,7 +44,9 @@ class SimpleAttention:
 
     @property
     def caps(self) -> Caps:
-        """Everything that the function can learn from the spec; a check has to tell whether it heeds it."""
+        """Everything that the function can learn from the spec; a check has to tell whether it
+        heeds it.
+        """
         return Caps(frozenset({"cpu", "cuda", "tpu"}), self.layouts, features=FEATURES)
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
@@ -62,7 +67,9 @@ class SimpleAttention:
         scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, None]:
-        """(out [T, Hq, D] in q's dtype, the cache as it came, None). See AttentionImpl; kv_write has run before."""
+        """(out [T, Hq, D] in q's dtype, the cache as it came, None). See AttentionImpl; kv_write
+        has run before.
+        """
         bucket, size = batch.bucket, layout.page_size
         table = batch.page_table
         local_table = jnp.arange(table.size, dtype=jnp.int32).reshape(table.shape)

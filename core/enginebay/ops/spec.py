@@ -17,8 +17,8 @@ Mode = Literal["decode", "prefill", "mixed"]
 class AttnSpec:
     """One attention layer kind, per shard. Hashable: goes into jit keys and tuning keys.
 
-    `window` w lets position p look at keys p-w < j <= p. `softcap` c replaces a score s by c*tanh(s/c).
-    `scale` None means head_dim ** -0.5.
+    `window` w lets position p look at keys p-w < j <= p. `softcap` c replaces a score s by
+    c*tanh(s/c). `scale` None means head_dim ** -0.5.
     """
 
     num_q_heads: int
@@ -61,10 +61,11 @@ class AttnSpec:
 class Bucket:
     """Static shapes of one compiled step.
 
-    mode "decode": one token a row, token i belongs to row i, so tokens == seqs.
-    mode "prefill": rows without a prefix (every q_len == kv_len); nothing is read from the cache.
-    mode "mixed": anything. `max_kv_len` bounds every kv_len. `rows_are_pages` promises that the layout has
-    exactly `seqs` pages and row i lives in page i alone, so that no page table needs to be followed.
+    mode "decode": one token a row, token i belongs to row i, so tokens == seqs. mode "prefill":
+    rows without a prefix (every q_len == kv_len); nothing is read from the cache. mode "mixed":
+    anything. `max_kv_len` bounds every kv_len. `rows_are_pages` promises that the layout has
+    exactly `seqs` pages and row i lives in page i alone, so that no page table needs to be
+    followed.
     """
 
     tokens: int
@@ -91,13 +92,15 @@ class Bucket:
 )
 @dataclasses.dataclass(frozen=True)
 class AttnBatch:
-    """The rows of one step, int32 on the device, padded to the bucket (T tokens, S rows, P pages a row).
+    """The rows of one step, int32 on the device, padded to the bucket (T tokens, S rows, P pages a
+    row).
 
-    positions[T]: absolute position, 0 on padding. cu_q_lens[S+1]: starts of rows in the packed tokens, the
-    last value repeated. kv_lens[S]: context including this step's tokens, 0 on padding. page_table[S,P]: page
-    ids, 0 on unused entries (never -1: kernels prefetch them). slots[T]: page*page_size+offset of each new
-    token, -1 on padding. seq_ids[T]: row of each token, S on padding. distribution[3]: number of decode rows,
-    of decode and prefill rows, of all rows; rows are sorted decode, prefill, mixed.
+    positions[T]: absolute position, 0 on padding. cu_q_lens[S+1]: starts of rows in the packed
+    tokens, the last value repeated. kv_lens[S]: context including this step's tokens, 0 on padding.
+    page_table[S,P]: page ids, 0 on unused entries (never -1: kernels prefetch them). slots[T]:
+    page*page_size+offset of each new token, -1 on padding. seq_ids[T]: row of each token, S on
+    padding. distribution[3]: number of decode rows, of decode and prefill rows, of all rows; rows
+    are sorted decode, prefill, mixed.
     """
 
     positions: jax.Array
@@ -118,10 +121,12 @@ class AttnBatch:
 def derive_batch(
     q_lens: jax.Array, kv_lens: jax.Array, page_table: jax.Array, page_size: int, bucket: Bucket
 ) -> AttnBatch:
-    """AttnBatch from what a plan carries: q_lens[S], kv_lens[S] and page_table[S,P]; works inside jit.
+    """AttnBatch from what a plan carries: q_lens[S], kv_lens[S] and page_table[S,P]; works inside
+    jit.
 
-    Rows must be sorted: those with one new token after a prefix (decode) first, then those without a prefix
-    (prefill), then the others; padding rows, with both lengths 0, last. Decode buckets may have padding anywhere.
+    Rows must be sorted: those with one new token after a prefix (decode) first, then those without
+    a prefix (prefill), then the others; padding rows, with both lengths 0, last. Decode buckets may
+    have padding anywhere.
     """
     if bucket.mode == "decode":
         return _derive_decode(kv_lens, page_table, page_size, bucket)
@@ -177,10 +182,11 @@ def _derive_decode(
 class RopeSpec:
     """Rotary position embedding of a model: base, rotated width, and the scaling of long contexts.
 
-    `scaling` names the rule; the other fields are that rule's, under the names that Hugging Face configurations use.
-    Rules that depend on the length of a text have been settled for one: "dynamic" is "default" with a larger theta,
-    and "longrope" divides each frequency by its own of `frequency_divisors`. "proportional" turns the first
-    `proportion` of all pairs. Pairs are (i, i + rotary_dim/2) ("rotate half").
+    `scaling` names the rule; the other fields are that rule's, under the names that Hugging Face
+    configurations use. Rules that depend on the length of a text have been settled for one:
+    "dynamic" is "default" with a larger theta, and "longrope" divides each frequency by its own of
+    `frequency_divisors`. "proportional" turns the first `proportion` of all pairs. Pairs are (i, i
+    + rotary_dim/2) ("rotate half").
     """
 
     theta: float

@@ -1,14 +1,18 @@
-"""Tuned configurations: tables of what was fastest where, and the rules by which a step finds its entry.
+"""Tuned configurations: tables of what was fastest where, and the rules by which a step finds its
+entry.
 
-An entry is found by op, implementation, its version, kind of device, spec, cache layout (name and page size) and bucket:
+An entry is found by op, implementation, its version, kind of device, spec, cache layout (name and
+page size) and bucket:
 
 1. the entry of exactly this bucket;
-2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and context lengths;
+2. else that of the smallest larger bucket of the same mode: no fewer tokens, rows, query and
+   context lengths;
 3. else the implementation's own default.
 
-Ops without phases have no bucket but their rows, and in the place of a spec the sizes and dtypes of their arguments, as the
-implementation names them; no layout. An entry whose configuration is neither the default nor a candidate for the bucket at hand is passed over, and so is every
-entry where the spec asks for `deterministic`: other block sizes add in another order.
+Ops without phases have no bucket but their rows, and in the place of a spec the sizes and dtypes of
+their arguments, as the implementation names them; no layout. An entry whose configuration is
+neither the default nor a candidate for the bucket at hand is passed over, and so is every entry
+where the spec asks for `deterministic`: other block sizes add in another order.
 """
 
 from __future__ import annotations
@@ -37,10 +41,11 @@ class Tunable(Protocol):
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> Sequence[Any]:
-        """Configurations that may be the fastest for a problem: frozen dataclasses of the default's type, of plain values.
+        """Configurations that may be the fastest for a problem: frozen dataclasses of the default's
+        type, of plain values.
 
-        Empty where nothing can be chosen. It is asked often, so it must be cheap; what would not fit the device's memory
-        is left out by an estimate.
+        Empty where nothing can be chosen. It is asked often, so it must be cheap; what would not
+        fit the device's memory is left out by an estimate.
         """
 
 
@@ -53,8 +58,9 @@ def candidates_of(
 
 @dataclasses.dataclass(frozen=True)
 class OpProblem:
-    """What a configuration of an op without phases is chosen by: rows, of which an entry for more serves fewer, and the
-    sizes and dtypes that must be equal, by the names that the implementation gives them.
+    """What a configuration of an op without phases is chosen by: rows, of which an entry for more
+    serves fewer, and the sizes and dtypes that must be equal, by the names that the implementation
+    gives them.
     """
 
     rows: int
@@ -75,7 +81,9 @@ class TunableOp(Protocol):
         """As of Tunable."""
 
     def tuned(self, choose: Callable[[OpProblem], Any]) -> Any:
-        """The same implementation, which asks `choose` for the configuration of each call while the call is traced."""
+        """The same implementation, which asks `choose` for the configuration of each call while the
+        call is traced.
+        """
 
 
 class _Frozen(BaseModel):
@@ -83,10 +91,12 @@ class _Frozen(BaseModel):
 
 
 class TunedEntry(_Frozen):
-    """What was fastest for one problem. `config` None: measured, but the implementation has nothing to choose.
+    """What was fastest for one problem. `config` None: measured, but the implementation has nothing
+    to choose.
 
-    `spec` has the fields of AttnSpec that are not the defaults, without `scale`, on which no speed depends. `roofline` is
-    the share of this machine's limit that was reached; `default_median_s` the time of the default configuration.
+    `spec` has the fields of AttnSpec that are not the defaults, without `scale`, on which no speed
+    depends. `roofline` is the share of this machine's limit that was reached; `default_median_s`
+    the time of the default configuration.
     """
 
     spec: dict[str, int | float | str | bool]
@@ -100,7 +110,9 @@ class TunedEntry(_Frozen):
 
 
 class TunedTable(_Frozen):
-    """All entries of one version of an implementation on one kind of device, and how they were measured."""
+    """All entries of one version of an implementation on one kind of device, and how they were
+    measured.
+    """
 
     format: Literal[1] = 1
     op: str
@@ -122,7 +134,9 @@ def read_table(text: str, name: str) -> TunedTable:
 
 
 def spec_key(spec: AttnSpec) -> dict[str, int | float | str | bool]:
-    """The fields that tell one problem from another: those that differ from AttnSpec's defaults, without the scale."""
+    """The fields that tell one problem from another: those that differ from AttnSpec's defaults,
+    without the scale.
+    """
     fields = {f.name: (f.default, getattr(spec, f.name)) for f in dataclasses.fields(spec)}
     return {n: value for n, (default, value) in fields.items() if n != "scale" and value != default}
 
@@ -174,7 +188,9 @@ def _size(entry: TunedEntry) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TunedConfigs:
-    """The tables that an engine looks configurations up in, the user's before those that packages bring."""
+    """The tables that an engine looks configurations up in, the user's before those that packages
+    bring.
+    """
 
     tables: tuple[TunedTable, ...] = ()
     mode: TunedMode = "off"
@@ -187,7 +203,8 @@ class TunedConfigs:
     def config(
         self, op: str, impl: Any, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> tuple[Any, Source]:
-        """The configuration of an implementation for a problem, by the rules of this module, and where it is from.
+        """The configuration of an implementation for a problem, by the rules of this module, and
+        where it is from.
 
         UnsupportedError in mode "require" when candidates are there and no table has an entry.
         """
@@ -207,7 +224,9 @@ class TunedConfigs:
         return self._choose(op, impl, env, Place.of_op(problem), default, choices)
 
     def bound(self, op: str, impl: Any, env: Env) -> Any:
-        """An implementation of an op without phases, which takes its configurations from here if it has some."""
+        """An implementation of an op without phases, which takes its configurations from here if it
+        has some.
+        """
         if not isinstance(impl, TunableOp):
             return impl
         return impl.tuned(lambda problem: self.op_config(op, impl, env, problem)[0])
@@ -243,9 +262,11 @@ class TunedConfigs:
         specs: Sequence[AttnSpec],
         mode: Mode,
     ) -> tuple[Any, str] | None:
-        """The implementation that tables measured to be the fastest, where it is not `first`, and by how much.
+        """The implementation that tables measured to be the fastest, where it is not `first`, and
+        by how much.
 
-        Another one is compared by the buckets of a mode that both were measured in; times are averaged geometrically.
+        Another one is compared by the buckets of a mode that both were measured in; times are
+        averaged geometrically.
         """
         if self.mode == "off":
             return None

@@ -1,4 +1,6 @@
-"""The row table of an engine: what it takes, what it keeps for each request, and the batch it makes of them."""
+"""The row table of an engine: what it takes, what it keeps for each request, and the batch it makes
+of them.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ class DecodeRowInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelRunBatch:
-    """What one step can compute: first the decoding rows with one token each, then chunks of the others.
+    """What one step can compute: first the decoding rows with one token each, then chunks of the
+    others.
 
     The arrays are copies (int32); `token_ids` and `positions` are flat, row after row::
 
@@ -59,7 +60,9 @@ class ModelRunBatch:
 
 
 def make_batch(table: SequenceBuffer) -> ModelRunBatch:
-    """A batch of at most max_num_batched_tokens; rows in order, and what exceeds it is left for the next."""
+    """A batch of at most max_num_batched_tokens; rows in order, and what exceeds it is left for the
+    next.
+    """
     rows = table.taken_rows
     pending = table.num_tokens[rows] - table.num_computed_tokens[rows]
     decoding = (pending == 1) & (table.num_tokens[rows] > table.num_prompt_tokens[rows])

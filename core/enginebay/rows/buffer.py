@@ -1,4 +1,5 @@
-"""SequenceBuffer, the loop's table of rows: tokens, counts, pages and sampling parameters of every admitted request.
+"""SequenceBuffer, the loop's table of rows: tokens, counts, pages and sampling parameters of every
+admitted request.
 
 >>> buffer = SequenceBuffer(
 ...     max_num_reqs=32,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class SequenceBuffer:
-    """Host state of up to `max_num_reqs` requests, one row each; methods change it in place and return None.
+    """Host state of up to `max_num_reqs` requests, one row each; methods change it in place and
+    return None.
 
     Columns (NumPy, first axis is the row; a free row holds each column's initial value)::
 
@@ -49,11 +51,13 @@ class SequenceBuffer:
         tells_logprobs       bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
         scopes               int8 [max_num_reqs]                   what a step must be able to do for the row (enginebay.runner.step)
 
-    Besides the columns, `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a row's SparseParams. In an
-    engine's table the pages are those that its ledger has promised the row; they are copied into the arrays of each step.
+    Besides the columns, `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a
+    row's SparseParams. In an engine's table the pages are those that its ledger has promised the
+    row; they are copied into the arrays of each step.
 
-    `token_ids` is allocated at full size: the operating system hands its zeroed pages out when they are first written,
-    and a row's tokens lie together, so 256 rows of 128k tokens cost what their requests use and not 128 MB.
+    `token_ids` is allocated at full size: the operating system hands its zeroed pages out when they
+    are first written, and a row's tokens lie together, so 256 rows of 128k tokens cost what their
+    requests use and not 128 MB.
     """
 
     def __init__(
@@ -65,9 +69,11 @@ class SequenceBuffer:
         page_sizes: Sequence[int],
         sharding: Sharding | None = None,
     ) -> None:
-        """`page_sizes` has the page size of each cache group. Raises InputError for a count below 1.
+        """`page_sizes` has the page size of each cache group. Raises InputError for a count below
+        1.
 
-        `sharding` says where the device arrays go that are packed from this table; None is JAX's default device.
+        `sharding` says where the device arrays go that are packed from this table; None is JAX's
+        default device.
         """
         _check_counts([max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size], page_sizes)
         self.max_num_reqs = max_num_reqs
@@ -97,7 +103,8 @@ class SequenceBuffer:
         self.sparse: list[SparseParams] = [NOTHING] * max_num_reqs
         self._requests: list[Request | None] = [None] * max_num_reqs
         self._rows: dict[str, int] = {}
-        # Every column but token_ids, with its initial value: what moves with a row and is reset when it is freed.
+        # Every column but token_ids, with its initial value: what moves with a row and is reset
+        # when it is freed.
         self._columns: tuple[tuple[np.ndarray, int], ...] = (
             (self.num_tokens, 0),
             (self.num_prompt_tokens, 0),
@@ -172,7 +179,9 @@ class SequenceBuffer:
 
     @property
     def max_num_logprobs(self) -> int | None:
-        """The most log probabilities that a request wants of each new token, or None when none wants any."""
+        """The most log probabilities that a request wants of each new token, or None when none
+        wants any.
+        """
         return max(
             (s.num_logprobs for s in self.sparse if s.num_logprobs is not None), default=None
         )
@@ -188,7 +197,8 @@ class SequenceBuffer:
         return request
 
     def get_active_sampling_params(self, req_index: int) -> dict[str, Any]:
-        """A row's temperature, top_p and top_k, and of min_p and the penalties those that change something.
+        """A row's temperature, top_p and top_k, and of min_p and the penalties those that change
+        something.
 
         {} for a row that is free, and for a number that is no row.
         """
@@ -221,21 +231,27 @@ class SequenceBuffer:
         prompt_token_ids: Sequence[int] | np.ndarray,
         sampling: SamplingParams | None = None,
     ) -> None:
-        """add_request() of a prompt with these sampling parameters, by default the greedy ones; same errors."""
+        """add_request() of a prompt with these sampling parameters, by default the greedy ones;
+        same errors.
+        """
         self.add_request(DocumentedRecord(req_id, prompt_token_ids, sampling))
 
     def prepare_batch(self) -> ModelRunBatch:
-        """What the next step can compute. The table stays as it is: who ran the step sets num_computed_tokens."""
+        """What the next step can compute. The table stays as it is: who ran the step sets
+        num_computed_tokens.
+        """
         return make_batch(self)
 
     def add_request(
         self, request: Request | DocumentedRequest, req_index: int | None = None
     ) -> None:
-        """Put a request into row `req_index`, by default the lowest free one. Costs as much as the prompt is long.
+        """Put a request into row `req_index`, by default the lowest free one. Costs as much as the
+        prompt is long.
 
-        Tokens beyond max_model_len are cut off the prompt, then off output that the request brings along. Raises
-        ValueError for an id that is here already, a row that is taken or a request that does not fit, IndexError for a
-        row out of range, RuntimeError when all rows are taken; then nothing is changed.
+        Tokens beyond max_model_len are cut off the prompt, then off output that the request brings
+        along. Raises ValueError for an id that is here already, a row that is taken or a request
+        that does not fit, IndexError for a row out of range, RuntimeError when all rows are taken;
+        then nothing is changed.
         """
         entry = read_entry(request, self.max_model_len, self.vocab_size, self.page_tables)
         request, sampling = entry.request, entry.request.sampling
@@ -261,7 +277,9 @@ class SequenceBuffer:
             table.append(row, page_ids)
 
     def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Append output tokens to a taken row. ValueError when they exceed max_model_len; then nothing is appended."""
+        """Append output tokens to a taken row. ValueError when they exceed max_model_len; then
+        nothing is appended.
+        """
         self.request(row)
         start = int(self.num_tokens[row])
         end = start + len(token_ids)
@@ -277,7 +295,9 @@ class SequenceBuffer:
         self.num_tokens[row] = end
 
     def remove_request(self, req_id: str) -> int | None:
-        """Free a request's row and reset all its columns; the row it had, or None for an unknown id."""
+        """Free a request's row and reset all its columns; the row it had, or None for an unknown
+        id.
+        """
         row = self._rows.pop(req_id, None)
         if row is not None:
             _reset(self, row)
@@ -290,9 +310,11 @@ class SequenceBuffer:
         self._rows[first.request_id], self._rows[second.request_id] = i2, i1
 
     def condense(self, empty_req_indices: Sequence[int]) -> None:
-        """Pack the requests into rows 0..num_reqs-1: the last ones move into the free rows, lowest first.
+        """Pack the requests into rows 0..num_reqs-1: the last ones move into the free rows, lowest
+        first.
 
-        The table knows its free rows, so `empty_req_indices` may name them in any order, or leave some out.
+        The table knows its free rows, so `empty_req_indices` may name them in any order, or leave
+        some out.
         """
         del empty_req_indices
         last = self.max_num_reqs - 1
@@ -313,7 +335,8 @@ class SequenceBuffer:
 def append_step(
     table: SequenceBuffer, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray
 ) -> None:
-    """`append_tokens` for many taken rows int [n], each named once: of token_ids int32 [n, steps] the first counts[i].
+    """`append_tokens` for many taken rows int [n], each named once: of token_ids int32 [n, steps]
+    the first counts[i].
 
     ValueError when they exceed max_model_len; then nothing is appended.
     """
@@ -334,7 +357,9 @@ def append_step(
 
 
 def _make_tokens(num_rows: int, max_model_len: int) -> np.ndarray:
-    """int32 [num_rows, max_model_len] of zeros; UnsupportedError when this machine cannot hold them."""
+    """int32 [num_rows, max_model_len] of zeros; UnsupportedError when this machine cannot hold
+    them.
+    """
     try:
         return np.zeros((num_rows, max_model_len), np.int32)
     except (MemoryError, ValueError, OverflowError):

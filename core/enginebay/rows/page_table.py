@@ -17,8 +17,8 @@ class PageTable:
         page_ids   int32 [max_num_reqs, max_pages_per_req]   in the order of the tokens
         num_pages  int32 [max_num_reqs]
 
-    The ledger of an engine writes the rows that it promises pages to; a row is freed with its request, by the SequenceBuffer that
-    the table belongs to.
+    The ledger of an engine writes the rows that it promises pages to; a row is freed with its
+    request, by the SequenceBuffer that the table belongs to.
     """
 
     def __init__(self, max_num_reqs: int, max_pages_per_req: int, page_size: int) -> None:

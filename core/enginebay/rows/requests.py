@@ -1,4 +1,6 @@
-"""What enters the row table: a Request or the documented record, read once and checked before anything is written."""
+"""What enters the row table: a Request or the documented record, read once and checked before
+anything is written.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingPa
 class DocumentedRequest(Protocol):
     """The record that users of the documented face add instead of a Request.
 
-    It may also have `page_ids` (one list of ints for each cache group, or the only group's list), `output_token_ids`,
-    `key` (two words of a random key, by default those of the seed, or zeros) and `index`. `sampling_params` has the
-    fields of SamplingParams but NOT_CARRIED, or is None for the defaults.
+    It may also have `page_ids` (one list of ints for each cache group, or the only group's list),
+    `output_token_ids`, `key` (two words of a random key, by default those of the seed, or zeros)
+    and `index`. `sampling_params` has the fields of SamplingParams but NOT_CARRIED, or is None for
+    the defaults.
     """
 
     @property
@@ -48,7 +51,9 @@ NOT_CARRIED: Mapping[str, str] = {
     "choice": "",
     "grammar": "",
 }
-"""Fields of SamplingParams that no column of the table holds, and what to do about each; "" is LLM.generate."""
+"""Fields of SamplingParams that no column of the table holds, and what to do about each; "" is
+LLM.generate.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ def read_entry(
 ) -> Entry:
     """What to write for a request.
 
-    InputError for more pages, stop tokens or cache groups than there is room for, and for a field of NOT_CARRIED.
+    InputError for more pages, stop tokens or cache groups than there is room for, and for a field
+    of NOT_CARRIED.
     """
     record = (
         request if isinstance(request, Request) else _as_request(request, max_model_len, vocab_size)
@@ -98,7 +104,8 @@ def read_entry(
         room = max_model_len - num_prompt_tokens
         token_ids = np.concatenate([token_ids, np.asarray(output[:room], np.int32)])
     pages = _read_pages(getattr(request, "page_ids", None), page_tables)
-    # The documented record's own sampling parameters: FrozenSampling does not have all that they may carry.
+    # The documented record's own sampling parameters: FrozenSampling does not have all that they
+    # may carry.
     sampling = record.sampling if record is request else getattr(request, "sampling_params", None)
     return Entry(record, token_ids, num_prompt_tokens, pages, read_sparse(sampling, vocab_size))
 
@@ -106,7 +113,9 @@ def read_entry(
 def free_row(
     req_id: str, req_index: int | None, rows: Mapping[str, int], requests: Sequence[Request | None]
 ) -> int:
-    """Row `req_index`, or the lowest free one for None; see SequenceBuffer.add_request for the errors."""
+    """Row `req_index`, or the lowest free one for None; see SequenceBuffer.add_request for the
+    errors.
+    """
     if req_id in rows:
         given, todo = f"request id {req_id!r}", f"It is in row {rows[req_id]}: remove it first."
         raise InputError(explain(given, "an id that is not in the table", todo))
@@ -173,7 +182,9 @@ def _refuse_not_carried(sampling: object) -> None:
 
 
 def _frozen(sampling: object, room: int, vocab_size: int) -> FrozenSampling:
-    """The fields that FrozenSampling has, from a record that may lack some; `room` is for new tokens."""
+    """The fields that FrozenSampling has, from a record that may lack some; `room` is for new
+    tokens.
+    """
     if isinstance(sampling, FrozenSampling):
         return sampling
     defaults = SamplingParams()

@@ -30,10 +30,13 @@ NOTHING = SparseParams()
 
 
 def read_sparse(sampling: object, vocab_size: int) -> SparseParams:
-    """What a record of sampling parameters carries of them; fields that it does not have ask for nothing.
+    """What a record of sampling parameters carries of them; fields that it does not have ask for
+    nothing.
 
-    The fields are logit_bias, allowed_token_ids, min_tokens, bad_words_token_ids, logprobs (or num_logprobs, as
-    FrozenSampling has it) and prompt_logprobs (likewise); -1 is the whole vocabulary. Raises InputError for a token id outside the vocabulary, and for an empty list of allowed ones.
+    The fields are logit_bias, allowed_token_ids, min_tokens, bad_words_token_ids, logprobs (or
+    num_logprobs, as FrozenSampling has it) and prompt_logprobs (likewise); -1 is the whole
+    vocabulary. Raises InputError for a token id outside the vocabulary, and for an empty list of
+    allowed ones.
     """
     bias = getattr(sampling, "logit_bias", None)
     allowed = getattr(sampling, "allowed_token_ids", None)

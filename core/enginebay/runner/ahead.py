@@ -1,4 +1,6 @@
-"""compile_ahead: compiles several programs on a few threads, and ends early when its caller is interrupted."""
+"""compile_ahead: compiles several programs on a few threads, and ends early when its caller is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,19 @@ def compile_ahead(
     compile_lowered: Callable[[Key, Any], Any],
     keep: Callable[[Key, Any], None],
 ) -> None:
-    """Lower each key on this thread, compile it on one of two others, and call `keep` here with it and its program, in order.
+    """Lower each key on this thread, compile it on one of two others, and call `keep` here with it
+    and its program, in order.
 
-    What any of the three functions raises ends it: programs that are being compiled end first, those that no thread has
-    begun are left out.
+    What any of the three functions raises ends it: programs that are being compiled end first,
+    those that no thread has begun are left out.
     """
     pool = ThreadPoolExecutor(COMPILE_THREADS)
     running: collections.deque[tuple[Key, Future[Any]]] = collections.deque()
     try:
         for key in keys:
             running.append((key, pool.submit(compile_lowered, key, lower(key))))
-            # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is compiled.
+            # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is
+            # compiled.
             if len(running) > COMPILE_THREADS:
                 ready, program = running.popleft()
                 keep(ready, program.result())

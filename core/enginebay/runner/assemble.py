@@ -21,7 +21,9 @@ from enginebay.types import FrozenSampling
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
-    """Indices that bring rows into AttnBatch's order: single tokens after a prefix, rows without one, the others."""
+    """Indices that bring rows into AttnBatch's order: single tokens after a prefix, rows without
+    one, the others.
+    """
     kinds = [
         0 if r.num_tokens == 1 and r.num_computed else 1 if not r.num_computed else 2 for r in rows
     ]
@@ -93,7 +95,9 @@ def _need(table: SequenceBuffer, rows: Sequence[int] | np.ndarray) -> Need:
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
-    """The tokens that a row's first chunk does not bring since the cache has them, for rows whose sampling counts them."""
+    """The tokens that a row's first chunk does not bring since the cache has them, for rows whose
+    sampling counts them.
+    """
     return tuple(
         KnownTokens(row.row, table.token_ids[row.row, : row.num_computed].copy())
         for row in rows
@@ -161,7 +165,9 @@ def verify_inputs(
     ledger: Ledger,
     groups: Iterable[str],
 ) -> DecodeInputs:
-    """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to `drafts_a_step` each."""
+    """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to
+    `drafts_a_step` each.
+    """
     inputs = decode_inputs(
         rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger, groups
     )

@@ -20,7 +20,9 @@ def doubling(low: int, high: int) -> tuple[int, ...]:
 
 
 def finer(low: int, high: int) -> tuple[int, ...]:
-    """doubling(low, high) with sizes between: multiples of four from 8, of a quarter of the power of two from 32."""
+    """doubling(low, high) with sizes between: multiples of four from 8, of a quarter of the power
+    of two from 32.
+    """
     sizes = doubling(low, high)
     between = (
         size
@@ -43,7 +45,9 @@ def round_up(sizes: Sequence[int], needed: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class BucketSizes:
-    """Sizes in ascending order: rows of a decode step, rows and tokens of a prefill step, context lengths."""
+    """Sizes in ascending order: rows of a decode step, rows and tokens of a prefill step, context
+    lengths.
+    """
 
     decode_rows: tuple[int, ...]
     prefill_rows: tuple[int, ...]
@@ -52,7 +56,9 @@ class BucketSizes:
 
     @property
     def verify_rows(self) -> tuple[int, ...]:
-        """Rows of a step that verifies drafts: every other size of a decode step's, the smallest among them."""
+        """Rows of a step that verifies drafts: every other size of a decode step's, the smallest
+        among them.
+        """
         largest = round_up(self.decode_rows, min(MOST_VERIFIED_ROWS, self.decode_rows[-1]))
         sizes = [size for size in self.decode_rows if size <= largest]
         return tuple(sorted({sizes[0], *sizes[::-2]}))

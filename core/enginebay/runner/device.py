@@ -66,16 +66,19 @@ NEUTRAL = {
 )
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
-    """Decoding state of R rows, donated to every step and indexed by row id, so that steps can be launched ahead.
+    """Decoding state of R rows, donated to every step and indexed by row id, so that steps can be
+    launched ahead.
 
-    last_token int32 [R]: sampled, not yet in the cache. length int32 [R]: tokens so far, last_token included.
-    max_length int32 [R]: length at which the row is finished. finished bool [R]. keys uint32 [R, 2]: the request's key,
-    folded with its completion index. temperature, top_p, min_p f32 [R]; top_k int32 [R]. presence_penalty,
-    frequency_penalty, repetition_penalty f32 [R]. stop_ids int32 [R, MAX_STOP_TOKENS]: token ids that finish the row,
-    -1 where there is none. prompt_length int32 [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many best
-    tokens' log-probabilities are told besides the sampled one's, -1 for none at all. token_ids int32 [R, L]: the row's
-    tokens by absolute position, for penalties; from `length` on they mean nothing. Of a row without penalties parts may be
-    missing: what it found in the cache, and what steps of greedy rows alone have processed.
+    last_token int32 [R]: sampled, not yet in the cache. length int32 [R]: tokens so far, last_token
+    included. max_length int32 [R]: length at which the row is finished. finished bool [R]. keys
+    uint32 [R, 2]: the request's key, folded with its completion index. temperature, top_p, min_p
+    f32 [R]; top_k int32 [R]. presence_penalty, frequency_penalty, repetition_penalty f32 [R].
+    stop_ids int32 [R, MAX_STOP_TOKENS]: token ids that finish the row, -1 where there is none.
+    prompt_length int32 [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many best
+    tokens' log-probabilities are told besides the sampled one's, -1 for none at all. token_ids
+    int32 [R, L]: the row's tokens by absolute position, for penalties; from `length` on they mean
+    nothing. Of a row without penalties parts may be missing: what it found in the cache, and what
+    steps of greedy rows alone have processed.
     """
 
     last_token: jax.Array
@@ -127,7 +130,9 @@ class DeviceRows:
         return self.token_ids.at[row_ids, :width].get(mode="fill", fill_value=0)
 
     def take(self, row_ids: jax.Array, num_tokens: int) -> DeviceRows:
-        """The rows with these ids [S] and their first num_tokens tokens; an id past the end is a neutral, finished row."""
+        """The rows with these ids [S] and their first num_tokens tokens; an id past the end is a
+        neutral, finished row.
+        """
         values = {
             f: getattr(self, f).at[row_ids].get(mode="fill", fill_value=NEUTRAL.get(f, 0))
             for f in COLUMNS
@@ -135,7 +140,9 @@ class DeviceRows:
         return DeviceRows(**values, token_ids=self.history(row_ids, num_tokens))
 
     def put(self, row_ids: jax.Array, rows: DeviceRows) -> DeviceRows:
-        """These rows with `rows` at ids [S], as many of their tokens as those have; an id past the end is dropped."""
+        """These rows with `rows` at ids [S], as many of their tokens as those have; an id past the
+        end is dropped.
+        """
         values = {
             f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in COLUMNS
         }
@@ -144,7 +151,8 @@ class DeviceRows:
         return DeviceRows(**values, token_ids=token_ids)
 
     def record(self, row_ids: jax.Array, positions: jax.Array, token_ids: jax.Array) -> DeviceRows:
-        """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row past the end is dropped.
+        """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row
+        past the end is dropped.
 
         Rows without room for a history stay as they are.
         """
@@ -170,7 +178,9 @@ class DeviceRows:
         )
 
     def advanced(self, token_ids: jax.Array, active: jax.Array) -> DeviceRows:
-        """The rows after token_ids int32 [S] were sampled where `active`; stop conditions are masked in."""
+        """The rows after token_ids int32 [S] were sampled where `active`; stop conditions are
+        masked in.
+        """
         length = self.length + active
         stopped = (token_ids[:, None] == self.stop_ids).any(axis=1) | (length >= self.max_length)
         rows = jnp.where(active, jnp.arange(active.shape[0]), active.shape[0])
@@ -183,7 +193,8 @@ class DeviceRows:
 
 
 def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> DeviceRows:
-    """Rows as a prefill plan's columns describe them: `length` is the context, nothing is sampled yet.
+    """Rows as a prefill plan's columns describe them: `length` is the context, nothing is sampled
+    yet.
 
     token_ids int32 [S, L]: their tokens so far.
     """

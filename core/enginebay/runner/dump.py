@@ -1,4 +1,6 @@
-"""What a compiled step is, written into a folder: its text before and after XLA, and the memory it takes."""
+"""What a compiled step is, written into a folder: its text before and after XLA, and the memory it
+takes.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,12 @@ def make_writable(path: str | Path, setting: str) -> Path:
 def dump_program(
     folder: Path, title: str, layouts: Mapping[str, KVLayout], lowered: Any, compiled: Any
 ) -> None:
-    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json, where NAME follows from the title and the cache's size.
+    """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json, where NAME follows from the title and
+    the cache's size.
 
-    The JSON has the title, the cache of each group, and XLA's memory analysis in bytes for each device, None where the
-    platform has none. Bytes that are aliased belong to arguments and outputs both: that is the cache, updated in place.
+    The JSON has the title, the cache of each group, and XLA's memory analysis in bytes for each
+    device, None where the platform has none. Bytes that are aliased belong to arguments and outputs
+    both: that is the cache, updated in place.
     """
     sizes = {name: f"{at.num_pages}x{at.page_size}" for name, at in layouts.items()}
     name = re.sub(

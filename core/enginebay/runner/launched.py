@@ -12,9 +12,11 @@ from enginebay.runner.wide import Wide, WideInputs
 
 
 class LaunchedStep(Pending):
-    """What a launched step sampled; the copy to the host is begun at once, of log-probabilities only when they are told.
+    """What a launched step sampled; the copy to the host is begun at once, of log-probabilities
+    only when they are told.
 
-    Not on a CPU: the host reads its arrays where they lie, and to begin a copy costs a tenth of a millisecond.
+    Not on a CPU: the host reads its arrays where they lie, and to begin a copy costs a tenth of a
+    millisecond.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ from enginebay.types import MAX_LOGPROBS
 )
 @dataclasses.dataclass(frozen=True)
 class Logprobs:
-    """Tokens and their log-probabilities, W = MAX_LOGPROBS + 1 for each token that was sampled, or fewer with a small
-    vocabulary: first the sampled one, then the best ones, best first.
+    """Tokens and their log-probabilities, W = MAX_LOGPROBS + 1 for each token that was sampled, or
+    fewer with a small vocabulary: first the sampled one, then the best ones, best first.
 
     token_ids int32 [..., W], values f32 [..., W]; both mean nothing where no row asked.
     """
@@ -46,7 +46,8 @@ def logprobs_of(
 ) -> Logprobs:
     """logits f32 [S, vocab] as the model gave them, sampled int32 [S], asks bool [S] -> [S, W].
 
-    The values are log_softmax(logits) in f32. What it costs is what the rows that ask cost: see `update_rows`.
+    The values are log_softmax(logits) in f32. What it costs is what the rows that ask cost: see
+    `update_rows`.
     """
     empty = Logprobs.empty(sampled.shape, logits.shape[-1])
     told: Logprobs = update_rows(asks, _told, empty, (logits, sampled), rows_at_once=rows_at_once)

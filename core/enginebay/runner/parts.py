@@ -25,7 +25,8 @@ from enginebay.sampler import Sampler
 
 @dataclasses.dataclass(frozen=True)
 class StepFacts:
-    """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they are chosen by these sizes.
+    """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they
+    are chosen by these sizes.
 
     The last three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`).
     """
@@ -55,7 +56,9 @@ class StepFacts:
 
 
 AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
-"""What an engine's capability `attention_problems` names: from the facts and the engine's options to its steps' problems."""
+"""What an engine's capability `attention_problems` names: from the facts and the engine's options
+to its steps' problems.
+"""
 
 
 def engine_title(config: EngineConfig, kernels: Mapping[str, str]) -> str:
@@ -82,15 +85,21 @@ class EngineParts:
     compact_decode: bool = False
     ragged_decode: bool = False
     drafts_are_rows: bool = False
-    """Whether steps that verify drafts do it by the attention of decode steps, each draft as a row of its own."""
+    """Whether steps that verify drafts do it by the attention of decode steps, each draft as a row
+    of its own.
+    """
     kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Names of the chosen kernels by op, attention's by phase ("attention.decode"), and of the layout."""
+    """Names of the chosen kernels by op, attention's by phase ("attention.decode"), and of the
+    layout.
+    """
     custom_calls: tuple[str, ...] = ()
     """The functions outside XLA that they call."""
     shadow: ShadowParts | None = None
     """What is compared with the chosen kernels on live steps."""
     tells_logits: bool = False
-    """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not count."""
+    """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not
+    count.
+    """
     has_greedy: bool = False
     """Whether steps of rows that all want the first best token may do without the sampler."""
     processors: Processors = ()
@@ -143,8 +152,9 @@ def weight_bytes(model: Model, placement: Placement, dtype: str) -> int:
 def step_workspace_bytes(parts: EngineParts) -> int:
     """Bytes that the largest step may need beside weights and cache.
 
-    16 f32 activations a token, logits four times (penalties count tokens), the history of the rows' tokens twice, and the
-    fields of logits processors twice. A step that verifies drafts has logits for each of one pass.
+    16 f32 activations a token, logits four times (penalties count tokens), the history of the rows'
+    tokens twice, and the fields of logits processors twice. A step that verifies drafts has logits
+    for each of one pass.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"

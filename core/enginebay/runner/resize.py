@@ -16,7 +16,8 @@ def resize_cache(
     layouts: Mapping[str, KVLayout],
     resize: Callable[[jax.Array, KVLayout], jax.Array],
 ) -> None:
-    """Replace the runner's cache by one of `layouts` (by group), layer by layer, so that only one layer exists twice.
+    """Replace the runner's cache by one of `layouts` (by group), layer by layer, so that only one
+    layer exists twice.
 
     `resize` gives an array of the new size for one of the layout that it is called with.
     """

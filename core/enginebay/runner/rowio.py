@@ -1,4 +1,6 @@
-"""Taking a row's state out of the step state and putting one in: the way of resuming, moving and storing."""
+"""Taking a row's state out of the step state and putting one in: the way of resuming, moving and
+storing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
 
 
 def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> None:
-    """Write `saved` into `row` and its pages; InputError when it is from a model of another shape, or too long."""
+    """Write `saved` into `row` and its pages; InputError when it is from a model of another shape,
+    or too long.
+    """
     state = runner.state
     most = state.rows.token_ids.shape[1]
     if len(saved.token_ids) > most:

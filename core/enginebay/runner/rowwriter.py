@@ -1,4 +1,6 @@
-"""RowWriter: puts into the rows on the device what no step brings: their first tokens, and the fields of logits processors."""
+"""RowWriter: puts into the rows on the device what no step brings: their first tokens, and the
+fields of logits processors.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ class RowUpdate:
 
 
 class RowWriter:
-    """Writes single rows of a runner's step state, each by a small compiled program that is launched like a step.
+    """Writes single rows of a runner's step state, each by a small compiled program that is
+    launched like a step.
 
-    Rows whose requests use no processor cost nothing: only what was written is taken back, when the row is another request's.
+    Rows whose requests use no processor cost nothing: only what was written is taken back, when the
+    row is another request's.
     """
 
     def __init__(self, runner: Runner) -> None:

@@ -1,4 +1,6 @@
-"""Runner: compiles a step once per bucket, launches it with cache and rows donated, and hands back its tokens."""
+"""Runner: compiles a step once per bucket, launches it with cache and rows donated, and hands back
+its tokens.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
 class StepKey:
     """What one compiled step is for. "compact" decodes on a copy of the rows' cache.
 
-    `wide`: it tells wide log-probabilities too; a decode then has one token a row. `names`: its logits processors, None for all.
+    `wide`: it tells wide log-probabilities too; a decode then has one token a row. `names`: its
+    logits processors, None for all.
     """
 
     kind: Kind
@@ -77,7 +80,9 @@ class StepKey:
     def attention(
         self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
     ) -> AttentionProblem:
-        """The bucket and the layouts that its attention sees: those of the copy, if there is one; `by_rows`: drafts are rows."""
+        """The bucket and the layouts that its attention sees: those of the copy, if there is one;
+        `by_rows`: drafts are rows.
+        """
         if self.kind != "compact":
             return draft_rows(
                 self.bucket
@@ -100,11 +105,12 @@ class KnownTokens:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefillInputs:
-    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history before, and `used`, an entry for
-    each row that samples, becomes all that these rows have of logits processors.
+    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history
+    before, and `used`, an entry for each row that samples, becomes all that these rows have of
+    logits processors.
 
-    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the tokens. `need`: the least
-    that serves the rows. `wide`: what a wide step is asked for.
+    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the
+    tokens. `need`: the least that serves the rows. `wide`: what a wide step is asked for.
     """
 
     token_ids: np.ndarray
@@ -120,7 +126,8 @@ class PrefillInputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Host arrays of a decode call; see `decode_step`, and PrefillInputs. `updates` are written before.
+    """Host arrays of a decode call; see `decode_step`, and PrefillInputs. `updates` are written
+    before.
 
     With `draft_ids` they are those of a `verify_step`.
     """
@@ -137,11 +144,13 @@ class DecodeInputs:
 
 @dataclasses.dataclass(frozen=True)
 class RunnerSettings:
-    """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most tokens of a row.
+    """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most
+    tokens of a row.
 
-    `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on some steps.
-    `dump_step`: the folder that every compiled program is described in. `warms_wide`: compile_all makes the programs for wide
-    log-probabilities too. `title`: engine and kernels, for whoever waits for a program.
+    `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on
+    some steps. `dump_step`: the folder that every compiled program is described in. `warms_wide`:
+    compile_all makes the programs for wide log-probabilities too. `title`: engine and kernels, for
+    whoever waits for a program.
     """
 
     num_rows: int
@@ -212,7 +221,9 @@ class Runner:
 
     @property
     def programs(self) -> list[StepKey]:
-        """What is compiled, for caches of any size; within the block of an override(), for its steps."""
+        """What is compiled, for caches of any size; within the block of an override(), for its
+        steps.
+        """
         return [key for key, _ in self._programs]
 
     def make_state(self, layouts: Mapping[str, KVLayout]) -> None:
@@ -259,7 +270,9 @@ class Runner:
         return LaunchedStep(sampled, order, wide, tells_logprobs=inputs.tells_logprobs)
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
-        """Launch a decode of up to inputs.num_steps tokens a row, or verify drafts; `order` as for prefill."""
+        """Launch a decode of up to inputs.num_steps tokens a row, or verify drafts; `order` as for
+        prefill.
+        """
         for update in inputs.updates:
             self.writer.update(update.row, update.values)
         key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.need)
@@ -286,7 +299,8 @@ class Runner:
         return dataclasses.replace(key, scope=scope, names=names)
 
     def swap(self, program: Program) -> Callable[[], None]:
-        """Compile and run steps of another program from now on; the function that comes back returns to the former one.
+        """Compile and run steps of another program from now on; the function that comes back
+        returns to the former one.
 
         Until then a shadow rests: what it is compared with is not there.
         """
@@ -303,7 +317,8 @@ class Runner:
     def compile_all(
         self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None
     ) -> int:
-        """Compile the programs that are missing, two at a time, and return how many there are, those that write rows included.
+        """Compile the programs that are missing, two at a time, and return how many there are,
+        those that write rows included.
 
         What `progress` raises ends it, after the programs that are being compiled.
         """

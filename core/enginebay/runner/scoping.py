@@ -1,4 +1,6 @@
-"""Which program serves a step: the scope and the logits processors that its rows need, and what is compiled for them."""
+"""Which program serves a step: the scope and the logits processors that its rows need, and what is
+compiled for them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ UNKNOWN = Need("full")
 """Of a step that says nothing of its rows; they use no logits processor."""
 
 Form = tuple[Scope, frozenset[str] | None]
-"""A scope that a step can be compiled in, and its logits processors; None for all that the engine was made with."""
+"""A scope that a step can be compiled in, and its logits processors; None for all that the engine
+was made with.
+"""
 
 EVERYTHING: Form = ("full", None)
 """What warmup() compiles."""
@@ -29,8 +33,9 @@ EVERYTHING: Form = ("full", None)
 class Scoping:
     """Remembers what requests have asked of sampling so far, and what steps are to be compiled for.
 
-    A step is compiled for all of that, since what came once comes again. So a bucket is compiled anew only when something is asked
-    for the first time, and a service of greedy requests never compiles a sampler.
+    A step is compiled for all of that, since what came once comes again. So a bucket is compiled
+    anew only when something is asked for the first time, and a service of greedy requests never
+    compiles a sampler.
     """
 
     def __init__(self, *, has_greedy: bool) -> None:

@@ -1,8 +1,10 @@
-"""Shadow mode: a candidate runs on copies beside the chosen implementation, on a share of the live steps.
+"""Shadow mode: a candidate runs on copies beside the chosen implementation, on a share of the live
+steps.
 
-Nothing that the live step reads or gives is touched: before a sampled step is launched, a program of its own computes
-the queries, keys and values of each layer; then, layer by layer, both implementations attend to them over a copy of the
-pages of the step's rows, one after the other and timed. The live step is the same program as ever.
+Nothing that the live step reads or gives is touched: before a sampled step is launched, a program
+of its own computes the queries, keys and values of each layer; then, layer by layer, both
+implementations attend to them over a copy of the pages of the step's rows, one after the other and
+timed. The live step is the same program as ever.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ Captured = Mapping[str, tuple[QKV, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class ShadowParts:
-    """A candidate for attention: its name, the share of steps, the ops that have it, and the phases it is for.
+    """A candidate for attention: its name, the share of steps, the ops that have it, and the phases
+    it is for.
 
-    `compact_decode`: it wants decode steps on one page a row. `chosen` are the names of the chosen implementations by phase.
+    `compact_decode`: it wants decode steps on one page a row. `chosen` are the names of the chosen
+    implementations by phase.
     """
 
     name: str
@@ -60,7 +64,9 @@ class ShadowParts:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How a copy of the rows' pages lies: one page a row, or as many as the step's tables have; and the step's bucket for it."""
+    """How a copy of the rows' pages lies: one page a row, or as many as the step's tables have; and
+    the step's bucket for it.
+    """
 
     layouts: Layouts
     bucket: Bucket
@@ -107,9 +113,11 @@ def capture(
     inputs: tuple[jax.Array, ...],
     tables: Mapping[str, jax.Array],
 ) -> tuple[Captured, jax.Array, jax.Array]:
-    """The first token's worth of a step again: q, k, v of every layer, and the rows' q_lens and kv_lens int32 [S].
+    """The first token's worth of a step again: q, k, v of every layer, and the rows' q_lens and
+    kv_lens int32 [S].
 
-    inputs: (token_ids, q_lens, kv_lens) of a prefill, (row_ids,) of a decode. The cache is only read.
+    inputs: (token_ids, q_lens, kv_lens) of a prefill, (row_ids,) of a decode. The cache is only
+    read.
     """
     if form.bucket.mode == "decode":
         rows = state.rows.take(inputs[0], 1)
@@ -156,7 +164,9 @@ def attend(
     q_lens: jax.Array,
     kv_lens: jax.Array,
 ) -> tuple[CacheArrays, tuple[jax.Array, ...]]:
-    """One layer's attention over a copy, which is donated: (copy, (out, new keys, new values, whether a token is real))."""
+    """One layer's attention over a copy, which is donated: (copy, (out, new keys, new values,
+    whether a token is real)).
+    """
     batch = form.batch(group, q_lens, kv_lens)
     out, after = make_ops(form.bucket, form.layouts).attention(*qkv, copy, batch, spec=spec)
     k, v = form.layouts[group].read_tokens(after, jnp.maximum(batch.slots, 0))
@@ -167,7 +177,9 @@ def attend(
 def compare(
     chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
-    """(largest difference, that over the largest value, values not finite, tokens with other keys or values, tokens)."""
+    """(largest difference, that over the largest value, values not finite, tokens with other keys
+    or values, tokens).
+    """
     out, k, v, real = chosen
     mine = real[:, None, None]
     want, got = (jnp.where(mine, x, 0).astype(jnp.float32) for x in (out, candidate[0]))
@@ -197,7 +209,9 @@ class _Phase:
 
 
 class Shadow:
-    """Compares a candidate with the chosen implementation. Belongs to the runner, and to its thread."""
+    """Compares a candidate with the chosen implementation. Belongs to the runner, and to its
+    thread.
+    """
 
     def __init__(self, parts: ShadowParts) -> None:
         self.parts = parts
@@ -209,9 +223,11 @@ class Shadow:
         self._error: str | None = None
 
     def watch(self, runner: Runner, key: StepKey, inputs: PrefillInputs | DecodeInputs) -> None:
-        """Called before a step is launched: the first of each phase is sampled, and then every 1/share-th.
+        """Called before a step is launched: the first of each phase is sampled, and then every
+        1/share-th.
 
-        A sampled step waits for the device. Whatever goes wrong is told in the report, and that program is not tried again.
+        A sampled step waits for the device. Whatever goes wrong is told in the report, and that
+        program is not tried again.
         """
         phase = self._phases.get(key.bucket.mode)
         if phase is None:
@@ -290,7 +306,9 @@ class Shadow:
         args: tuple[Any, ...],
         donated: tuple[int, ...] = (),
     ) -> tuple[Any, float]:
-        """The function's result and the seconds that it took; compiled once for each key and `what`."""
+        """The function's result and the seconds that it took; compiled once for each key and
+        `what`.
+        """
         program = self._programs.get((key, what))
         if program is None:
             lowered = jax.jit(function, donate_argnums=donated).lower(*args)

@@ -1,4 +1,6 @@
-"""How logical axes reach the mesh: the sharding of weights, of cache arrays and of everything small."""
+"""How logical axes reach the mesh: the sharding of weights, of cache arrays and of everything
+small.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Placement:
 def make_placement(
     devices: Sequence[jax.Device], mesh: Mapping[str, int], rules: Mapping[str, str | None]
 ) -> Placement:
-    """The placement on the first devices, as the configuration's mesh names them; {} or all ones means one device."""
+    """The placement on the first devices, as the configuration's mesh names them; {} or all ones
+    means one device.
+    """
     sizes = {axis: size for axis, size in mesh.items() if size > 1}
     total = int(np.prod(list(sizes.values()))) if sizes else 1
     if total > len(devices):

@@ -38,9 +38,11 @@ OpsFactory = Callable[[Bucket, Layouts], Ops]
 )
 @dataclasses.dataclass(frozen=True)
 class StepState:
-    """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a whole.
+    """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a
+    whole.
 
-    `own` are the fields of logits processors by name, arrays [R, ...] each (enginebay.processor.empty_rows).
+    `own` are the fields of logits processors by name, arrays [R, ...] each
+    (enginebay.processor.empty_rows).
     """
 
     cache: Any
@@ -57,10 +59,10 @@ class StepState:
 class Sampled:
     """What a step gives besides its state, for S rows and N tokens each.
 
-    tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens of -1, and where all
-    rows that were sampled with have a num_logprobs of -1. logits f32 where the program tells them: of a prefill [T, vocab],
-    those after each of its tokens, of a decode [S, N, vocab], those that each token was sampled from. wide: where the program
-    tells it.
+    tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens
+    of -1, and where all rows that were sampled with have a num_logprobs of -1. logits f32 where the
+    program tells them: of a prefill [T, vocab], those after each of its tokens, of a decode [S, N,
+    vocab], those that each token was sampled from. wide: where the program tells it.
     """
 
     tokens: jax.Array
@@ -70,8 +72,10 @@ class Sampled:
 
 
 Scope = Literal["greedy", "draw", "full"]
-"""What a compiled step can do for its rows: give the first best token; draw, and tell log-probabilities; or apply logits
-processors and penalties too. A step serves rows that ask for less."""
+"""What a compiled step can do for its rows: give the first best token; draw, and tell
+log-probabilities; or apply logits processors and penalties too. A step serves rows that ask for
+less.
+"""
 
 SCOPES: tuple[Scope, ...] = ("greedy", "draw", "full")
 """From the least to the largest."""
@@ -88,17 +92,25 @@ class Program:
     make_ops: OpsFactory
     sampler: Sampler
     tells_logits: bool = False
-    """Whether its steps give all their logits too, which costs memory: it is for measuring, not for serving."""
+    """Whether its steps give all their logits too, which costs memory: it is for measuring, not for
+    serving.
+    """
     has_greedy: bool = False
-    """Whether steps whose rows all want the first best token and nothing else may do without the sampler."""
+    """Whether steps whose rows all want the first best token and nothing else may do without the
+    sampler.
+    """
     processors: Processors = ()
     """Logits processors in the order in which they are applied."""
     is_wide: bool = False
-    """Whether its steps tell wide log-probabilities too; a decode then has room for one token a row."""
+    """Whether its steps tell wide log-probabilities too; a decode then has room for one token a
+    row.
+    """
     rows_at_once: int | None = None
     """The platform's: how many rows logits processors are given at a time."""
     drafts_are_rows: bool = False
-    """Whether a step that verifies drafts is given attention of decode steps, each draft as a row of its own."""
+    """Whether a step that verifies drafts is given attention of decode steps, each draft as a row
+    of its own.
+    """
     draft_passes: int = 1
     """How many times a step that verifies drafts runs the model at most."""
 
@@ -109,7 +121,8 @@ class Program:
     def sample(
         self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope
     ) -> tuple[Sampled, Mapping[str, Own]]:
-        """One token for each row of logits f32 [S, vocab] that has not finished, and the rows' fields after it.
+        """One token for each row of logits f32 [S, vocab] that has not finished, and the rows'
+        fields after it.
 
         What is sampled comes without the axis of tokens: [S] and [S, W].
         """
@@ -164,10 +177,11 @@ def prefill_step(
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
 
-    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as `device` names them,
-    padding rows with row id R and lengths 0; tables int32 [S, P] per group. The tokens go into the rows' history, unless
-    the scope is greedy. targets int32 [T], for a wide program: whose log-probabilities are told, see `prompt_logprobs`.
-    Returns one token a row, -1 where none was sampled.
+    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
+    `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
+    The tokens go into the rows' history, unless the scope is greedy. targets int32 [T], for a wide
+    program: whose log-probabilities are told, see `prompt_logprobs`. Returns one token a row, -1
+    where none was sampled.
     """
     ops = program.make_ops(bucket, layouts)
     batches = _batches(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
@@ -221,7 +235,9 @@ def _take(
 def _put(
     program: Program, own: Mapping[str, Own], row_ids: jax.Array, rows: Mapping[str, Own]
 ) -> Mapping[str, Own]:
-    """`own` with those fields of rows [S] that a step may have changed; a row past the end is dropped."""
+    """`own` with those fields of rows [S] that a step may have changed; a row past the end is
+    dropped.
+    """
     evolving = {name for name, processor in program.processors if processor.evolves}
     return {
         name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
@@ -244,10 +260,12 @@ def decode_step(
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
-    """Up to `num_steps` (a traced scalar of at most max_steps) tokens for each row, ending early when all are finished.
+    """Up to `num_steps` (a traced scalar of at most max_steps) tokens for each row, ending early
+    when all are finished.
 
-    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; with False and a layout that
-    is not the rows' own, attention follows the tables. Returns max_steps tokens a row, -1 past its end.
+    row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; with False
+    and a layout that is not the rows' own, attention follows the tables. Returns max_steps tokens a
+    row, -1 past its end.
     """
     ops = program.make_ops(bucket, layouts)
     ones = jnp.ones(bucket.seqs, jnp.int32)
@@ -294,9 +312,11 @@ def compact_decode_step(
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
-    """decode_step on a copy of the rows' cache, one page a row, whose new tokens are written back at the end.
+    """decode_step on a copy of the rows' cache, one page a row, whose new tokens are written back
+    at the end.
 
-    The copy is read once and written once per call of max_steps tokens; in exchange no step follows a page table.
+    The copy is read once and written once per call of max_steps tokens; in exchange no step follows
+    a page table.
     """
     groups = list(layouts)
     copies = {
@@ -340,7 +360,9 @@ def _write_back(
     after: jax.Array,
     max_steps: int,
 ) -> dict[str, jax.Array]:
-    """Copy the positions that a compact decode filled into the whole cache: lengths before - 1 to after - 1, [S] each."""
+    """Copy the positions that a compact decode filled into the whole cache: lengths before - 1 to
+    after - 1, [S] each.
+    """
     row = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
     position = before[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
     new = position < after[:, None] - 1

@@ -1,4 +1,6 @@
-"""The step that verifies drafts: several tokens of each row at once, and as many kept as decoding would have given."""
+"""The step that verifies drafts: several tokens of each row at once, and as many kept as decoding
+would have given.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,18 @@ def verify_step(
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
-    """The tokens that decoding would give each row, for as long as they are the drafts, and one more.
+    """The tokens that decoding would give each row, for as long as they are the drafts, and one
+    more.
 
-    row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, P W - 1], at least one a row, then -1, for up to
-    P = program.draft_passes passes of the model, each of W = bucket.max_q_len tokens a row. The last token and the drafts go
-    through the model together, and a token is sampled after each of them, with the key of its position. So nothing is lost
-    or gained by a draft: a token depends on its row's key, position and tokens before it, however it was computed. While
-    all drafts of all rows hold, and the token after them is the next draft, the drafts after that go through the model in
-    the same way. What rejected drafts have put into the cache lies behind the row's end, and is written over by the tokens
-    that come there. Rows must have no penalties: those count tokens that are drafts here. Returns P W tokens a row, -1 past
+    row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, P W - 1], at least one a
+    row, then -1, for up to P = program.draft_passes passes of the model, each of W =
+    bucket.max_q_len tokens a row. The last token and the drafts go through the model together, and
+    a token is sampled after each of them, with the key of its position. So nothing is lost or
+    gained by a draft: a token depends on its row's key, position and tokens before it, however it
+    was computed. While all drafts of all rows hold, and the token after them is the next draft, the
+    drafts after that go through the model in the same way. What rejected drafts have put into the
+    cache lies behind the row's end, and is written over by the tokens that come there. Rows must
+    have no penalties: those count tokens that are drafts here. Returns P W tokens a row, -1 past
     the first that is no draft, and past a row's end.
     """
     width, passes = bucket.max_q_len, program.draft_passes
@@ -123,7 +128,9 @@ def _as_chunks(
     layouts: Layouts,
     bucket: Bucket,
 ) -> _Fed:
-    """The first num_fed int32 [S] of tokens int32 [S, W] of each row, one row after the other, as a prefill has them."""
+    """The first num_fed int32 [S] of tokens int32 [S, W] of each row, one row after the other, as a
+    prefill has them.
+    """
     num_rows, width = tokens.shape
     kv_lens = jnp.where(num_fed > 0, lengths - 1 + num_fed, 0)
     batches = {
@@ -145,7 +152,8 @@ def _as_rows(
     layouts: Layouts,
     bucket: Bucket,
 ) -> _Fed:
-    """The same as a decode step has them: each token is a row with the pages of its row, and longer by one than the last.
+    """The same as a decode step has them: each token is a row with the pages of its row, and longer
+    by one than the last.
 
     Every layer writes all keys and values before it reads any: see Caps.splits_rows.
     """
@@ -174,8 +182,8 @@ def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
 def _advanced(
     rows: DeviceRows, guesses: jax.Array, tokens: jax.Array
 ) -> tuple[DeviceRows, jax.Array, jax.Array]:
-    """The rows after those of the tokens int32 [S, W] that follow guesses which held; these tokens, -1 for the others; and whether
-    all of a row's are what was guessed, [S].
+    """The rows after those of the tokens int32 [S, W] that follow guesses which held; these tokens,
+    -1 for the others; and whether all of a row's are what was guessed, [S].
     """
     holds = ~rows.finished
     kept = []

@@ -13,10 +13,11 @@ from enginebay.model import Weights
 
 
 def merge_weights(base: Weights, *changes: Any) -> Weights:
-    """`base` with other values for the weights that `changes` name: dotted paths, or nested mappings (an nnx.State).
+    """`base` with other values for the weights that `changes` name: dotted paths, or nested
+    mappings (an nnx.State).
 
-    They are laid out on the devices as those of `base`. InputError for a weight that the model does not have, or of
-    another shape or dtype: the compiled programs fit only these.
+    They are laid out on the devices as those of `base`. InputError for a weight that the model does
+    not have, or of another shape or dtype: the compiled programs fit only these.
     """
     named = {
         path: value for change in changes if change is not None for path, value in _flatten(change)

@@ -1,4 +1,6 @@
-"""Wide log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps that tell them are programs of their own."""
+"""Wide log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps that tell
+them are programs of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ from enginebay.rows import SequenceBuffer
 from enginebay.runner.logprobs import Logprobs, logprobs_of
 
 BLOCK = 64
-"""Tokens of a prompt whose logits are there at once: a chunk's together may be larger than the cache."""
+"""Tokens of a prompt whose logits are there at once: a chunk's together may be larger than the
+cache.
+"""
 
 
 @functools.partial(tree_util.register_dataclass, data_fields=["rows", "prompt"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Wide:
-    """What a wide step tells besides. rows f32 [S, vocab], of a decode [S, 1, vocab]: log_softmax of the logits that each
-    row's token was sampled from. prompt [T, W], of a prefill: of its targets, and of the best tokens in their places.
+    """What a wide step tells besides. rows f32 [S, vocab], of a decode [S, 1, vocab]: log_softmax
+    of the logits that each row's token was sampled from. prompt [T, W], of a prefill: of its
+    targets, and of the best tokens in their places.
     """
 
     rows: jax.Array
@@ -32,9 +37,10 @@ class Wide:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WideInputs:
-    """What rows ask of a wide step. `tells_all`: one that samples wants the whole vocabulary. The others are of a prefill:
-    targets int32 [T] are the prompt's tokens that follow the step's, -1 where nobody asks; `spans` say for each row of the
-    plan where its targets begin, and how many there are.
+    """What rows ask of a wide step. `tells_all`: one that samples wants the whole vocabulary. The
+    others are of a prefill: targets int32 [T] are the prompt's tokens that follow the step's, -1
+    where nobody asks; `spans` say for each row of the plan where its targets begin, and how many
+    there are.
     """
 
     tells_all: bool
@@ -55,7 +61,8 @@ def prompt_logprobs(
     targets: jax.Array,
     vocab_size: int,
 ) -> Logprobs:
-    """hidden [T, width], targets int32 [T] (-1: nobody asks) -> [T, W], of each target and of the best tokens.
+    """hidden [T, width], targets int32 [T] (-1: nobody asks) -> [T, W], of each target and of the
+    best tokens.
 
     Logits are made for BLOCK tokens at a time, and for none of a block in which nobody asks.
     """
@@ -81,7 +88,9 @@ def prompt_logprobs(
 def wide_prefill(
     rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: SequenceBuffer
 ) -> WideInputs | None:
-    """What the rows of a prefill ask for, which lie in `order` among `num_tokens` tokens; None: nothing wide."""
+    """What the rows of a prefill ask for, which lie in `order` among `num_tokens` tokens; None:
+    nothing wide.
+    """
     tells_all = wants_all([row for row in rows if row.samples], table)
     if not (tells_all or any(row.tells_prompt for row in rows)):
         return None

@@ -1,7 +1,8 @@
 """The conformance kit: what every part of a kind must do, for plugin authors as for our own tests.
 
-One module per contract, each with checks that raise AssertionError and need no test runner; `suites` finds those of a
-registered part, `plugin` makes pytest run them. Nothing is imported until it is asked for, so that
+One module per contract, each with checks that raise AssertionError and need no test runner;
+`suites` finds those of a registered part, `plugin` makes pytest run them. Nothing is imported until
+it is asked for, so that
 
     pytest -p enginebay.testing --enginebay-check scheduler:fcfs
 

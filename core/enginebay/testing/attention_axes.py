@@ -1,4 +1,6 @@
-"""Cases of attention by construction: a covering array inside what a kernel declares, lengths from its own configuration."""
+"""Cases of attention by construction: a covering array inside what a kernel declares, lengths from
+its own configuration.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def spec_of(row: Row) -> AttnSpec:
 def case_of(
     row: Row, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: Reach
 ) -> AttentionCase:
-    """The case of a row of values: its lengths are those of the configuration that the kernel has for as long a context."""
+    """The case of a row of values: its lengths are those of the configuration that the kernel has
+    for as long a context.
+    """
     limit = reach.context
     largest = _sized(row, limit, min(limit, reach.new_tokens))
     try:
@@ -208,7 +212,9 @@ def _contexts(kind: str, page: int, block: int, room: int) -> list[int]:
 
 
 def _mixed(totals: Sequence[int], block: int, room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(new tokens, contexts) of rows in the order of a mixed step: a third decodes, a third is new, the others are chunks."""
+    """(new tokens, contexts) of rows in the order of a mixed step: a third decodes, a third is new,
+    the others are chunks.
+    """
     longest, *others = totals
     decode = [n for n in others[::3] if n > 1]
     fresh = [min(n, room // 2) for n in others if n not in decode][::2]

@@ -1,4 +1,6 @@
-"""Problems for attention implementations: named cases, and the arrays of one, poisoned wherever nobody may look."""
+"""Problems for attention implementations: named cases, and the arrays of one, poisoned wherever
+nobody may look.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +49,20 @@ REPRESENTATIVE = frozenset(
         "mixed_finite_poison",
     }
 )
-"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, large heads and groups, and each
-feature in decode steps, which some kernels alone serve, and in another mode."""
+"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, large
+heads and groups, and each feature in decode steps, which some kernels alone serve, and in another
+mode.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCase:
     """One step's rows for one layer kind. Rows must be sorted as derive_batch wants them.
 
-    `contiguous` gives each row one page of `capacity` tokens; with `rows_are_pages` row i's is page i. `poison` is what
-    lies in every place that holds no key or value. `max_kv_len` 0 means the capacity. `scores` and `config` are the values of
-    these axes (see enginebay.ops.axes). With `shares_pages` rows begin with the same full pages as far as they can.
+    `contiguous` gives each row one page of `capacity` tokens; with `rows_are_pages` row i's is page
+    i. `poison` is what lies in every place that holds no key or value. `max_kv_len` 0 means the
+    capacity. `scores` and `config` are the values of these axes (see enginebay.ops.axes). With
+    `shares_pages` rows begin with the same full pages as far as they can.
     """
 
     name: str
@@ -112,9 +117,11 @@ class AttentionCase:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionProblem:
-    """A case's arrays. `keys[i]`, `values[i]` [kv_len, Hkv, D] are row i's whole context in the cache's dtype.
+    """A case's arrays. `keys[i]`, `values[i]` [kv_len, Hkv, D] are row i's whole context in the
+    cache's dtype.
 
-    q, k, v are packed and poisoned on padding. `cache` holds everything before this step; `slots` are the new places.
+    q, k, v are packed and poisoned on padding. `cache` holds everything before this step; `slots`
+    are the new places.
     """
 
     case: AttentionCase
@@ -223,7 +230,9 @@ def _share_pages(
     keys: tuple[np.ndarray, ...],
     values: tuple[np.ndarray, ...],
 ) -> None:
-    """Let every row begin with the full pages of the longest prefix, with its keys and values, and write to none of them."""
+    """Let every row begin with the full pages of the longest prefix, with its keys and values, and
+    write to none of them.
+    """
     prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
     source = int(np.argmax(prefixes))
     for row, prefix in enumerate(prefixes):
@@ -251,7 +260,9 @@ def _on_device(
     kv_lens: jax.Array,
     table: jax.Array,
 ) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
-    """The cache with `places` in it, slot by slot, the batch record, and what is read from the cache."""
+    """The cache with `places` in it, slot by slot, the batch record, and what is read from the
+    cache.
+    """
     slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), slots, *places)
     batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
@@ -272,7 +283,9 @@ def _places_before(
     values: tuple[np.ndarray, ...],
     table: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """k, v of every slot: poison but at the tokens of earlier steps (all tokens where the layer shares a cache)."""
+    """k, v of every slot: poison but at the tokens of earlier steps (all tokens where the layer
+    shares a cache).
+    """
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
     k, v = _poisoned(case, (2, *shape), layout.dtype)
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
@@ -300,7 +313,9 @@ def attention_cases() -> Iterator[AttentionCase]:
 
 
 def _mode_cases() -> Iterator[AttentionCase]:
-    """The three modes over paged, contiguous and row-is-page caches, lengths around the borders of a page."""
+    """The three modes over paged, contiguous and row-is-page caches, lengths around the borders of
+    a page.
+    """
     border = (1, 15, 16, 17, 64)
     ones = (1,) * len(border)
     homes: dict[str, dict[str, Any]] = {
@@ -361,7 +376,9 @@ def _shape_cases() -> Iterator[AttentionCase]:
 
 
 def _feature_cases() -> Iterator[AttentionCase]:
-    """What only some layers have: windows, soft caps, sinks, shared caches, log-sum-exp, and constant values."""
+    """What only some layers have: windows, soft caps, sinks, shared caches, log-sum-exp, and
+    constant values.
+    """
     features: dict[str, dict[str, Any]] = {
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},

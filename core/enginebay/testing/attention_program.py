@@ -15,7 +15,9 @@ from enginebay.testing.attention_cases import AttentionCase, AttentionProblem, c
 
 
 class Result(NamedTuple):
-    """out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and what is read from the cache (see `contents`)."""
+    """out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and what is read from the cache (see
+    `contents`).
+    """
 
     out: np.ndarray
     cache: dict[str, jax.Array]
@@ -24,7 +26,9 @@ class Result(NamedTuple):
 
 
 class AttentionProgram:
-    """The step of a case, jitted with its cache donated. Problems of the case in other seeds run without compiling again."""
+    """The step of a case, jitted with its cache donated. Problems of the case in other seeds run
+    without compiling again.
+    """
 
     def __init__(
         self, impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
@@ -54,7 +58,9 @@ class AttentionProgram:
 
 
 def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:
-    """The kernel's default configuration for a case, or that of its candidates with the smallest or largest numbers."""
+    """The kernel's default configuration for a case, or that of its candidates with the smallest or
+    largest numbers.
+    """
     default = impl.default_config(env, case.spec, case.bucket, layout)
     if case.config == "default":
         return default

@@ -1,4 +1,6 @@
-"""What one compiled case is run with: arrays of several kinds, an empty step, other neighbours, and the same step often."""
+"""What one compiled case is run with: arrays of several kinds, an empty step, other neighbours, and
+the same step often.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from enginebay.testing.attention_program import AttentionProgram, Result
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """How often a case's program runs. `repeats` of one step must give the same bits; `all_scores` adds the other score ranges."""
+    """How often a case's program runs. `repeats` of one step must give the same bits; `all_scores`
+    adds the other score ranges.
+    """
 
     repeats: int = 20
     all_scores: bool = True
@@ -31,13 +35,17 @@ OFTEN_INTERPRETED = Runs(all_scores=False)
 """For the shortest case alone: interpreting takes about as long each time."""
 
 HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
-"""Operations of a step, and size of its cache, from which it is repeated three times only, and runs with its own scores alone."""
+"""Operations of a step, and size of its cache, from which it is repeated three times only, and runs
+with its own scores alone.
+"""
 
 
 def check_case(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env, runs: Runs
 ) -> None:
-    """Raise AssertionError where a result of the case, in any of its runs, is not what the contract says."""
+    """Raise AssertionError where a result of the case, in any of its runs, is not what the contract
+    says.
+    """
     program = AttentionProgram(impl, case, layout_type, env)
     light = _work(case) < HEAVY_WORK and case.layout(layout_type).num_bytes() < HEAVY_BYTES
     for seed in range(runs.num_seeds):

@@ -1,4 +1,6 @@
-"""The checks of one attention kernel: which cases it is held to, in which of its layouts, at shapes that it can do."""
+"""The checks of one attention kernel: which cases it is held to, in which of its layouts, at shapes
+that it can do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from enginebay.testing.attention_runs import (
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCheck:
-    """A case in a layout, and the function that holds the kernel to it; SkipTest says why the kernel does not do it.
+    """A case in a layout, and the function that holds the kernel to it; SkipTest says why the
+    kernel does not do it.
 
     `representative` cases have every pair of values of different axes (see enginebay.ops.axes).
     """
@@ -67,7 +70,9 @@ def constructed_checks(
     triples: bool = False,
     num_seeds: int = 1,
 ) -> Iterator[AttentionCheck]:
-    """The cases with every pair, or triple, of values that the kernel declares, and the kernel's own lengths."""
+    """The cases with every pair, or triple, of values that the kernel declares, and the kernel's
+    own lengths.
+    """
     kinds = {layout.__name__: layout for layout in layouts}
     reach = INTERPRETED if interpreted else DEVICE
     cases = list(covering_cases(kernel, env, kinds, reach, triples=triples))
@@ -104,10 +109,11 @@ def _run_constructed(
 def named_checks(
     kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[AttentionCheck]:
-    """Every case of `attention_cases` in the first layout, the plain ones in all; rows alone and among others in each mode.
+    """Every case of `attention_cases` in the first layout, the plain ones in all; rows alone and
+    among others in each mode.
 
-    A case whose head_dim or page size the kernel does not claim is given the next larger one that it does, and bears it in its
-    name: what the case is about can be seen at any size.
+    A case whose head_dim or page size the kernel does not claim is given the next larger one that
+    it does, and bears it in its name: what the case is about can be seen at any size.
     """
     from enginebay.testing import kernels
 
@@ -147,7 +153,9 @@ def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], 
 
 
 def fitted(case: AttentionCase, caps: Caps) -> AttentionCase:
-    """The case with the next larger head_dim and page size that a kernel claims; as it is where it claims its own, or none."""
+    """The case with the next larger head_dim and page size that a kernel claims; as it is where it
+    claims its own, or none.
+    """
     head_dim = _next(case.spec.head_dim, HEAD_DIMS, caps.head_dim)
     if head_dim != case.spec.head_dim:
         spec = dataclasses.replace(case.spec, head_dim=head_dim)

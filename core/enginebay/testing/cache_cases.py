@@ -44,7 +44,9 @@ def _poisoned(layout: KVLayout) -> dict[str, np.ndarray]:
 
 
 def check_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
-    """New tokens lie where the layout's own write puts them, and not a bit of any other place has changed."""
+    """New tokens lie where the layout's own write puts them, and not a bit of any other place has
+    changed.
+    """
     layout = _layout(case, layouts)
     slots = _slots(case, layout)
     k, v = (

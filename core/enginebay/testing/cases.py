@@ -25,15 +25,18 @@ HOST = Env("cpu")
 """Where interpreted kernels run."""
 
 ENGINES_IN_SHORT = ("greedy", "nothing_compiles", "released", "penalised", "ledger")
-"""Of an engine's checks, by a part of their names, those that stand for all; the others compile a lot."""
+"""Of an engine's checks, by a part of their names, those that stand for all; the others compile a
+lot.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One check of one part at one level.
 
-    `target` is where: the platform whose devices run it, "interpreter", or the architecture that is compiled for. `traits` are
-    what the case is about, by axis ("dtype": "bfloat16", "mode": "decode"), for the support matrix.
+    `target` is where: the platform whose devices run it, "interpreter", or the architecture that is
+    compiled for. `traits` are what the case is about, by axis ("dtype": "bfloat16", "mode":
+    "decode"), for the support matrix.
     """
 
     level: Level
@@ -45,7 +48,9 @@ class Case:
 
 
 def select_parts(registry: Registry, selector: str) -> list[Entry]:
-    """As `suites.select`, and a bare name stands for every part of that name. UnknownNameError names the nearest."""
+    """As `suites.select`, and a bare name stands for every part of that name. UnknownNameError
+    names the nearest.
+    """
     try:
         return suites.select(registry, selector)
     except PluginError:  # broken or not installed: its only case says so
@@ -69,8 +74,9 @@ def part_cases(
 ) -> list[Case]:
     """The cases of a part at a level; None stands for every level that it can do here.
 
-    Without a platform in `choices` cases run where `suites.platform_of` chooses. A kernel that it serves is run, another is
-    interpreted and compiled as far as it has these forms. A part that has nothing at a level gives one case, which says why.
+    Without a platform in `choices` cases run where `suites.platform_of` chooses. A kernel that it
+    serves is run, another is interpreted and compiled as far as it has these forms. A part that has
+    nothing at a level gives one case, which says why.
     """
     if entry.state != "ready":
         broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")

@@ -1,4 +1,6 @@
-"""What ops other than attention are compiled at for devices that are not there: sizes of real models."""
+"""What ops other than attention are compiled at for devices that are not there: sizes of real
+models.
+"""
 
 from __future__ import annotations
 
@@ -184,6 +186,8 @@ _PROBLEMS: Mapping[str, Callable[[Layouts], list[OpProblem]]] = {
 
 
 def problems_of(op: str, layouts: Layouts) -> list[OpProblem]:
-    """The problems of an op, none for an op that has none; in the core's layouts where none are given."""
+    """The problems of an op, none for an op that has none; in the core's layouts where none are
+    given.
+    """
     make = _PROBLEMS.get(op)
     return [] if make is None else make(layouts or tuple(BUILTIN_LAYOUTS.values()))

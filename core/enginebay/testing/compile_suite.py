@@ -1,4 +1,6 @@
-"""The checks of one kernel away from its device: programs at the shapes of real models that its compiler must take."""
+"""The checks of one kernel away from its device: programs at the shapes of real models that its
+compiler must take.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from enginebay.testing.traits import traits_of
 
 @dataclasses.dataclass(frozen=True)
 class CompileCheck:
-    """A program for a target, and the function that compiles it: figures, or SkipTest with the reason not to."""
+    """A program for a target, and the function that compiles it: figures, or SkipTest with the
+    reason not to.
+    """
 
     target: str
     name: str
@@ -52,8 +56,9 @@ SHAPES: dict[str, Shape] = {
 
 EVERYWHERE = "decode_8b"
 BY_TURNS = ("prefill_8b", "mixed_8b", "decode_small")
-"""The programs that stand for all: one is compiled for every target, each of the others, which take some compilers half a minute, for
-one."""
+"""The programs that stand for all: one is compiled for every target, each of the others, which take
+some compilers half a minute, for one.
+"""
 
 MODES: tuple[Mode, ...] = ("decode", "prefill", "mixed")
 
@@ -67,7 +72,9 @@ BUCKETS: dict[Mode, tuple[int, int, int, int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One attention problem to compile. A page size that the kernel does not claim is replaced by the nearest that it does."""
+    """One attention problem to compile. A page size that the kernel does not claim is replaced by
+    the nearest that it does.
+    """
 
     name: str
     mode: Mode
@@ -89,7 +96,9 @@ class Program:
 
 
 def programs() -> Iterator[Program]:
-    """Every model in every mode; of the first one also other dtypes, page sizes, windows and soft caps."""
+    """Every model in every mode; of the first one also other dtypes, page sizes, windows and soft
+    caps.
+    """
     for model, shape in SHAPES.items():
         for mode in MODES:
             yield Program(f"{mode}_{model}", mode, _spec(shape))
@@ -119,7 +128,9 @@ def _spec(shape: Shape, dtype: str = "bfloat16") -> AttnSpec:
 def compile_checks(
     op: str, kernel: Any, compiler: KernelCompiler, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[CompileCheck]:
-    """Every problem of an op for every target of a compiler; `layouts` are those that a kernel says it knows."""
+    """Every problem of an op for every target of a compiler; `layouts` are those that a kernel says
+    it knows.
+    """
     for i, target in enumerate(compiler.targets):
         short = {EVERYWHERE, *BY_TURNS[i : i + 1]}
         if op != "attention":
@@ -158,7 +169,9 @@ def compile_attention(
     compiler: KernelCompiler,
     target: str,
 ) -> Mapping[str, int]:
-    """Compile one step of one layer with the cache donated; AssertionError when the program makes a second cache."""
+    """Compile one step of one layer with the cache donated; AssertionError when the program makes a
+    second cache.
+    """
     spec, bucket, layout = program.spec, program.bucket(), program.layout(layout_type)
     env = Env(compiler.platform, target)
     reason = kernel.caps.why_not(env, spec, bucket, layout)

@@ -1,4 +1,6 @@
-"""Covering arrays: few rows of values in which every pair, or every triple, of values of different axes occurs."""
+"""Covering arrays: few rows of values in which every pair, or every triple, of values of different
+axes occurs.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ PAIRS, TRIPLES = 2, 3
 
 
 def covering_rows(axes: OpAxes, strength: int = PAIRS) -> list[Row]:
-    """Rows of `axes` with every pair (or triple) of values that may stand together; the same rows on every call.
+    """Rows of `axes` with every pair (or triple) of values that may stand together; the same rows
+    on every call.
 
-    Greedy: each row begins with a combination that is missing, then takes, axis by axis, the value that adds most. The
-    first rows cover most. An axis without values is left out.
+    Greedy: each row begins with a combination that is missing, then takes, axis by axis, the value
+    that adds most. The first rows cover most. An axis without values is left out.
     """
     by_size = sorted(axes.values.items(), key=lambda item: -len(item[1]))
     known = tuple((axis, values) for axis, values in by_size if values)
@@ -81,7 +84,9 @@ class _Table:
         return two[:, :, None] & two[:, None, :] & two[None]
 
     def row_with(self, first: tuple[int, ...], missing: np.ndarray) -> list[int] | None:
-        """A row with the values `first`, and of the other axes those that add most, axis by axis; None when there is none."""
+        """A row with the values `first`, and of the other axes those that add most, axis by axis;
+        None when there is none.
+        """
         chosen = {int(self._axis[i]): i for i in first}
         for axis in range(len(self.axis_names)):
             if axis in chosen:

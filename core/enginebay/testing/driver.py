@@ -31,7 +31,9 @@ class Driver:
         self.lease = lease
 
     def prefill(self) -> list[int]:
-        """Process the tokens that the row has, but for those that were in the cache when it was admitted."""
+        """Process the tokens that the row has, but for those that were in the cache when it was
+        admitted.
+        """
         start = self.lease.num_cached
         count = int(self.engine.rows.num_tokens[self.row]) - start
         plan = StepPlan((RowPlan(self.row, self.lease, start, count, samples=True),))

@@ -1,4 +1,6 @@
-"""Log-probabilities of an engine, held against log_softmax of a single forward pass over all tokens."""
+"""Log-probabilities of an engine, held against log_softmax of a single forward pass over all
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ ASKED = (None, 0, 5, None, MAX_LOGPROBS, 1)
 
 
 def logprobs_are_the_models(subject: Subject) -> None:
-    """Rows that ask are told log_softmax of the model's own logits, alone and in a batch in which others do not ask.
+    """Rows that ask are told log_softmax of the model's own logits, alone and in a batch in which
+    others do not ask.
 
-    Their prompts are cut into chunks, and whatever chooses the tokens changes nothing of it. An engine that does not
-    declare log-probabilities refuses them. One that declares wide ones tells those of prompts, which the cache may have, and
-    of the whole vocabulary.
+    Their prompts are cut into chunks, and whatever chooses the tokens changes nothing of it. An
+    engine that does not declare log-probabilities refuses them. One that declares wide ones tells
+    those of prompts, which the cache may have, and of the whole vocabulary.
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=13)
     kinds = (greedy, seeded, penalised)
@@ -56,7 +59,9 @@ def check_logprobs(
     completion: CompletionOutput,
     num_best: int | None,
 ) -> None:
-    """What a completion tells is what `num_best` asks for, and the reference's log_softmax within TOLERANCE."""
+    """What a completion tells is what `num_best` asks for, and the reference's log_softmax within
+    TOLERANCE.
+    """
     told, token_ids = completion.logprobs, completion.token_ids
     case = f"a prompt of {len(prompt)} tokens, logprobs = {num_best}"
     if num_best is None:
@@ -80,7 +85,9 @@ def check_prompt_logprobs(
     told: Sequence[dict[int, float] | None] | None,
     num_best: int,
 ) -> None:
-    """Nothing of the first token, and of the others what `num_best` asks for, the reference's log_softmax within TOLERANCE."""
+    """Nothing of the first token, and of the others what `num_best` asks for, the reference's
+    log_softmax within TOLERANCE.
+    """
     case = f"a prompt of {len(prompt)} tokens, prompt_logprobs = {num_best}"
     assert told is not None, f"{case}: nothing is told"
     assert len(told) == len(prompt), f"{case}: {len(told)} entries"

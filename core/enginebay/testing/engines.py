@@ -1,7 +1,9 @@
-"""Conformance suite of the engine contract: any registered engine, on a tiny random model by default.
+"""Conformance suite of the engine contract: any registered engine, on a tiny random model by
+default.
 
-Comparisons of tokens stop at a near-tie: where two batches or chunk sizes choose different tokens, and the sampler gives
-both for the reference's logits moved by no more than TOLERANCE. Such rows are counted, and few may be; see `ties`.
+Comparisons of tokens stop at a near-tie: where two batches or chunk sizes choose different tokens,
+and the sampler gives both for the reference's logits moved by no more than TOLERANCE. Such rows are
+counted, and few may be; see `ties`.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def greedy_tokens_are_the_models(subject: Subject) -> None:
 
 
 def seeded_tokens_are_the_samplers(subject: Subject) -> None:
-    """Each sampled token is the plan's sampler's, for the logits of a single forward pass over all before it."""
+    """Each sampled token is the plan's sampler's, for the logits of a single forward pass over all
+    before it.
+    """
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
     penalties = penalised().model_dump(
         include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -89,9 +93,11 @@ def seeded_tokens_are_the_samplers(subject: Subject) -> None:
 
 
 def penalised_tokens_are_the_models(subject: Subject) -> None:
-    """Each token is the best one after penalties counted on the host, whatever becomes of batches and prompts.
+    """Each token is the best one after penalties counted on the host, whatever becomes of batches
+    and prompts.
 
-    The batch is of unequal requests, their prompts are cut into chunks, and the engine may have them in its cache.
+    The batch is of unequal requests, their prompts are cut into chunks, and the engine may have
+    them in its cache.
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS * 2, seed=11)
     params = [penalised(kind=i) for i in range(len(prompts))]
@@ -111,7 +117,9 @@ def penalised_tokens_are_the_models(subject: Subject) -> None:
 
 
 def recomputed_rows_keep_their_counts(subject: Subject) -> None:
-    """A row whose output is prefilled again, as after a preemption, goes on with it counted as output."""
+    """A row whose output is prefilled again, as after a preemption, goes on with it counted as
+    output.
+    """
     prompt = prompts_of(subject.vocab_size, (15,), seed=12)[0]
     with subject.shared() as llm:
         for params in (penalised(24, kind) for kind in range(3)):
@@ -161,7 +169,9 @@ def _compare_alone_with_batch(
 
 
 def same_buckets_give_equal_bits(subject: Subject) -> None:
-    """Where all sizes are equal there are no ties to forgive: other neighbours and another row change no token."""
+    """Where all sizes are equal there are no ties to forgive: other neighbours and another row
+    change no token.
+    """
     target, *others = prompts_of(subject.vocab_size, (16,) * 7, seed=10)
     with subject.shared() as llm:
         for params in (greedy(), seeded()):
@@ -179,7 +189,9 @@ def chunk_sizes_do_not_matter(subject: Subject) -> None:
 
 
 def decode_steps_do_not_matter(subject: Subject) -> None:
-    """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the host's work or do not."""
+    """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the
+    host's work or do not.
+    """
     prompts = prompts_of(
         subject.vocab_size, (*LENGTHS[:4], 5), seed=3
     )  # more than rows, so that one waits
@@ -224,7 +236,9 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
 
 
 def steps_do_not_wait(subject: Subject) -> None:
-    """step() returns before its tokens are there: nothing of the device is read before Pending.read()."""
+    """step() returns before its tokens are there: nothing of the device is read before
+    Pending.read().
+    """
     prompt = prompts_of(subject.vocab_size, (21,), seed=13)[0]
     with subject.shared() as llm:
         waits = llm.run_on_engine(functools.partial(_waits_of_steps, llm.engine, prompt))
@@ -257,7 +271,9 @@ def _watched(engine: Engine, waits: list[str]) -> Callable[[StepPlan], Pending]:
 
 
 def state_moves_to_another_engine(subject: Subject) -> None:
-    """Taken out after some steps and put into another row of another engine, a request goes on with the same tokens."""
+    """Taken out after some steps and put into another row of another engine, a request goes on with
+    the same tokens.
+    """
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
     with subject.shared() as first, subject.make() as second:
         for params in (greedy(12), seeded(12), penalised(12)):
@@ -336,7 +352,9 @@ def arrays_can_be_dropped(subject: Subject) -> None:
 
 
 def nothing_compiles_after_warmup(subject: Subject) -> None:
-    """With compiling forbidden, requests of all kinds run on what warmup() compiled, and the engine counts no more."""
+    """With compiling forbidden, requests of all kinds run on what warmup() compiled, and the engine
+    counts no more.
+    """
     with subject.shared(subject.make()) as llm:
         assert llm.warmup() > 0
         _forbid_compiling(llm, forbidden=True)
@@ -365,7 +383,9 @@ def dropped_arrays_come_back_warm(subject: Subject) -> None:
 
 
 def compiling_can_be_forbidden(subject: Subject) -> None:
-    """A request that needs a new program then fails with CompilationError; allowed again, the service goes on."""
+    """A request that needs a new program then fails with CompilationError; allowed again, the
+    service goes on.
+    """
     with subject.make() as llm:
         prompts = prompts_of(subject.vocab_size, (5,), seed=8)
         _forbid_compiling(llm, forbidden=True)

@@ -24,7 +24,9 @@ SLOTS = (5, -1, 17, 3, 23, 0)
 
 
 def check_add_rms_norm(op: AddRmsNormOp, dtype: str) -> None:
-    """Raise AssertionError unless the sum is the dtype's own, bit by bit, and its norm within two roundings."""
+    """Raise AssertionError unless the sum is the dtype's own, bit by bit, and its norm within two
+    roundings.
+    """
     rng = np.random.default_rng(0)
     for shape in ((5, 64), (3, 40)):
         scale = np.logspace(-3, 2, shape[0])[:, None]
@@ -51,9 +53,11 @@ def check_add_rms_norm(op: AddRmsNormOp, dtype: str) -> None:
 def check_rope_kv_write(
     op: RopeKvWriteOp, layout_type: type[KVLayout], spec: RopeSpec, dtype: str, *, group: int = 3
 ) -> None:
-    """Raise AssertionError unless q and the written k are rotated, v lies as it came, and nothing else has changed.
+    """Raise AssertionError unless q and the written k are rotated, v lies as it came, and nothing
+    else has changed.
 
-    Six tokens, and one alone; one of them goes nowhere, and every place that is not written holds NaN.
+    Six tokens, and one alone; one of them goes nowhere, and every place that is not written holds
+    NaN.
     """
     layout = layout_type(3, 8, 2, 64, dtype)
     rng = np.random.default_rng(0)

@@ -43,19 +43,27 @@ __all__ = [
 ]
 
 F32_BOUND = 1e-6
-"""Error of f32 attention per unit of (1 + largest score) * largest value: eight roundings. A score's rounding error
-grows with the score, and softmax turns it into a relative error of the weight."""
+"""Error of f32 attention per unit of (1 + largest score) * largest value: eight roundings. A
+score's rounding error grows with the score, and softmax turns it into a relative error of the
+weight.
+"""
 
 CPU = Env("cpu")
 
 RMS_FACTOR = 1.4
-"""The same of the root mean square of the errors, which more results make surer: an accumulator of 16 bits shows here."""
+"""The same of the root mean square of the errors, which more results make surer: an accumulator of
+16 bits shows here.
+"""
 
 MOST_COMPARED = 96
-"""Of the new tokens of a row: the float64 arithmetic of more would take longer than everything else."""
+"""Of the new tokens of a row: the float64 arithmetic of more would take longer than everything
+else.
+"""
 
 NARROW_FACTOR = 2.0
-"""An implementation may err this often as much as f64 arithmetic that rounds weights and outputs to the dtype."""
+"""An implementation may err this often as much as f64 arithmetic that rounds weights and outputs to
+the dtype.
+"""
 
 
 def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
@@ -73,7 +81,9 @@ def why_not(
 def check_attention(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
 ) -> None:
-    """Raise AssertionError when output, log-sum-exp or cache of a case are not what the contract says."""
+    """Raise AssertionError when output, log-sum-exp or cache of a case are not what the contract
+    says.
+    """
     problem = make_problem(case, layout_type)
     result = AttentionProgram(impl, case, layout_type, env)(problem)
     check_all(problem, result.out, result.read, result.lse)
@@ -82,7 +92,9 @@ def check_attention(
 def check_result(
     problem: AttentionProblem, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
 ) -> None:
-    """Raise AssertionError when what an implementation made of a problem is not what the contract says."""
+    """Raise AssertionError when what an implementation made of a problem is not what the contract
+    says.
+    """
     check_all(problem, out, _contents(problem.layout, cache), lse)
 
 
@@ -142,7 +154,9 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
-    """`other` with the pages of the first row taken from `mine`: pages are the first axis of every layout's arrays."""
+    """`other` with the pages of the first row taken from `mine`: pages are the first axis of every
+    layout's arrays.
+    """
     pages = np.asarray(problem.batch.page_table)[0][
         : -(-problem.case.kv_lens[0] // problem.layout.page_size)
     ]
@@ -177,9 +191,12 @@ def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray
             f"{where}: token {strange[0]} is off by nan, allowed 0", float("nan"), 0.0
         )
     errors = np.abs(got[expected.tokens] - expected.out)
-    name_of = lambda i: (
-        f"{where}: token {expected.tokens[i]} of row {problem.token_rows[expected.tokens[i]]}"
-    )  # noqa: E731
+
+    def name_of(i):
+        return (
+            f"{where}: token {expected.tokens[i]} of row {problem.token_rows[expected.tokens[i]]}"
+        )
+
     _hold(errors.max(axis=(1, 2), initial=0.0), expected.allowed, name_of)
     if expected.allowed_rms is not None and errors.size:
         rms = float(np.sqrt(np.mean(errors**2)))
@@ -193,7 +210,9 @@ def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray
 def _hold(
     error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str
 ) -> None:
-    """Raise InexactError at the worst of `error` [places] unless each is within `allowed`; a NaN is the worst of all."""
+    """Raise InexactError at the worst of `error` [places] unless each is within `allowed`; a NaN is
+    the worst of all.
+    """
     error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
     if (error <= allowed).all():
         return
@@ -205,9 +224,11 @@ def _hold(
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What a problem's results must be. `tokens` int [n] are those that are compared: all, or some of long rows.
+    """What a problem's results must be. `tokens` int [n] are those that are compared: all, or some
+    of long rows.
 
-    out f64 [n, Hq, D], lse f64 [n, Hq], allowed [n] error of a token, allowed root mean square of all in narrow dtypes.
+    out f64 [n, Hq, D], lse f64 [n, Hq], allowed [n] error of a token, allowed root mean square of
+    all in narrow dtypes.
     """
 
     tokens: np.ndarray
@@ -254,7 +275,9 @@ def expected_of(problem: AttentionProblem) -> Expected:
 
 
 def _compared_tokens(mine: np.ndarray) -> np.ndarray:
-    """Of a row's packed tokens (bool [T]) all, or those of a long row around multiples of 16, and the last ones."""
+    """Of a row's packed tokens (bool [T]) all, or those of a long row around multiples of 16, and
+    the last ones.
+    """
     tokens = np.flatnonzero(mine)
     if tokens.size <= MOST_COMPARED:
         return tokens

@@ -1,4 +1,6 @@
-"""Conformance suite for cache layouts: what any KVLayout must do, asked through its public methods alone."""
+"""Conformance suite for cache layouts: what any KVLayout must do, asked through its public methods
+alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PAGES_ASKED_FOR = (2, 3)
 
 
 def check_layout(layout: KVLayout) -> None:
-    """Raise AssertionError when a layout's shapes, writes or reads break the contract; shapes should be small."""
+    """Raise AssertionError when a layout's shapes, writes or reads break the contract; shapes
+    should be small.
+    """
     shapes = layout.shapes()
     assert hash(layout) == hash(layout.resized()), f"{layout.name}: equal layouts must hash equally"
     assert set(shapes) == set(layout.head_axis()), (
@@ -69,10 +73,11 @@ def _exercise(
 ) -> dict[str, Any]:
     """All that is looked at, in one program.
 
-    `made`: an empty cache. `before` and `touched`: contents of the poisoned cache before and after `few` were written.
-    `written`: contents of an empty cache after `everything` was, in the order of the slots; `tokens`: the same by
-    read_tokens, in the order of `everything`; `compact`: the same in a copy of all pages as one row. `dropped`: an empty
-    cache after `padding` was written. `read`: pages of an empty cache.
+    `made`: an empty cache. `before` and `touched`: contents of the poisoned cache before and after
+    `few` were written. `written`: contents of an empty cache after `everything` was, in the order
+    of the slots; `tokens`: the same by read_tokens, in the order of `everything`; `compact`: the
+    same in a copy of all pages as one row. `dropped`: an empty cache after `padding` was written.
+    `read`: pages of an empty cache.
     """
     full = layout.write(layout.init(), *everything)
     row = jnp.arange(layout.num_pages, dtype=jnp.int32)[None]
@@ -155,7 +160,9 @@ def _check_axes(layout: KVLayout) -> None:
 def _check_equal(
     layout: KVLayout, got: np.ndarray, wanted: np.ndarray, what: str, *, exact: bool = False
 ) -> None:
-    """K and V [2, ..., heads, head_dim] are of the layout's dtype, and the same within its tolerance."""
+    """K and V [2, ..., heads, head_dim] are of the layout's dtype, and the same within its
+    tolerance.
+    """
     dtype = jnp.dtype(layout.dtype)
     assert got.dtype == dtype, f"{layout.name}: {got.dtype} is read, expected {dtype}"
     left, right = got.astype(np.float64), wanted.astype(np.float64)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from enginebay.cache import Lease, Ledger
 
 FIRST_TOKEN = 1 << 20
-"""Tokens of the model begin here, where no vocabulary reaches: what it leaves in a prefix index is found by nobody."""
+"""Tokens of the model begin here, where no vocabulary reaches: what it leaves in a prefix index is
+found by nobody.
+"""
 
 
 def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
@@ -55,9 +57,11 @@ class Device:
 
 @dataclasses.dataclass
 class LedgerWorld:
-    """A ledger with rows 0 to num_rows - 1 of at most max_tokens, and the device as its tables make it.
+    """A ledger with rows 0 to num_rows - 1 of at most max_tokens, and the device as its tables make
+    it.
 
-    A page has `page_size` tokens; a row that is one page has max_tokens. Every action ends with the ledger's own check.
+    A page has `page_size` tokens; a row that is one page has max_tokens. Every action ends with the
+    ledger's own check.
     """
 
     ledger: Ledger
@@ -75,7 +79,9 @@ class LedgerWorld:
         return max(1, min(self.page_size, self.max_tokens // 8))
 
     def prompt(self, like: int, num_alike: int, kinds: Sequence[int], num_cut: int) -> list[int]:
-        """The first blocks of an earlier request, then a block of each kind, without the last `num_cut` tokens."""
+        """The first blocks of an earlier request, then a block of each kind, without the last
+        `num_cut` tokens.
+        """
         begin = self.known[like % len(self.known)] if self.known else []
         token_ids = begin[: num_alike * self.block_size]
         for kind in kinds:
@@ -86,7 +92,9 @@ class LedgerWorld:
         return token_ids[: max(1, min(len(token_ids), self.max_tokens) - num_cut)] or [FIRST_TOKEN]
 
     def add(self, row: int, prompt: list[int], num_new: int) -> bool:
-        """Admit a request to a free row, which may get `num_new` tokens more; whether there was room."""
+        """Admit a request to a free row, which may get `num_new` tokens more; whether there was
+        room.
+        """
         free = self.ledger.num_free_tokens
         wanted = len(prompt) + (
             1 if self.ledger.grows else min(num_new, self.max_tokens - len(prompt))
@@ -112,7 +120,9 @@ class LedgerWorld:
         return True
 
     def fork(self, row: int, new_row: int, num_less: int) -> bool:
-        """Admit a request to a free row, with another row's committed tokens but the last ones; whether there was room."""
+        """Admit a request to a free row, with another row's committed tokens but the last ones;
+        whether there was room.
+        """
         one, free = self.rows[row], self.ledger.num_free_tokens
         num_cached = one.num_committed - num_less
         table = self._table(one)
@@ -210,7 +220,9 @@ class LedgerWorld:
 
 
 class LedgerMachine(stateful.RuleBasedStateMachine):
-    """Requests that begin alike come, grow, are committed and end, in any order; in the end all is given back."""
+    """Requests that begin alike come, grow, are committed and end, in any order; in the end all is
+    given back.
+    """
 
     make_world: ClassVar[Callable[[], LedgerWorld]]
 
@@ -240,7 +252,9 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: self.world.ledger.forks and self.world.rows)
     @stateful.rule(which=st.integers(0, 40), into=st.integers(0, 40), less=st.integers(0, 2))
     def fork(self, which: int, into: int, less: int) -> None:
-        """Admit a request that shares a row's tokens, where one has some and there is room for another."""
+        """Admit a request that shares a row's tokens, where one has some and there is room for
+        another.
+        """
         world, row = self.world, self.row(which)
         free = [r for r in range(world.num_rows) if r not in world.rows]
         if free and less < world.rows[row].num_committed < world.max_tokens:
@@ -279,7 +293,8 @@ class LedgerMachine(stateful.RuleBasedStateMachine):
 def any_sequence_keeps_the_books(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int
 ) -> None:
-    """Requests come, share prefixes, grow, are committed, end and are preempted, until pages are evicted, in any order.
+    """Requests come, share prefixes, grow, are committed, end and are preempted, until pages are
+    evicted, in any order.
 
     `make` may give the same ledger each time.
     """

@@ -17,7 +17,9 @@ Check = tuple[str, Callable[[], None]]
 
 @dataclasses.dataclass(frozen=True)
 class Books:
-    """A ledger under test: it serves rows 0 to num_rows - 1, each with room for max_tokens when it is alone."""
+    """A ledger under test: it serves rows 0 to num_rows - 1, each with room for max_tokens when it
+    is alone.
+    """
 
     ledger: Ledger
     num_rows: int
@@ -51,13 +53,17 @@ class Books:
         ]
 
     def table(self, leases: list[Lease], fill: int = 0) -> np.ndarray:
-        """The leases' rows of a page table that held `fill` everywhere; wide enough for pages of one token."""
+        """The leases' rows of a page table that held `fill` everywhere; wide enough for pages of
+        one token.
+        """
         table = np.full((max(len(leases), self.num_rows), self.max_tokens), fill, np.int32)
         self.ledger.write_table(leases, table)
         return table[: len(leases)]
 
     def pages(self, lease: Lease) -> set[int]:
-        """The pages of a lease. The zeros after them are no pages, but a row that is all zeros has page 0."""
+        """The pages of a lease. The zeros after them are no pages, but a row that is all zeros has
+        page 0.
+        """
         row = self.table([lease])[0]
         return set(row[: max(1, int(np.max(np.flatnonzero(row), initial=-1)) + 1)].tolist())
 
@@ -70,9 +76,11 @@ class Books:
 def ledger_checks(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int | None = None
 ) -> list[Check]:
-    """Every check of the suite, by name. `make` may give the same ledger each time: a check leaves it as it found it.
+    """Every check of the suite, by name. `make` may give the same ledger each time: a check leaves
+    it as it found it.
 
-    `page_size` is the number of tokens that one entry of a page table stands for; None: a row is one page.
+    `page_size` is the number of tokens that one entry of a page table stands for; None: a row is
+    one page.
     """
     checks = (
         everything_given_back_is_free_again,
@@ -115,7 +123,9 @@ def everything_given_back_is_free_again(books: Books) -> None:
 
 
 def promises_never_exceed_what_is_free(books: Books) -> None:
-    """Rows that want all they may have are admitted until there is no more, each at the cost of what it was promised."""
+    """Rows that want all they may have are admitted until there is no more, each at the cost of
+    what it was promised.
+    """
     ledger = books.ledger
     leases = []
     for row in range(books.num_rows):
@@ -196,7 +206,9 @@ def _assert_refuses_release(books: Books, lease: Lease) -> None:
 
 
 def tables_of_rows_do_not_overlap(books: Books) -> None:
-    """Rows whose prompts share nothing share no page; a row admitted after another's release may take its pages."""
+    """Rows whose prompts share nothing share no page; a row admitted after another's release may
+    take its pages.
+    """
     leases = books.admit_small()
     for change in range(2):
         seen: dict[int, int] = {}

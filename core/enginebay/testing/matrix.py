@@ -1,4 +1,6 @@
-"""The support matrix: what kernels declare and what checks have found, axis by axis, as plain data for JSON."""
+"""The support matrix: what kernels declare and what checks have found, axis by axis, as plain data
+for JSON.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,13 @@ WORST = ("INCORRECT", "ERROR", "TIMEOUT", "PASS", "UNSUPPORTED")
 def support_matrix(
     registry: Registry, entries: Iterable[Entry], records: Sequence[CheckRecord]
 ) -> list[dict[str, Any]]:
-    """One object for each part: its declaration, `declared` values of each axis, and what was `checked`.
+    """One object for each part: its declaration, `declared` values of each axis, and what was
+    `checked`.
 
-    declared: {axis, value, supported}; nothing for parts that carry no Caps or cannot be imported here, whose `reason` says why.
-    checked: {level, target, axis, value, verdict, cases, reason}: the worst verdict of the cases that are about a value, "" for all
-    cases of a target together, and the reason of those that were not done.
+    declared: {axis, value, supported}; nothing for parts that carry no Caps or cannot be imported
+    here, whose `reason` says why. checked: {level, target, axis, value, verdict, cases, reason}:
+    the worst verdict of the cases that are about a value, "" for all cases of a target together,
+    and the reason of those that were not done.
     """
     return [_part(registry, entry, records) for entry in entries]
 

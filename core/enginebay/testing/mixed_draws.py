@@ -1,6 +1,8 @@
-"""Draws of requests that ask for several things at once: logits processors and a sampler together, against exact shares.
+"""Draws of requests that ask for several things at once: logits processors and a sampler together,
+against exact shares.
 
-A stranger's processor is held to its source with the same function: give it among others, and what each token's share must be.
+A stranger's processor is held to its source with the same function: give it among others, and what
+each token's share must be.
 """
 
 from __future__ import annotations
@@ -33,15 +35,17 @@ ROWS_AT_ONCE = 500
 """Of those that use a processor: what a processor costs is what they cost."""
 
 COMPILED = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
-"""Quickly, as most of a short run is compiling, but not worst: many calls go through one program."""
+"""Quickly, as most of a short run is compiling, but not worst: many calls go through one program.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
     """What a request asks for, and what must come of it.
 
-    `logits` are f32 [vocab], the same number for all; `options` are those of its processors, by name; `shares` are float64
-    [vocab]: the exact probability of each token, 0.0 for one that must never come.
+    `logits` are f32 [vocab], the same number for all; `options` are those of its processors, by
+    name; `shares` are float64 [vocab]: the exact probability of each token, 0.0 for one that must
+    never come.
     """
 
     logits: np.ndarray
@@ -55,10 +59,12 @@ class Mix:
 def check_mixed_draws(
     sampler: Sampler, processors: Processors, mixes: Mapping[str, Mix], num_draws: int = NUM_DRAWS
 ) -> None:
-    """The mixes, rows of one batch, draw `num_draws` tokens each, and none draws them otherwise than its shares say.
+    """The mixes, rows of one batch, draw `num_draws` tokens each, and none draws them otherwise
+    than its shares say.
 
-    `processors` are applied in their order. AssertionError, with the mix's name, for a token that must never come, and for
-    frequencies that chance makes of the shares less often than once in three million times.
+    `processors` are applied in their order. AssertionError, with the mix's name, for a token that
+    must never come, and for frequencies that chance makes of the shares less often than once in
+    three million times.
     """
     rows = _Rows(processors, list(mixes.values()))
     draw = jax.jit(
@@ -83,7 +89,9 @@ def check_mixed_draws(
 
 
 class _Rows:
-    """ROWS_OF_EACH rows of each mix, one mix after the other: what the step has of them, but for their keys."""
+    """ROWS_OF_EACH rows of each mix, one mix after the other: what the step has of them, but for
+    their keys.
+    """
 
     def __init__(self, processors: Processors, mixes: list[Mix]) -> None:
         self.logits = _of_each([mix.logits for mix in mixes], np.float32)

@@ -1,4 +1,6 @@
-"""Runs a model step by step on tiny caches: what the model checks and the parity tests look through."""
+"""Runs a model step by step on tiny caches: what the model checks and the parity tests look
+through.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ from enginebay.runner.sharding import Placement, make_placement
 
 Layouts = Mapping[str, KVLayout]
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
-"""From a model's facts and its placement to what makes the Ops of a step, such as enginebay.build.binding.OpsBinder."""
+"""From a model's facts and its placement to what makes the Ops of a step, such as
+enginebay.build.binding.OpsBinder.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """New tokens of one row: `page` is the row's own page of the cache, `start` its number of tokens so far."""
+    """New tokens of one row: `page` is the row's own page of the cache, `start` its number of
+    tokens so far.
+    """
 
     page: int
     start: int
@@ -41,7 +47,9 @@ def place_over(num_devices: int) -> Placement:
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """f32 [*shape], the same for a name and seed wherever it is made: products keep their scale, norms are near 1."""
+    """f32 [*shape], the same for a name and seed wherever it is made: products keep their scale,
+    norms are near 1.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = rng.standard_normal(shape, dtype=np.float32)
     if len(shape) > 1:
@@ -52,7 +60,9 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def random_weights(
     model: Model, placement: Placement, *, dtype: str, seed: int = 0
 ) -> dict[str, jax.Array]:
-    """Weights put together from random checkpoint tensors, so that every sharding of a model gets equal ones."""
+    """Weights put together from random checkpoint tensors, so that every sharding of a model gets
+    equal ones.
+    """
     weights = {}
     for path, source in model.tensor_sources().items():
         spec = model.weight_specs()[path]
@@ -111,7 +121,8 @@ class ModelHarness:
         return {name: jax.device_put(array, where[name]) for name, array in layout.init().items()}
 
     def run(self, chunks: Sequence[Chunk], bucket: Bucket, *, pad_id: int = 0) -> list[np.ndarray]:
-        """Process chunks (sorted as AttnBatch wants rows) in one step; f32 logits [tokens, vocab] of each.
+        """Process chunks (sorted as AttnBatch wants rows) in one step; f32 logits [tokens, vocab]
+        of each.
 
         The cache keeps what was written. `pad_id` is the token id on padding.
         """
@@ -168,8 +179,8 @@ def teacher_forced(
 def greedy_mismatch(logits: np.ndarray, token_ids: Sequence[int], tolerance: float) -> int | None:
     """The first position whose best token is not the given one, or None.
 
-    logits f32 [tokens, vocab]. The comparison ends early, without a mismatch, where the two best scores are closer
-    than `tolerance`: from there on two right implementations may part.
+    logits f32 [tokens, vocab]. The comparison ends early, without a mismatch, where the two best
+    scores are closer than `tolerance`: from there on two right implementations may part.
     """
     for position, (row, token) in enumerate(zip(logits, token_ids, strict=True)):
         second, first = np.partition(row, -2)[-2:]

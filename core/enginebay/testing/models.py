@@ -1,4 +1,6 @@
-"""Conformance suite for any model family: consistent declarations, independent rows, equal results however it is run."""
+"""Conformance suite for any model family: consistent declarations, independent rows, equal results
+however it is run.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ CAPACITY = 64
 MIXED = Bucket(64, NUM_ROWS, 1, 64, CAPACITY, "mixed")
 DECODE = Bucket(NUM_ROWS, NUM_ROWS, 1, 1, CAPACITY, "decode")
 TOLERANCE = 1e-5
-"""On f32 logits, relative to the largest: sums are ordered differently in other shapes and shardings."""
+"""On f32 logits, relative to the largest: sums are ordered differently in other shapes and
+shardings.
+"""
 
 
 def tiny_config(family: ModelFamily) -> dict[str, Any]:
-    """A small config.json by the common names of Hugging Face; a family may need more, see model_checks."""
+    """A small config.json by the common names of Hugging Face; a family may need more, see
+    model_checks.
+    """
     return {
         "architectures": [family.architectures[0]],
         "vocab_size": 96,
@@ -77,9 +83,9 @@ def model_checks(
 ) -> list[Check]:
     """Every check of a family.
 
-    `make_ops` binds the ops to compute with. `config` is a tiny config.json of the family, tiny_config(family) when
-    absent; it needs a vocabulary of at least 96 and a context of at least 64. Shardings over 2 and 4 devices are
-    checked as far as there are `num_devices`.
+    `make_ops` binds the ops to compute with. `config` is a tiny config.json of the family,
+    tiny_config(family) when absent; it needs a vocabulary of at least 96 and a context of at least
+    64. Shardings over 2 and 4 devices are checked as far as there are `num_devices`.
     """
     lab = _Lab(family, dict(config or tiny_config(family)), make_ops)
     checks: list[tuple[str, Callable[[_Lab], None]]] = [
@@ -193,7 +199,8 @@ def _parts_of_a_weight_are_the_whole_ones(lab: _Lab) -> None:
             everything = tuple(slice(None) for _ in spec.shape)
             whole = source.build(tensors, everything)
             assert whole.shape == spec.shape, f"{path}: built {whole.shape}, declared {spec.shape}"
-            # Any axis may be sharded that has a name, and loaders read any weight in pieces along its first.
+            # Any axis may be sharded that has a name, and loaders read any weight in pieces along
+            # its first.
             for dim in {0, *(i for i, axis in enumerate(spec.axes) if axis)}:
                 for piece in (slice(0, 1), slice(spec.shape[dim] // 2, spec.shape[dim])):
                     index = (*everything[:dim], piece, *everything[dim + 1 :])

@@ -1,4 +1,6 @@
-"""The cases of any op for one kernel, and their verdicts one after the other: what every check of a kernel runs."""
+"""The cases of any op for one kernel, and their verdicts one after the other: what every check of a
+kernel runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ REPEATS = 20
 
 @dataclasses.dataclass(frozen=True)
 class OpCase:
-    """One check of one kernel. `representative` cases have every pair of values of the op's axes; the others are run with --all.
+    """One check of one kernel. `representative` cases have every pair of values of the op's axes;
+    the others are run with --all.
 
     `traits` are what the case is about, by axis of the support matrix.
     """
@@ -33,7 +36,8 @@ class OpCase:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much of an op's cases. Without `triples` pairs alone; `interpreted` kernels get short rows and few repeats.
+    """How much of an op's cases. Without `triples` pairs alone; `interpreted` kernels get short
+    rows and few repeats.
 
     Each case runs with `num_seeds` sets of arrays.
     """
@@ -46,9 +50,11 @@ class Extent:
 def op_cases(
     op: str, kernel: Any, env: Env, layouts: Sequence[type[KVLayout]], extent: Extent | None = None
 ) -> Iterator[OpCase]:
-    """The cases of an op for a kernel, the representative ones first; none for an op that the kit does not know.
+    """The cases of an op for a kernel, the representative ones first; none for an op that the kit
+    does not know.
 
-    `layouts` are those that the kernel knows, the preferred one first; ops that know no cache leave them alone.
+    `layouts` are those that the kernel knows, the preferred one first; ops that know no cache leave
+    them alone.
     """
     extent = extent or Extent()
     if op == "attention":

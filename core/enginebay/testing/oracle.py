@@ -22,11 +22,12 @@ def attend(
     weights_dtype: np.dtype | None = None,
     positions: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]), f64.
+    """One row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]),
+    f64.
 
-    `positions` int [n] are the places of the queries, without them the last n. With `weights_dtype` each unnormalised weight
-    and the output are rounded to it, as an implementation for narrow dtypes must: the error that this makes is the
-    measure of what an implementation may make.
+    `positions` int [n] are the places of the queries, without them the last n. With `weights_dtype`
+    each unnormalised weight and the output are rounded to it, as an implementation for narrow
+    dtypes must: the error that this makes is the measure of what an implementation may make.
     """
     num_queries, kv_len = q.shape[0], k.shape[0]
     if positions is None:
@@ -62,7 +63,9 @@ def _visible(positions: np.ndarray, kv_len: int, spec: AttnSpec) -> np.ndarray:
 
 
 def largest_score(q: np.ndarray, k: np.ndarray, spec: AttnSpec) -> float:
-    """A bound on |score| before any cap: softmax turns an absolute error of a score into a relative one of a weight."""
+    """A bound on |score| before any cap: softmax turns an absolute error of a score into a relative
+    one of a weight.
+    """
     norms = np.linalg.norm(q.astype(np.float64), axis=-1).max(initial=0.0)
     return float(
         norms * np.linalg.norm(k.astype(np.float64), axis=-1).max(initial=0.0) * spec.softmax_scale
@@ -88,7 +91,9 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, *, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, positions: np.ndarray, spec: RopeSpec) -> np.ndarray:
-    """x [T, heads, head_dim] with features i and i + rotary_dim / 2 turned by position * frequency i, f64."""
+    """x [T, heads, head_dim] with features i and i + rotary_dim / 2 turned by position * frequency
+    i, f64.
+    """
     frequencies, factor = rope_frequencies(spec)
     out, half = x.astype(np.float64), spec.rotary_dim // 2
     first, second = out[..., :half].copy(), out[..., half : spec.rotary_dim].copy()
@@ -140,7 +145,9 @@ def _frequency(i: int, spec: RopeSpec) -> float:
 
 
 def _yarn_range(spec: RopeSpec) -> tuple[float, float]:
-    """The pairs between which frequencies go from kept to stretched: those that turn beta_fast and beta_slow times."""
+    """The pairs between which frequencies go from kept to stretched: those that turn beta_fast and
+    beta_slow times.
+    """
     context = spec.original_max_position_embeddings
 
     def pair(turns: float) -> float:

@@ -1,4 +1,6 @@
-"""Cases of linear, rms_norm, add_rms_norm, rope and embedding by construction, from the axes of these ops."""
+"""Cases of linear, rms_norm, add_rms_norm, rope and embedding by construction, from the axes of
+these ops.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ EPS_F32 = oracle.EPS["float32"]
 
 @dataclasses.dataclass(frozen=True)
 class PlainCase:
-    """A row of values, the seed of its arrays, and how often a step runs, which must give the same bits each time."""
+    """A row of values, the seed of its arrays, and how often a step runs, which must give the same
+    bits each time.
+    """
 
     row: Row
     seed: int
@@ -65,7 +69,9 @@ class PlainCase:
 
 
 def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None = None) -> None:
-    """Raise InexactError where an error exceeds what is allowed, or the root mean square of error / allowed exceeds `rms`."""
+    """Raise InexactError where an error exceeds what is allowed, or the root mean square of error /
+    allowed exceeds `rms`.
+    """
     error, allowed = np.broadcast_arrays(error, allowed)
     bad = ~(error <= allowed)
     if bad.any():
@@ -139,7 +145,9 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
 
 
 def _configured(kernel: Any, config: str) -> Any:
-    """The kernel with its default configurations, or with its candidates of the smallest or largest numbers."""
+    """The kernel with its default configurations, or with its candidates of the smallest or largest
+    numbers.
+    """
     if config == "default" or not isinstance(kernel, TunableOp):
         return kernel
     env = Env("cpu")
@@ -193,7 +201,8 @@ def _hold_norm(
     _same_type(got, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64)).all(axis=-1)
     expected = oracle.rms_norm(x[real], weight, eps=float(cast("float", case.row["eps"])))
-    # A compiler may keep a fused sum unrounded, so that the norm's input, too, is off by a rounding.
+    # A compiler may keep a fused sum unrounded, so that the norm's input, too, is off by a
+    # rounding.
     allowed = 2 * max(case.eps, 4e-7) * np.abs(expected) + float(
         jnp.finfo(case.dtype).smallest_subnormal
     )
@@ -251,7 +260,9 @@ def rope_positions(case: PlainCase, tokens: int) -> np.ndarray:
 def hold_turned(
     got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str
 ) -> None:
-    """Raise AssertionError unless features are rotated within rounding, angles included, and the others as they were."""
+    """Raise AssertionError unless features are rotated within rounding, angles included, and the
+    others as they were.
+    """
     _same_type(got, x.shape, x.dtype)
     if not x.size:
         return

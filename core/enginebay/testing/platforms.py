@@ -19,7 +19,9 @@ MOST_CLAIMED = 1.5
 
 
 def platform_checks(platform: Platform, registry: Registry) -> list[Check]:
-    """Every check of the suite, by name. Those that need a device are skipped without one, with why_not()'s reason."""
+    """Every check of the suite, by name. Those that need a device are skipped without one, with
+    why_not()'s reason.
+    """
     checks = (
         devices_or_a_reason,
         defaults_are_served,
@@ -46,7 +48,9 @@ def devices_or_a_reason(platform: Platform, registry: Registry) -> None:
 
 
 def defaults_are_served(platform: Platform, registry: Registry) -> None:
-    """The default layout is registered, and every op has an implementation that runs here with the defaults."""
+    """The default layout is registered, and every op has an implementation that runs here with the
+    defaults.
+    """
     assert platform.default_layout in registry.names("layout"), (
         f"layout {platform.default_layout!r} is not registered"
     )
@@ -77,7 +81,9 @@ def _serves_defaults(platform: Platform, registry: Registry, entry: Entry) -> bo
 
 
 def min_rows_are_positive(platform: Platform, registry: Registry) -> None:
-    """Without a device too; so is the number of rows that logits processors get at once, if there is one."""
+    """Without a device too; so is the number of rows that logits processors get at once, if there
+    is one.
+    """
     for dtype in ("float32", "bfloat16", "float16"):
         rows = platform.min_rows(dtype)
         assert isinstance(rows, int), f"min_rows({dtype!r}) is {rows!r}, no whole number"
@@ -121,7 +127,9 @@ def facts_are_sound(platform: Platform, registry: Registry) -> None:
 
 
 def memory_is_there(platform: Platform, registry: Registry) -> None:
-    """A device has the memory that the platform claims, where the device or, of the host's processors, the host says."""
+    """A device has the memory that the platform claims, where the device or, of the host's
+    processors, the host says.
+    """
     _needs_device(platform)
     claimed, device = platform.hardware().memory_bytes, platform.devices()[0]
     stats = device.memory_stats() or {}

@@ -1,10 +1,12 @@
 """A pytest plugin that runs the conformance suites of registered parts, for their authors.
 
-    pytest -p enginebay.testing.plugin --enginebay-check scheduler:fcfs --enginebay-check kernel:attention:xla
+    pytest -p enginebay.testing.plugin --enginebay-check scheduler:fcfs --enginebay-check
+    kernel:attention:xla
 
-A part is KIND:NAME, kernel:OP:NAME or a bare name; KIND or kernel:OP alone stand for all of theirs, `all` for everything that is
-registered. Without a path on the command line only these checks run, otherwise they run beside the tests found there.
-`--enginebay-level` is how kernels are checked. `enginebay check` runs the same cases in processes of their own.
+A part is KIND:NAME, kernel:OP:NAME or a bare name; KIND or kernel:OP alone stand for all of theirs,
+`all` for everything that is registered. Without a path on the command line only these checks run,
+otherwise they run beside the tests found there. `--enginebay-level` is how kernels are checked.
+`enginebay check` runs the same cases in processes of their own.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add the checks of the chosen parts; before others look at the items, so that -k and -x work on them too."""
+    """Add the checks of the chosen parts; before others look at the items, so that -k and -x work
+    on them too.
+    """
     selectors: list[str] = config.getoption("enginebay_check")
     level = config.getoption("enginebay_level")
     if not selectors:

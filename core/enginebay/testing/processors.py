@@ -1,4 +1,6 @@
-"""Conformance suite for any logits processor: its declaration, its fields, and rows that depend on nothing but themselves."""
+"""Conformance suite for any logits processor: its declaration, its fields, and rows that depend on
+nothing but themselves.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ ROWS_AT_ONCE = 3
 
 NUM_STEPS = 4
 TOLERANCE = 1e-5
-"""Of scores and fields of the same row, relative and absolute: sums may be taken in another order."""
+"""Of scores and fields of the same row, relative and absolute: sums may be taken in another order.
+"""
 
 Rows = tuple[jax.Array, Mapping[str, Any], SamplingState]
 """Logits, fields by processor, and state."""
@@ -56,9 +59,11 @@ class _Case:
 
 
 def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list[Check]:
-    """Every check of a processor: the class that is registered, and options (or None) that requests may come with.
+    """Every check of a processor: the class that is registered, and options (or None) that requests
+    may come with.
 
-    Options whose model has `examples` in its JSON schema are tried with each of them, besides the defaults.
+    Options whose model has `examples` in its JSON schema are tried with each of them, besides the
+    defaults.
     """
     checks: list[tuple[str, Callable[[_Subject], None]]] = [
         ("is_a_logits_processor", _is_a_logits_processor),
@@ -79,7 +84,9 @@ def processor_checks(target: Any, examples: Callable[[], Sequence[Any]]) -> list
 
 
 class _Subject:
-    """The processor under test, with its rows, made when a check first asks; each shape is compiled once."""
+    """The processor under test, with its rows, made when a check first asks; each shape is compiled
+    once.
+    """
 
     def __init__(self, target: Any, examples: Callable[[], Sequence[Any]]) -> None:
         self.target = target
@@ -335,7 +342,9 @@ def _tokens_are_read_as_declared(subject: _Subject) -> None:
 
 
 def _fields_evolve_as_declared(subject: _Subject) -> None:
-    """One token after the other, in a loop on the device, alone and in another order: the same scores and fields."""
+    """One token after the other, in a loop on the device, alone and in another order: the same
+    scores and fields.
+    """
     processor = subject.processor
     if not processor.evolves:
         own_after = type(processor).after is not LogitsProcessor.after

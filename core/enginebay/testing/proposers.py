@@ -1,4 +1,6 @@
-"""Conformance suite of the proposer contract: any registered proposer, on random, repeating and short rows."""
+"""Conformance suite of the proposer contract: any registered proposer, on random, repeating and
+short rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def _rows() -> list[np.ndarray]:
 
 
 def drafts_are_few_tokens(make: Callable[[], Proposer]) -> None:
-    """At most as many as were requested, one-dimensional, of dtype int32, and tokens of the vocabulary.
+    """At most as many as were requested, one-dimensional, of dtype int32, and tokens of the
+    vocabulary.
 
     A proposer knows the vocabulary by the rows alone: all its tokens are in them.
     """

@@ -1,4 +1,6 @@
-"""The quick check: a few cases against the reference, in the shapes of one model, before an unregistered function is used."""
+"""The quick check: a few cases against the reference, in the shapes of one model, before an
+unregistered function is used.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from enginebay.testing import kernels
 from enginebay.testing.attention_cases import AttentionCase
 
 Check = tuple[str, Callable[[], None]]
-"""A case's name, and a function that raises AssertionError when the result is not what it must be."""
+"""A case's name, and a function that raises AssertionError when the result is not what it must be.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Where an implementation is to serve: the model's attention layers per shard, the cache, the phases, the dtype."""
+    """Where an implementation is to serve: the model's attention layers per shard, the cache, the
+    phases, the dtype.
+    """
 
     env: Env
     specs: Sequence[AttnSpec]
@@ -33,8 +38,9 @@ class Setting:
 def quick_check(op: str, impl: Any, setting: Setting, what: str, switch: str) -> int:
     """Run an implementation of an op on a few cases; how many there were.
 
-    IncorrectError names `what`, the case, and the error against its bound, or what the implementation raised; `switch`
-    says how to do without the check. UnsupportedError where there is nothing to check the op with.
+    IncorrectError names `what`, the case, and the error against its bound, or what the
+    implementation raised; `switch` says how to do without the check. UnsupportedError where there
+    is nothing to check the op with.
     """
     checks = list(_checks(op, impl, setting))
     if not checks:

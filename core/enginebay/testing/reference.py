@@ -1,4 +1,6 @@
-"""The slow, obvious reference of a whole model: every sequence in one prefill, no engine, no batching."""
+"""The slow, obvious reference of a whole model: every sequence in one prefill, no engine, no
+batching.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from enginebay.testing.sampling_oracle import Params, penalised
 from enginebay.types import SamplingParams
 
 SMALLEST = 256
-"""Tokens that a sequence is padded to, and to powers of two past it: few programs for sequences of all lengths."""
+"""Tokens that a sequence is padded to, and to powers of two past it: few programs for sequences of
+all lengths.
+"""
 
 
 class ReferenceModel:
@@ -75,9 +79,11 @@ class ReferenceModel:
         tolerance: float,
         params: SamplingParams | None = None,
     ) -> int | None:
-        """Index of the first greedy output token that is not the best one after the penalties of `params`, or None.
+        """Index of the first greedy output token that is not the best one after the penalties of
+        `params`, or None.
 
-        `tolerance` is how far a logit may be moved by rounding; a repetition penalty makes that more.
+        `tolerance` is how far a logit may be moved by rounding; a repetition penalty makes that
+        more.
         """
         penalties = Params()
         if params is not None:

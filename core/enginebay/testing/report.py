@@ -17,7 +17,9 @@ from enginebay.testing.workers import CaseName, PartName, Pool, Result
 
 @dataclasses.dataclass(frozen=True)
 class CheckRecord:
-    """One line of the report: a case of a part, and what came of it. `error` and `bound` are null where nothing was compared."""
+    """One line of the report: a case of a part, and what came of it. `error` and `bound` are null
+    where nothing was compared.
+    """
 
     part: str
     op: str
@@ -47,7 +49,8 @@ def has_text(name: str, text: str) -> bool:
 
 @dataclasses.dataclass
 class Filter:
-    """Which cases are run: all or the representative ones, or those whose name matches one of `cases`, at one target.
+    """Which cases are run: all or the representative ones, or those whose name matches one of
+    `cases`, at one target.
 
     A text stands for names as in `has_text`. `seen` are the names and
     targets of all cases that were asked about.
@@ -97,7 +100,8 @@ def check(
 ) -> list[CheckRecord]:
     """The records of all cases that are `wanted`, in the order of the parts and their cases.
 
-    `tell` gets each record when its case has ended. `watch` gets how many have ended, and how many are known.
+    `tell` gets each record when its case has ended. `watch` gets how many have ended, and how many
+    are known.
     """
     results = []
     pool = Pool(jobs, timeout_s, level, wanted, dataclasses.asdict(choices or Choices()))

@@ -1,4 +1,6 @@
-"""Conformance checks of the op sample: float64 NumPy finds the kept tokens and their scores, ids must agree with it."""
+"""Conformance checks of the op sample: float64 NumPy finds the kept tokens and their scores, ids
+must agree with it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from enginebay.testing.sampling_oracle import Params, kept_tokens
 Check = tuple[str, Callable[[], None]]
 
 VOCABS = (40, 700)
-"""Vocabularies: no multiples of a tile, and the large one is more than the best few that an implementation may order."""
+"""Vocabularies: no multiples of a tile, and the large one is more than the best few that an
+implementation may order.
+"""
 
 NUM_ROWS = 16
 
@@ -29,7 +33,9 @@ SLACK = 1e-6
 """Mass by which a border may be missed: sums in f32."""
 
 SCORE_BOUND = 1e-5
-"""Error of a score per unit of 1 + |score|: its sum's rounding and that of two logarithms, some of them a device's own."""
+"""Error of a score per unit of 1 + |score|: its sum's rounding and that of two logarithms, some of
+them a device's own.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +48,9 @@ class SampleCase:
 
 
 def sample_checks(op: SampleOp) -> list[Check]:
-    """Every check of an implementation of the op sample; rows of one vocabulary share a compiled program."""
+    """Every check of an implementation of the op sample; rows of one vocabulary share a compiled
+    program.
+    """
     call = jax.jit(op)
     cases = [case for vocab in VOCABS for case in sample_cases(vocab)]
     checks: list[Check] = [
@@ -90,7 +98,9 @@ def _shifted(logits: np.ndarray) -> np.ndarray:
 
 
 def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
-    """Raise AssertionError unless each row's token is kept and its score is the best of the kept ones."""
+    """Raise AssertionError unless each row's token is kept and its score is the best of the kept
+    ones.
+    """
     seeds = telling_seeds(case, seed)
     tokens = _run(op, case, seeds)
     wanted = (len(case.params),)
@@ -114,14 +124,17 @@ def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
 
 
 def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
-    """kept_tokens without slack for top_k: z [vocab] is given to the bit, so the k-th best is no matter of rounding."""
+    """kept_tokens without slack for top_k: z [vocab] is given to the bit, so the k-th best is no
+    matter of rounding.
+    """
     if 0 < params.top_k < z.size:
         z = np.where(z >= np.sort(z)[-params.top_k], z, -np.inf)
     return kept_tokens(z, dataclasses.replace(params, top_k=0), slack)
 
 
 def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
-    """Seeds uint32 [S, 2]: of NUM_TRIED for each row the one whose draw is nearest to a border of the kept tokens.
+    """Seeds uint32 [S, 2]: of NUM_TRIED for each row the one whose draw is nearest to a border of
+    the kept tokens.
 
     In one row the deepest kept token wins, in the next the shallowest dropped one would.
     """
@@ -166,7 +179,8 @@ def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
 
 
 def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """enginebay.ops.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64 [S, n].
+    """enginebay.ops.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64 [S,
+    n].
 
     The uniform numbers are f32's, as the contract has them; the logarithms are exact.
     """
@@ -191,7 +205,8 @@ MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
 
 
 def check_sample_row(op: SampleOp, row: Row, seed: int, repeats: int) -> None:
-    """`check_sample` of a row of values of the op's axes; every second row keeps all, so that rows differ in what they need.
+    """`check_sample` of a row of values of the op's axes; every second row keeps all, so that rows
+    differ in what they need.
 
     A repeated step gives the same tokens each time.
     """

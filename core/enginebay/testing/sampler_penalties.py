@@ -56,7 +56,9 @@ def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
 
 
 def history_of(logits: np.ndarray, seed: int) -> History:
-    """Tokens among the better ones of logits [vocab], so that penalties matter; some in both, some more than once."""
+    """Tokens among the better ones of logits [vocab], so that penalties matter; some in both, some
+    more than once.
+    """
     rng = np.random.default_rng(seed)
     best = np.argsort(-logits)[:8]
     prompt, output = (rng.choice(best, n).tolist() for n in (1 + seed % 9, seed * 5 % 17))

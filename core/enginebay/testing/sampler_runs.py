@@ -1,4 +1,6 @@
-"""What the checks of samplers share: rows run through a sampler, and comparisons of the tokens that come out."""
+"""What the checks of samplers share: rows run through a sampler, and comparisons of the tokens that
+come out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ FEW_ROWS = 16
 """Of a batch of different rows."""
 
 SMALL, LARGE = 40, 320
-"""Vocabularies. A sampler may look at the best tokens first: the large one is to be more than those."""
+"""Vocabularies. A sampler may look at the best tokens first: the large one is to be more than
+those.
+"""
 
 WIDTH = 32
 """Positions of the rows' tokens; what lies past a row's own is not to be looked at."""
@@ -44,7 +48,9 @@ class History(NamedTuple):
 
 
 class Runner:
-    """Calls the sampler inside jit with NumPy rows. Each shape is compiled once, so checks should share shapes."""
+    """Calls the sampler inside jit with NumPy rows. Each shape is compiled once, so checks should
+    share shapes.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         self._call = jax.jit(sampler)

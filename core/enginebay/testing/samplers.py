@@ -1,4 +1,6 @@
-"""Conformance suite for any sampler: greedy equivalences, penalties, independence of rows, supports and frequencies."""
+"""Conformance suite for any sampler: greedy equivalences, penalties, independence of rows, supports
+and frequencies.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ CASES = {
 
 
 def sampler_checks(sampler: Sampler, *, greedy_only: bool = False) -> list[Check]:
-    """Every check that applies to `sampler`, a function by the protocol of enginebay.sampler.Sampler.
+    """Every check that applies to `sampler`, a function by the protocol of
+    enginebay.sampler.Sampler.
 
     A sampler that declares `greedy_only` is asked only what temperature 0 promises.
     """
@@ -226,6 +229,8 @@ def _extreme_values(run: Runner) -> None:
 
 
 def _frequencies(run: Runner, params: Params, logits: np.ndarray | None = None) -> None:
-    """Support and chi-square of the draws; where `logits` is None for a small and for a larger vocabulary."""
+    """Support and chi-square of the draws; where `logits` is None for a small and for a larger
+    vocabulary.
+    """
     for row in [logits] if logits is not None else [logits_of(SMALL), logits_of(LARGE)]:
         check_drawn_from(row, params, run.draws(row, params))

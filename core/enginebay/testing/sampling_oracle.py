@@ -24,7 +24,9 @@ class Params:
 def penalised(
     logits: np.ndarray, params: Params, prompt: Sequence[int], output: Sequence[int]
 ) -> np.ndarray:
-    """logits [vocab] -> float64 [vocab], after the penalties for these tokens: repetition, frequency, presence."""
+    """logits [vocab] -> float64 [vocab], after the penalties for these tokens: repetition,
+    frequency, presence.
+    """
     scores = logits.astype(np.float64)
     for token in {*prompt, *output}:
         score = scores[token]
@@ -44,10 +46,12 @@ def first_best(logits: np.ndarray) -> np.ndarray:
 
 
 def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
-    """logits [vocab], penalised -> bool [vocab], the tokens that top_k, top_p and min_p keep, in this order.
+    """logits [vocab], penalised -> bool [vocab], the tokens that top_k, top_p and min_p keep, in
+    this order.
 
-    `slack` moves every border outward (inward when negative) by that much mass, and by that share of a score, so
-    that a result in lower precision can be held between two sets. At least the first best token is kept.
+    `slack` moves every border outward (inward when negative) by that much mass, and by that share
+    of a score, so that a result in lower precision can be held between two sets. At least the first
+    best token is kept.
     """
     z = _scaled(logits, params)
     order = np.argsort(-z, kind="stable")
@@ -68,7 +72,9 @@ def kept_tokens(logits: np.ndarray, params: Params, slack: float = 0.0) -> np.nd
 
 
 def probabilities(logits: np.ndarray, params: Params) -> np.ndarray:
-    """logits [vocab], penalised -> float64 [vocab], the probability of each token to be chosen; sums to 1."""
+    """logits [vocab], penalised -> float64 [vocab], the probability of each token to be chosen;
+    sums to 1.
+    """
     if params.temperature == 0.0 or params.top_k == 1:
         return np.eye(logits.size)[first_best(logits)]
     mass = np.where(kept_tokens(logits, params), np.exp(_scaled(logits, params)), 0.0)
@@ -81,7 +87,9 @@ def _scaled(logits: np.ndarray, params: Params) -> np.ndarray:
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; bins that expect fewer than 8 draws are taken together."""
+    """Pearson's statistic and its degrees of freedom; bins that expect fewer than 8 draws are taken
+    together.
+    """
     large = expected >= 8.0
     seen, wanted = counts[large].astype(np.float64), expected[large].astype(np.float64)
     rest_seen, rest_wanted = counts[~large].sum(), expected[~large].sum()
@@ -95,7 +103,8 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 
 
 def chi_square_limit(degrees: int, normal_quantile: float = 5.0) -> float:
-    """The statistic that is exceeded by chance as rarely as a normal variable exceeds `normal_quantile` (3e-7 for 5).
+    """The statistic that is exceeded by chance as rarely as a normal variable exceeds
+    `normal_quantile` (3e-7 for 5).
 
     Wilson and Hilferty's approximation (1931).
     """

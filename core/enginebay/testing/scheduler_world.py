@@ -1,4 +1,6 @@
-"""A model of the serving loop for any scheduler: carries decisions out, and holds each of them to the contract."""
+"""A model of the serving loop for any scheduler: carries decisions out, and holds each of them to
+the contract.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ MOST_IDLE_DECISIONS = 50
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """An engine as the scheduler sees it. Its cache has rows of fixed size, or is one pool that requests grow in.
+    """An engine as the scheduler sees it. Its cache has rows of fixed size, or is one pool that
+    requests grow in.
 
-    A pool gives out whole pages, so that what fits by the number of tokens may be refused. `num_cache_tokens` is a
-    multiple of `page_size`.
+    A pool gives out whole pages, so that what fits by the number of tokens may be refused.
+    `num_cache_tokens` is a multiple of `page_size`.
     """
 
     max_num_seqs: int = 4
@@ -67,10 +70,12 @@ class _Sequence:
 
 
 class World:
-    """The serving loop without engine: requests come, decisions are checked and carried out, requests end.
+    """The serving loop without engine: requests come, decisions are checked and carried out,
+    requests end.
 
-    `act()` asks the scheduler once. Every broken promise is an AssertionError that tells the view and the decision.
-    A request that has got its last token holds its row for one decision more, until the loop has read that token.
+    `act()` asks the scheduler once. Every broken promise is an AssertionError that tells the view
+    and the decision. A request that has got its last token holds its row for one decision more,
+    until the loop has read that token.
     """
 
     def __init__(
@@ -113,12 +118,16 @@ class World:
         self.running.pop(name, None)
 
     def end(self, name: str) -> None:
-        """A running request is gone before it has all the tokens it asked for, as after a stop token."""
+        """A running request is gone before it has all the tokens it asked for, as after a stop
+        token.
+        """
         del self.running[name]
         self.ended[name] = self.now_s
 
     def preempt(self, name: str) -> None:
-        """A running request waits again, first of all, with what it generated as part of its prompt."""
+        """A running request waits again, first of all, with what it generated as part of its
+        prompt.
+        """
         gone = self.running.pop(name)
         if gone.is_ending:
             self.ended[name] = self.now_s
@@ -196,7 +205,9 @@ class World:
         return decision
 
     def finish(self, most_decisions: int) -> None:
-        """Act until nothing is left. AssertionError when that takes too long, or when something is not given back."""
+        """Act until nothing is left. AssertionError when that takes too long, or when something is
+        not given back.
+        """
         for _ in range(most_decisions):
             if not self.waiting and not self.running:
                 break
@@ -235,7 +246,8 @@ class World:
         for name in decision.decode:
             one = self.running[name]
             steps = min(decision.decode_steps, one.max_new_left)
-            # The last token has no place in the cache until it runs. A row that finds none is passed over.
+            # The last token has no place in the cache until it runs. A row that finds none is
+            # passed over.
             if steps and self._promise(one, one.num_tokens - 1 + steps):
                 one.num_tokens += steps
                 one.max_new_left -= steps
@@ -243,7 +255,9 @@ class World:
         return moved
 
     def _admit(self, name: str) -> bool:
-        """Whether a waiting request has got its row. Like the loop's, this one leaves it waiting when pages are short."""
+        """Whether a waiting request has got its row. Like the loop's, this one leaves it waiting
+        when pages are short.
+        """
         view = self.waiting[name].view
         # Of a prompt that is cached to its end the last token still runs.
         done = min(view.num_cached_tokens, view.num_prompt_tokens - 1)
@@ -349,7 +363,9 @@ def check_decision(view: SchedulerView, decision: Decision, case: object) -> Non
 
 
 def _something_could_run(view: SchedulerView) -> bool:
-    """Whether a row can go on as it is, or the first of the waiting can be admitted while nothing runs."""
+    """Whether a row can go on as it is, or the first of the waiting can be admitted while nothing
+    runs.
+    """
     for row in view.running:
         fits = (
             row.num_promised is None or row.num_tokens - row.num_promised <= view.limits.free_tokens

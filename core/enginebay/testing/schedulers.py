@@ -1,4 +1,6 @@
-"""Conformance suite for any scheduler: runs of the model loop in which all that can happen to requests happens."""
+"""Conformance suite for any scheduler: runs of the model loop in which all that can happen to
+requests happens.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ ORDERS: dict[str, Callable[[int, WaitingView], float]] = {
     "shortest_prompt": lambda _, one: one.num_left,
     "cached_prefix": lambda _, one: -one.num_cached_tokens,
 }
-"""What the capability "order" of a scheduler may promise: of requests that came together, the least is admitted first.
+"""What the capability "order" of a scheduler may promise: of requests that came together, the least
+is admitted first.
 
 The functions take a request's place among the waiting and its view. Ties are free.
 """
@@ -61,7 +64,8 @@ MAX_FLOODED_DECISIONS = 600
 
 
 def scheduler_checks(make: MakeScheduler, order: str | None = None) -> list[Check]:
-    """Every check of the contract for the scheduler that `make()` gives, with its default or any other options.
+    """Every check of the contract for the scheduler that `make()` gives, with its default or any
+    other options.
 
     `order` is one of ORDERS where the scheduler promises one.
     """
@@ -114,7 +118,9 @@ def _add_any(world: World, chance: random.Random) -> int:
 
 
 def _busy_world(make: MakeScheduler, setting: Setting, seed: int) -> tuple[World, int]:
-    """A world in which requests have come, gone and been served for a while, and a bound on decisions to finish."""
+    """A world in which requests have come, gone and been served for a while, and a bound on
+    decisions to finish.
+    """
     world, chance = World(make(), setting), random.Random(seed)
     total = 0
     for _ in range(chance.randrange(5, 40)):
@@ -143,7 +149,9 @@ def _a_run_can_be_replayed(make: MakeScheduler) -> None:
 
 
 def _order_is_kept(make: MakeScheduler, setting: Setting, order: str) -> None:
-    """Of requests that come together, and while no time passes, none is admitted past one that the order has first."""
+    """Of requests that come together, and while no time passes, none is admitted past one that the
+    order has first.
+    """
     assert order in ORDERS, f"order {order!r} is not among {', '.join(ORDERS)}"
     for seed in range(4):
         world, chance = World(make(), setting, seconds_per_decision=0.0), random.Random(seed)
@@ -156,7 +164,9 @@ def _order_is_kept(make: MakeScheduler, setting: Setting, order: str) -> None:
 
 
 def _nobody_starves(make: MakeScheduler, flood: str) -> None:
-    """A request ends although, for ever, more others come than can be served. A decision takes half a second."""
+    """A request ends although, for ever, more others come than can be served. A decision takes half
+    a second.
+    """
     kind = FLOODS[flood]
     for setting in (ROWS, POOL):
         short, long = (5, 10), (setting.max_model_len * 3 // 4, setting.max_model_len // 4)
@@ -180,7 +190,9 @@ def _nobody_starves(make: MakeScheduler, flood: str) -> None:
 
 
 def _invariants_hold(make: MakeScheduler, setting: Setting) -> None:
-    """A hypothesis state machine: requests come, end, are aborted and preempted, and time passes, in any order."""
+    """A hypothesis state machine: requests come, end, are aborted and preempted, and time passes,
+    in any order.
+    """
 
     class Machine(stateful.RuleBasedStateMachine):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Queries and keys whose scores lie in a wanted range: plain, about +200 or -200, or one outlier key."""
+"""Queries and keys whose scores lie in a wanted range: plain, about +200 or -200, or one outlier
+key.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ LARGE_SCORE = 200.0
 
 
 def directions(spec: AttnSpec, scores: str, rng: np.random.Generator) -> np.ndarray:
-    """f64 [Hkv, D]: what queries and keys have in common so that their score is LARGE_SCORE; 0 where scores are plain."""
+    """f64 [Hkv, D]: what queries and keys have in common so that their score is LARGE_SCORE; 0
+    where scores are plain.
+    """
     if scores == "plain":
         return np.zeros((spec.num_kv_heads, spec.head_dim))
     unit = rng.normal(size=(spec.num_kv_heads, spec.head_dim))
@@ -29,7 +33,9 @@ def random_keys(
     rng: np.random.Generator,
     toward: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-    """[kv_len, Hkv, D] of each row: an outlier is one key of a head, elsewhere in each row and head."""
+    """[kv_len, Hkv, D] of each row: an outlier is one key of a head, elsewhere in each row and
+    head.
+    """
     keys = []
     for row, total in enumerate(kv_lens):
         own = rng.normal(size=(total, *toward.shape))

@@ -1,4 +1,6 @@
-"""The engine under test, on a tiny random model, and the prompts and parameters that its checks share."""
+"""The engine under test, on a tiny random model, and the prompts and parameters that its checks
+share.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,15 @@ SIZES: dict[str, Any] = {
     "decode_steps": 4,
     "processors": (),  # they have a suite of their own, and would be in every compiled step
 }
-"""What checks run with unless they are about other sizes: engines of equal sizes share what they have compiled."""
+"""What checks run with unless they are about other sizes: engines of equal sizes share what they
+have compiled.
+"""
 
 
 @dataclasses.dataclass
 class Subject:
-    """The engine under test: its name and the choices that go with it, all else as small as possible.
+    """The engine under test: its name and the choices that go with it, all else as small as
+    possible.
 
     `model` None stands for a tiny random model, made for the occasion.
     """
@@ -51,7 +56,8 @@ class Subject:
 
     @contextlib.contextmanager
     def shared(self, fresh: LLM | None = None) -> Iterator[LLM]:
-        """An LLM of SIZES that is idle and has an empty cache; kept for other checks with what it has compiled.
+        """An LLM of SIZES that is idle and has an empty cache; kept for other checks with what it
+        has compiled.
 
         `fresh` takes the place of the one that was kept. One whose check has failed is closed.
         """
@@ -92,7 +98,9 @@ class Subject:
 
 
 def _begin_again(llm: LLM) -> None:
-    """Nothing runs, and nothing is in the cache. An engine that leaks is told by the check that made it leak."""
+    """Nothing runs, and nothing is in the cache. An engine that leaks is told by the check that
+    made it leak.
+    """
     llm.engine.ledger.check()
     assert llm.engine.rows.num_reqs == 0, f"{llm.engine.rows.num_reqs} rows are left"
     llm.engine.drop_arrays()

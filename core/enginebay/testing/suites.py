@@ -1,4 +1,6 @@
-"""From a registered part to the checks of its contract: what `--enginebay-check` and tests/conformance run."""
+"""From a registered part to the checks of its contract: what `--enginebay-check` and
+tests/conformance run.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ from enginebay.registry import Entry, Registry
 _T = TypeVar("_T")
 
 Check = tuple[str, Callable[[], None]]
-"""A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when it was not made."""
+"""A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when
+it was not made.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What the caller chooses of a check: the platform by name, and the file config.json of a model family's model."""
+    """What the caller chooses of a check: the platform by name, and the file config.json of a model
+    family's model.
+    """
 
     platform: str | None = None
     config: str | None = None
@@ -43,7 +49,9 @@ def label(entry: Entry) -> str:
 
 
 def select(registry: Registry, selector: str) -> list[Entry]:
-    """The parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME stands for; UnknownNameError when none is."""
+    """The parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME stands for;
+    UnknownNameError when none is.
+    """
     if selector == EVERYTHING:
         return list(registry.entries)
     kind, *rest = selector.split(":")
@@ -71,8 +79,9 @@ def select(registry: Registry, selector: str) -> list[Entry]:
 def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None) -> list[Check]:
     """Every check of one part: its declaration, and the suite of its kind where there is one.
 
-    Without a platform in `choices` it runs on the one that `platform_of` chooses.
-    A part that cannot be used here gives a single check, which skips with the reason; a broken one fails with it.
+    Without a platform in `choices` it runs on the one that `platform_of` chooses. A part that
+    cannot be used here gives a single check, which skips with the reason; a broken one fails with
+    it.
     """
     if entry.state == "broken":
         return [("loads", functools.partial(_fail, entry.reason))]
@@ -108,7 +117,9 @@ def _skip(reason: str) -> None:
 
 
 def _declaration_holds(registry: Registry, entry: Entry) -> None:
-    """The target and the options can be imported; options have defaults, are frozen and refuse unknown fields."""
+    """The target and the options can be imported; options have defaults, are frozen and refuse
+    unknown fields.
+    """
     declaration = entry.declaration
     assert declaration is not None, "parts that are not broken are declared"
     target = registry.load(entry)
@@ -144,9 +155,11 @@ def best_platform(registry: Registry) -> Platform:
 
 
 def platform_of(registry: Registry, entry: Entry, name: str | None = None) -> Platform:
-    """Where a part is checked: on the platform of a name, else on the best one with a device that the part declares.
+    """Where a part is checked: on the platform of a name, else on the best one with a device that
+    the part declares.
 
-    A part that declares no such platform gets the best of all. UnsupportedError for a named platform without a device.
+    A part that declares no such platform gets the best of all. UnsupportedError for a named
+    platform without a device.
     """
     from enginebay.build.platforms import find_platform
 
@@ -292,8 +305,8 @@ def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
 def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[Check]:
     """Checks of one form of a kernel in an environment, whatever its declaration says of platforms.
 
-    All pairs of values of the op's axes, the cases of attention that have names, and no triples: these are run by
-    `enginebay check --all`.
+    All pairs of values of the op's axes, the cases of attention that have names, and no triples:
+    these are run by `enginebay check --all`.
     """
     from enginebay.testing.op_cases import Extent, op_cases
 
@@ -304,7 +317,9 @@ def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[C
 
 
 def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[KVLayout]]:
-    """The layouts that a kernel is checked in: those that it declares, all for an op that declares none."""
+    """The layouts that a kernel is checked in: those that it declares, all for an op that declares
+    none.
+    """
     if entry.op == "attention":
         return layouts_of(registry, kernel)
     declared = {} if entry.declaration is None else entry.declaration.capabilities
@@ -323,7 +338,9 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
 
 
 def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
-    """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their number."""
+    """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their
+    number.
+    """
     import jax
     import numpy as np
 

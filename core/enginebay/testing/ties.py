@@ -32,7 +32,9 @@ def assert_same_tokens(
     second: Sequence[Sequence[int]],
     params: SamplingParams,
 ) -> None:
-    """Each row is equal in both runs, or differs first where rounding decides between the two tokens; few rows may."""
+    """Each row is equal in both runs, or differs first where rounding decides between the two
+    tokens; few rows may.
+    """
     different = 0
     for prompt, a, b in zip(prompts, first, second, strict=True):
         assert len(a) == len(b), (
@@ -52,7 +54,9 @@ def assert_same_tokens(
 def first_impossible_token(
     reference: ReferenceModel, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
 ) -> int | None:
-    """Index of the first output token that the sampler does not give after the tokens before it, or None."""
+    """Index of the first output token that the sampler does not give after the tokens before it, or
+    None.
+    """
     logits = reference.logits([*prompt, *output])[len(prompt) - 1 : -1]
     exact = _sampled(reference, logits, np.arange(len(output)), prompt, output, params)
     for at in map(int, np.flatnonzero(exact != np.asarray(output))):
@@ -68,12 +72,13 @@ def possible_tokens(
     output: Sequence[int] = (),
     index: int = 0,
 ) -> set[int]:
-    """What the plan's own sampler gives after `prompt` and `output` when no logit moves by more than TOLERANCE.
+    """What the plan's own sampler gives after `prompt` and `output` when no logit moves by more
+    than TOLERANCE.
 
     `index` is that of the completion.
 
-    The rows have one key and one position, so that only the logits differ: the reference's own, then some with every
-    logit moved by all of TOLERANCE up or down, then some with smaller moves.
+    The rows have one key and one position, so that only the logits differ: the reference's own,
+    then some with every logit moved by all of TOLERANCE up or down, then some with smaller moves.
     """
     logits = reference.logits([*prompt, *output])[-1]
     rng = np.random.default_rng(0)
@@ -94,7 +99,9 @@ def _sampled(
     params: SamplingParams,
     index: int = 0,
 ) -> np.ndarray:
-    """Token ids of logits f32 [S, vocab], for a completion of a request: row i after after[i] output tokens."""
+    """Token ids of logits f32 [S, vocab], for a completion of a request: row i after after[i]
+    output tokens.
+    """
     num_rows, vocab = logits.shape
     size = -(-num_rows // NUM_PERTURBATIONS) * NUM_PERTURBATIONS
     padded = np.zeros((size, vocab), np.float32)

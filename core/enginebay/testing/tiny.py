@@ -1,4 +1,6 @@
-"""A tiny random checkpoint for suites that need a whole model: two layers, written like any other, compiled in no time."""
+"""A tiny random checkpoint for suites that need a whole model: two layers, written like any other,
+compiled in no time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 
 def write_tiny_checkpoint(folder: Path, registry: Registry) -> Path:
-    """Config, weights and a tokenizer of one word per id, in `folder`, by whatever plugin serves ARCHITECTURE."""
+    """Config, weights and a tokenizer of one word per id, in `folder`, by whatever plugin serves
+    ARCHITECTURE.
+    """
     family = find_family(registry, ARCHITECTURE)
     config = tiny_config(family) | {"architectures": [ARCHITECTURE], "model_type": "llama"}
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from enginebay.ops.spec import AttnSpec
 
 AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
-"""The axes of an attention problem. `feature` is what only some layers have, in the words of `Caps.features`."""
+"""The axes of an attention problem. `feature` is what only some layers have, in the words of
+`Caps.features`.
+"""
 
 FEATURES = ("window", "softcap", "sinks", "lse", "kv_share")
 

@@ -23,7 +23,9 @@ Run = Callable[[], Mapping[str, int] | None]
 
 
 class InexactError(AssertionError):
-    """A result that is further from the truth than is allowed, with both numbers, in the unit of the result."""
+    """A result that is further from the truth than is allowed, with both numbers, in the unit of
+    the result.
+    """
 
     def __init__(self, message: str, error: float, bound: float) -> None:
         super().__init__(message)
@@ -33,7 +35,8 @@ class InexactError(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A verdict with what led to it. `error` and `bound` are known of results that were compared with a bound.
+    """A verdict with what led to it. `error` and `bound` are known of results that were compared
+    with a bound.
 
     `seconds` is the wall time of the check, compilation included. `figures` are a compiler's (see
     `enginebay.ops.levels.CompileReport`).
@@ -48,10 +51,11 @@ class Outcome:
 
 
 def judge(run: Run) -> Outcome:
-    """Run a check and say what came of it; whatever it raises, but an interruption by the user, is a verdict.
+    """Run a check and say what came of it; whatever it raises, but an interruption by the user, is
+    a verdict.
 
-    An AssertionError is INCORRECT when the kit raised it: one out of a part's own code, or of a library under it, says that the
-    part broke down, not that its result is wrong.
+    An AssertionError is INCORRECT when the kit raised it: one out of a part's own code, or of a
+    library under it, says that the part broke down, not that its result is wrong.
     """
     start = time.perf_counter()
 

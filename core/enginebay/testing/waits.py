@@ -17,9 +17,11 @@ METHODS = ("__array__", "__bool__", "__float__", "__index__", "__int__", "item",
 
 @contextlib.contextmanager
 def watching_for_waits() -> Iterator[list[str]]:
-    """While the block lasts, the ways in which this thread waits for arrays of JAX are added to the list.
+    """While the block lasts, the ways in which this thread waits for arrays of JAX are added to the
+    list.
 
-    Known are conversions to NumPy and to Python's numbers, jax.device_get and jax.block_until_ready.
+    Known are conversions to NumPy and to Python's numbers, jax.device_get and
+    jax.block_until_ready.
     """
     found: list[str] = []
     mine = threading.get_ident()

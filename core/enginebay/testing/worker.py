@@ -1,9 +1,11 @@
-"""The process that checks run in: it lists the cases of a part, runs one at a time, and answers in lines of JSON.
+"""The process that checks run in: it lists the cases of a part, runs one at a time, and answers in
+lines of JSON.
 
     python -m enginebay.testing.worker READ_FD WRITE_FD
 
-What it is asked comes through the first pipe, what it answers goes through the second: stdout and stderr belong to the parts. It ends with
-the first pipe. It may be killed at any time; nobody but `workers` talks to it.
+What it is asked comes through the first pipe, what it answers goes through the second: stdout and
+stderr belong to the parts. It ends with the first pipe. It may be killed at any time; nobody but
+`workers` talks to it.
 """
 
 from __future__ import annotations

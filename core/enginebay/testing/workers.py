@@ -1,4 +1,6 @@
-"""Running checks in worker processes: each under a time limit, in a process that is replaced after a crash or a timeout."""
+"""Running checks in worker processes: each under a time limit, in a process that is replaced after
+a crash or a timeout.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class CaseName:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of one case of one part. `order` sorts results as the parts were named and their cases listed."""
+    """What came of one case of one part. `order` sorts results as the parts were named and their
+    cases listed.
+    """
 
     part: PartName
     case: CaseName
@@ -78,7 +82,9 @@ class _Job:
 
 
 class Worker:
-    """One process, and the job that it has. Its stdout and stderr go to a file, of which the end is told after a crash."""
+    """One process, and the job that it has. Its stdout and stderr go to a file, of which the end is
+    told after a crash.
+    """
 
     def __init__(self) -> None:
         ask_read, self._ask = os.pipe()
@@ -132,7 +138,9 @@ class Worker:
         return answer
 
     def end(self) -> str:
-        """Kill it with all that it started; how it had ended if it was gone, and the last that it said."""
+        """Kill it with all that it started; how it had ended if it was gone, and the last that it
+        said.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0 if self._gone() else 0.0)
         code = self._process.poll()
@@ -170,7 +178,8 @@ def _last_words(text: str) -> str:
 
 
 class Pool:
-    """Checks parts on `jobs` workers at a level (None: every level that each can do here), results as they come.
+    """Checks parts on `jobs` workers at a level (None: every level that each can do here), results
+    as they come.
 
     `choices` are the fields of `suites.Choices`. `wanted` says which of a part's cases are run.
     """

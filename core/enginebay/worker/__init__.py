@@ -1,1 +1,3 @@
-"""Worker processes with limits: work that a stranger wrote, such as a chat template or a grammar, runs in them first."""
+"""Worker processes with limits: work that a stranger wrote, such as a chat template or a grammar,
+runs in them first.
+"""

@@ -1,10 +1,12 @@
-"""The worker process: it answers requests from stdin on stdout, one at a time, within limits on memory, stack and CPU time.
+"""The worker process: it answers requests from stdin on stdout, one at a time, within limits on
+memory, stack and CPU time.
 
     python -m enginebay.worker
 
-The first message names a factory as "module:name", its settings, and the
-limits. The factory makes a function from the settings, and that function makes each answer from its request. The process ends
-with stdin. It may be killed at any time: only `enginebay.worker.process` talks to it, and JAX is never imported here.
+The first message names a factory as "module:name", its settings, and the limits. The factory makes
+a function from the settings, and that function makes each answer from its request. The process ends
+with stdin. It may be killed at any time: only `enginebay.worker.process` talks to it, and JAX is
+never imported here.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def _limit(which: int, value: int) -> None:
 
 
 def main(stack_bytes: int) -> None:
-    """Serve in a thread with this stack. What others print goes to stderr, as stdout belongs to the answers."""
+    """Serve in a thread with this stack. What others print goes to stderr, as stdout belongs to the
+    answers.
+    """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with Path(os.devnull).open("rb") as nothing:

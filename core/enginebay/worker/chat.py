@@ -33,7 +33,9 @@ class Chat:
 
 
 class ChatRenderer:
-    """Renders chats for one tokenizer, in one worker process that the first chat starts. Safe from several threads."""
+    """Renders chats for one tokenizer, in one worker process that the first chat starts. Safe from
+    several threads.
+    """
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
@@ -44,11 +46,12 @@ class ChatRenderer:
         )
 
     def render(self, tokenizer: Any, chat: Chat) -> str:
-        """The text of a chat, by its own template or that of a tokenizer of transformers, or one that looks like it.
+        """The text of a chat, by its own template or that of a tokenizer of transformers, or one
+        that looks like it.
 
-        A tokenizer whose class renders chats itself does so here, unless the request brings a template.
-        RequestError for a chat that is malformed, or refused by the template, and for a limit that is exceeded; UnsupportedError
-        when there is no template.
+        A tokenizer whose class renders chats itself does so here, unless the request brings a
+        template. RequestError for a chat that is malformed, or refused by the template, and for a
+        limit that is exceeded; UnsupportedError when there is no template.
         """
         check_chat(chat)
         if chat.template is None and not tokenizer.chat_template:
@@ -146,7 +149,9 @@ def _check_tools(tools: Any) -> None:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise RequestError unless this is a non-empty sequence of mappings that have a role and a content."""
+    """Raise RequestError unless this is a non-empty sequence of mappings that have a role and a
+    content.
+    """
     todo = 'Give a list such as [{"role": "user", "content": "Hello"}].'
     allowed = "mappings with a text for role, and a content"
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -206,7 +211,9 @@ def _rendered_by(tokenizer: Any, chat: Chat) -> str:
 
 
 def _template(own: Any, chat: Chat) -> str:
-    """The Jinja text: the request's, or of a model's the one that it names, or that fits. RequestError for none of these."""
+    """The Jinja text: the request's, or of a model's the one that it names, or that fits.
+    RequestError for none of these.
+    """
     named = own if isinstance(own, Mapping) else {}
     template = chat.template if chat.template is not None else own
     if chat.template in named:
@@ -228,7 +235,9 @@ def _template(own: Any, chat: Chat) -> str:
 
 
 def _placeholder(value: Any) -> Any:
-    """Other mappings and sequences, and numpy's numbers, as JSON has them. Of anything else a template sees the type alone."""
+    """Other mappings and sequences, and numpy's numbers, as JSON has them. Of anything else a
+    template sees the type alone.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

@@ -18,6 +18,8 @@ def read_message(pipe: BinaryIO) -> Any:
 
 
 def frame(message: Any, default: Callable[[Any], Any] | None = None) -> bytes:
-    """A message as it goes through a pipe. TypeError and ValueError for what is no JSON, RecursionError for too deep a value."""
+    """A message as it goes through a pipe. TypeError and ValueError for what is no JSON,
+    RecursionError for too deep a value.
+    """
     text = json.dumps(message, default=default).encode()
     return len(text).to_bytes(SIZE_BYTES, "big") + text

@@ -32,7 +32,9 @@ Limit = Literal["time", "memory", "stack", "depth"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one request may use of a worker: seconds on the clock, and bytes beyond those of the idle process."""
+    """What one request may use of a worker: seconds on the clock, and bytes beyond those of the
+    idle process.
+    """
 
     time_s: float
     memory_bytes: int
@@ -48,7 +50,9 @@ class LimitError(Exception):
 
 
 class WorkerError(Exception):
-    """A request whose answer is an exception, or a worker that cannot be started or died of something else."""
+    """A request whose answer is an exception, or a worker that cannot be started or died of
+    something else.
+    """
 
 
 class StartError(WorkerError):
@@ -60,10 +64,12 @@ class KilledError(WorkerError):
 
 
 class LimitedWorker:
-    """A process that answers one request at a time, started by the first one. Safe from several threads.
+    """A process that answers one request at a time, started by the first one. Safe from several
+    threads.
 
-    `target` names a factory as "module:name", which makes the function that answers from `settings`. Settings, requests and
-    answers are values of JSON. A worker that exceeds a limit is killed, and the next request starts another.
+    `target` names a factory as "module:name", which makes the function that answers from
+    `settings`. Settings, requests and answers are values of JSON. A worker that exceeds a limit is
+    killed, and the next request starts another.
     """
 
     def __init__(self, target: str, settings: Any, limits: WorkerLimits) -> None:
@@ -73,9 +79,11 @@ class LimitedWorker:
         self._process: _Process | None = None
 
     def ask(self, request: Any, *, default: Callable[[Any], Any] | None = None) -> Any:
-        """The answer. LimitError for a request that exceeds a limit, WorkerError for one that cannot be answered.
+        """The answer. LimitError for a request that exceeds a limit, WorkerError for one that
+        cannot be answered.
 
-        `default` makes a value of JSON of one that is none; what json.dumps raises for others is raised here.
+        `default` makes a value of JSON of one that is none; what json.dumps raises for others is
+        raised here.
         """
         message = frame(request, default)
         with self._lock:
@@ -94,7 +102,9 @@ class LimitedWorker:
         return outcome["answer"]
 
     def _exchange(self, message: bytes) -> dict[str, Any]:
-        """The outcome of a request. A worker that somebody else has killed since the last one is replaced once."""
+        """The outcome of a request. A worker that somebody else has killed since the last one is
+        replaced once.
+        """
         process = self._process
         if process is not None and process.is_alive:
             with contextlib.suppress(KilledError):
@@ -102,7 +112,9 @@ class LimitedWorker:
         return self._replace().exchange(message, self.limits.time_s)
 
     def start(self) -> None:
-        """Start the process, so that the first request finds it. WorkerError when it cannot be started."""
+        """Start the process, so that the first request finds it. WorkerError when it cannot be
+        started.
+        """
         with self._lock:
             if self._process is None or not self._process.is_alive:
                 self._replace()
@@ -138,7 +150,9 @@ class LimitedWorker:
 
 
 class _Process:
-    """One process and its pipes. It ends with its owner, at the interpreter's exit too, and when its stdin does."""
+    """One process and its pipes. It ends with its owner, at the interpreter's exit too, and when
+    its stdin does.
+    """
 
     def __init__(self, owner: LimitedWorker, stack_bytes: int) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `_kill`

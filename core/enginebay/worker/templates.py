@@ -1,7 +1,9 @@
-"""Chat templates in the worker process: Jinja texts of strangers, rendered as transformers renders them.
+"""Chat templates in the worker process: Jinja texts of strangers, rendered as transformers renders
+them.
 
-The sandbox, its filters, functions and tags are those that transformers gives to chat templates, without importing
-transformers, which takes a second. `tests/unit/test_chat_templates.py` compares the two.
+The sandbox, its filters, functions and tags are those that transformers gives to chat templates,
+without importing transformers, which takes a second. `tests/unit/test_chat_templates.py` compares
+the two.
 """
 
 from __future__ import annotations
@@ -23,17 +25,22 @@ MAX_COMPILED = 16
 """Templates that are kept compiled."""
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that hold its reasoning. Templates know one name or another, and are given all that they may know."""
+"""Fields of a message that hold its reasoning. Templates know one name or another, and are given
+all that they may know.
+"""
 
 MARK = "\ue000end of the final message\ue001 "
-"""Stands behind the text of a message that is to be continued, so that its end is found in what was rendered.
+"""Stands behind the text of a message that is to be continued, so that its end is found in what was
+rendered.
 
 A template that strips the text of its messages strips the last space of it too.
 """
 
 
 class Renderer:
-    """Renders chats. A request holds the template and its variables; an answer the text, or a `reason` why there is none."""
+    """Renders chats. A request holds the template and its variables; an answer the text, or a
+    `reason` why there is none.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._max_chars: int = settings["max_output_chars"]
@@ -69,7 +76,9 @@ class Renderer:
 
 
 class GenerationTag(Extension):
-    """{% generation %} marks what a model wrote, for training. Here its text is text like any other."""
+    """{% generation %} marks what a model wrote, for training. Here its text is text like any
+    other.
+    """
 
     tags = {"generation"}  # noqa: RUF012  # what jinja2 asks for
 

@@ -1,4 +1,6 @@
-"""The engines of the eSurge tests: fake ones, which are made in milliseconds, and a real one of the pool."""
+"""The engines of the eSurge tests: fake ones, which are made in milliseconds, and a real one of the
+pool.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ def engine(make_faked: Make) -> Iterator[eSurge]:
 
 @pytest.fixture
 def slow_engine(engine: eSurge) -> eSurge:
-    """The same with steps that take a while, so that a long request is surely under way when a test looks."""
+    """The same with steps that take a while, so that a long request is surely under way when a test
+    looks.
+    """
     engine.engine.before_step = lambda _: time.sleep(0.01)
     return engine
 
 
 @pytest.fixture
 def make_real(engine_pool: EnginePool) -> Callable[..., AbstractContextManager[eSurge]]:
-    """Serves by a real engine of the pool while a block lasts; two blocks one after the other may have the same."""
+    """Serves by a real engine of the pool while a block lasts; two blocks one after the other may
+    have the same.
+    """
 
     @contextmanager
     def make(model: Any = BRIEF, **changes: Any) -> Iterator[eSurge]:

@@ -1,4 +1,6 @@
-"""What the tests of eSurge share: one small size, questions that they ask an engine, and what a fake one answers."""
+"""What the tests of eSurge share: one small size, questions that they ask an engine, and what a
+fake one answers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ GREEDY = SamplingParams(max_tokens=16)
 GREEDY_ON = SamplingParams(max_tokens=16, ignore_eos=True)
 HOT = SamplingParams(max_tokens=16, temperature=1.5, ignore_eos=True)
 HOT_ON = SamplingParams(max_tokens=16, temperature=1.5, ignore_eos=True, seed=4)
-"""For the real engine: greedily, the first layers of the demo model repeat themselves whatever they are asked."""
+"""For the real engine: greedily, the first layers of the demo model repeat themselves whatever they
+are asked.
+"""
 LONG = SamplingParams(max_tokens=None, ignore_eos=True)
 
 
@@ -50,7 +54,9 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 
 
 def foretold(output: RequestOutput, ends: tuple[int, ...] = ()) -> list[int]:
-    """The tokens that a fake engine gives greedily for the prompt of an output, as many as it has unless one of `ends` comes."""
+    """The tokens that a fake engine gives greedily for the prompt of an output, as many as it has
+    unless one of `ends` comes.
+    """
     prompt = np.asarray(output.prompt_token_ids, np.int32)
     num = output.num_generated_tokens
     return expected_tokens(
@@ -73,7 +79,9 @@ def thread_of(engine: eSurge) -> threading.Thread:
 
 
 def assert_idle(engine: eSurge) -> None:
-    """Nothing is under way, and every page is free or kept for later. Aborts come before this in the engine's inbox."""
+    """Nothing is under way, and every page is free or kept for later. Aborts come before this in
+    the engine's inbox.
+    """
     inner = engine.engine
     engine.run_on_engine(inner.ledger.check)
     assert engine.run_on_engine(
@@ -113,7 +121,9 @@ class Preemptions(Watcher):
 
 
 class Slow(Watcher):
-    """Lets every update of an engine take a while, so that a long request is surely under way when a test looks."""
+    """Lets every update of an engine take a while, so that a long request is surely under way when
+    a test looks.
+    """
 
     def updated(self, update: Update) -> None:
         time.sleep(0.01)

@@ -1,4 +1,6 @@
-"""What eSurge's requests cost beside one another: steps that they share, prompts computed once, times that they waited."""
+"""What eSurge's requests cost beside one another: steps that they share, prompts computed once,
+times that they waited.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.xdist_group("esurge")
 
 
 class Plans:
-    """Counts prefilled tokens and the rows of each decode step. `decoding` is set by the first of those."""
+    """Counts prefilled tokens and the rows of each decode step. `decoding` is set by the first of
+    those.
+    """
 
     def __init__(self, engine: eSurge) -> None:
         self.num_prefilled = 0

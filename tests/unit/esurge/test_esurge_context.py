@@ -1,4 +1,6 @@
-"""eSurge's context rules: what is cut of a prompt and of the tokens asked for, whatever their lengths."""
+"""eSurge's context rules: what is cut of a prompt and of the tokens asked for, whatever their
+lengths.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Grafana beside an eSurge: what it is provisioned with, how it is started and ended, and what happens without one."""
+"""Grafana beside an eSurge: what it is provisioned with, how it is started and ended, and what
+happens without one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ yaml = pytest.importorskip("yaml")
 
 pytestmark = pytest.mark.xdist_group("esurge")
 
-# Stands for a server, or for the docker client: it notes how it was called, and answers at the port.
+# Stands for a server, or for the docker client: it notes how it was called, and answers at the
+# port.
 PROGRAM = """#!{python}
 import http.server, json, os, sys
 with open({notes!r}, "a") as file:

@@ -1,4 +1,6 @@
-"""Guided requests through eSurge: whole, in parts and in chats, beside free ones, and under the engine's name."""
+"""Guided requests through eSurge: whole, in parts and in chats, beside free ones, and under the
+engine's name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""eSurge's log-probabilities: asked for by a request or told of every one, whole and in parts, preempted or not."""
+"""eSurge's log-probabilities: asked for by a request or told of every one, whole and in parts,
+preempted or not.
+"""
 
 from __future__ import annotations
 

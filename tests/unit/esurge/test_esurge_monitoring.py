@@ -1,4 +1,6 @@
-"""Monitoring of eSurge: metrics that are really scraped, console and log, and nothing left when it ends."""
+"""Monitoring of eSurge: metrics that are really scraped, console and log, and nothing left when it
+ends.
+"""
 
 from __future__ import annotations
 

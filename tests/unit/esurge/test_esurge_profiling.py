@@ -1,4 +1,6 @@
-"""Profiles of eSurge: exactly so many scheduler updates, files that exist, and nothing left by what fails."""
+"""Profiles of eSurge: exactly so many scheduler updates, files that exist, and nothing left by what
+fails.
+"""
 
 from __future__ import annotations
 

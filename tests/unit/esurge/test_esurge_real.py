@@ -1,4 +1,6 @@
-"""eSurge on a real engine: LLM's tokens, programs that are compiled ahead, a cache that is freed, and other weights in place."""
+"""eSurge on a real engine: LLM's tokens, programs that are compiled ahead, a cache that is freed,
+and other weights in place.
+"""
 
 from __future__ import annotations
 

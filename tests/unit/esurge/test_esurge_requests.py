@@ -1,4 +1,6 @@
-"""eSurge's requests on a fake engine: generate, stream and chat, by id, together, made to fit, aborted, and their outputs."""
+"""eSurge's requests on a fake engine: generate, stream and chat, by id, together, made to fit,
+aborted, and their outputs.
+"""
 
 from __future__ import annotations
 

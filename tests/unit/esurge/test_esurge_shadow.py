@@ -1,4 +1,6 @@
-"""Shadow mode behind eSurge: what it finds is exported to Prometheus, and without a shadow nothing is."""
+"""Shadow mode behind eSurge: what it finds is exported to Prometheus, and without a shadow nothing
+is.
+"""
 
 from __future__ import annotations
 

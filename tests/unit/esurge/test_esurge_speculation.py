@@ -1,4 +1,6 @@
-"""eSurge with a proposer: what was drafted and what held is counted alike in outputs, summary, metrics, log, console and dashboard."""
+"""eSurge with a proposer: what was drafted and what held is counted alike in outputs, summary,
+metrics, log, console and dashboard.
+"""
 
 from __future__ import annotations
 

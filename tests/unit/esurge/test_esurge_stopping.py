@@ -1,4 +1,6 @@
-"""Stop texts and min_tokens through eSurge on a fake engine: what ends in the text of the first tokens ends nothing."""
+"""Stop texts and min_tokens through eSurge on a fake engine: what ends in the text of the first
+tokens ends nothing.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def prompts(model: OpenedModel) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def oracle(engine_pool: EnginePool, prompts: list[list[int]]) -> Oracle:
-    """The tokens that LLM gives a prompt on the engine "oengine": all that tests ask, asked at once.
+    """The tokens that LLM gives a prompt on the engine "oengine": all that tests ask, asked at
+    once.
 
     In one batch of a prefill and rows that decode together, so that two programs are compiled.
     """

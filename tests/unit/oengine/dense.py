@@ -1,4 +1,6 @@
-"""Keys and values of a sequence computed at once, without pages: what the cache must hold however it was filled."""
+"""Keys and values of a sequence computed at once, without pages: what the cache must hold however
+it was filled.
+"""
 
 from __future__ import annotations
 

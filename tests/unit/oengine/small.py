@@ -39,7 +39,9 @@ GREEDY = SamplingParams(max_tokens=24)
 HOT: dict[str, Any] = {"temperature": 1.2, "top_p": 0.9, "top_k": 40}
 SEEDED = [SamplingParams(max_tokens=12, seed=seed, **HOT) for seed in (7, 2**40 + 3)]
 PIECES = (20, 30)
-"""The first so many tokens of the longest prompt are prompts too: more than a page, at most a chunk."""
+"""The first so many tokens of the longest prompt are prompts too: more than a page, at most a
+chunk.
+"""
 
 
 def make_engine(

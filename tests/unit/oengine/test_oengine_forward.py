@@ -1,4 +1,6 @@
-"""Continuous batching after plans: ragged prompts, chunks, ends, too few pages, and threads that enqueue."""
+"""Continuous batching after plans: ragged prompts, chunks, ends, too few pages, and threads that
+enqueue.
+"""
 
 from __future__ import annotations
 

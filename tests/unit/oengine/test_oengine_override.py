@@ -1,4 +1,6 @@
-"""oEngine.override: steps of other implementations for a while, between which no sequence is shared."""
+"""oEngine.override: steps of other implementations for a while, between which no sequence is
+shared.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages of slots: what has ended or is let go gives them back, who has none waits or begins again, and nothing is lost."""
+"""Pages of slots: what has ended or is let go gives them back, who has none waits or begins again,
+and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_a_sequence_ends_at_the_longest_length(engine: oEngine) -> None:
 def test_a_sequence_ends_at_an_end_of_sequence(
     model: OpenedModel, prompts: Any, oracle: Any
 ) -> None:  # holds O08
-    """With its first token, or with a later one; its pages are there for another one before its slot is freed."""
+    """With its first token, or with a later one; its pages are there for another one before its
+    slot is freed.
+    """
     long, short = oracle(prompts[3], GREEDY), oracle(prompts[0], GREEDY)
     at = next(i for i in range(5, 24) if long[i] not in long[:i])
     assert short[0] not in long[:at]

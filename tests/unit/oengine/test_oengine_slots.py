@@ -1,4 +1,6 @@
-"""Prefill, insert, decode and free: prefixes into slots, shared pages, parallel samples, and nothing left behind."""
+"""Prefill, insert, decode and free: prefixes into slots, shared pages, parallel samples, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,8 @@ def test_one_prefix_in_several_slots_shares_pages_until_they_are_written_to(
         "the prefix keeps its own last page"
     )
     engine.manager.check()
-    # The prefix was not written to: a later copy of it is the next completion, and greedy ones do not differ.
+    # The prefix was not written to: a later copy of it is the next completion, and greedy ones do
+    # not differ.
     engine.insert(prefix, state, 3)
     assert np.asarray(state.positions)[3] == len(prompt)
 

@@ -1,4 +1,6 @@
-"""Ragged paged attention by the TPU interpreter: the suite of any attention, shards, and its block sizes."""
+"""Ragged paged attention by the TPU interpreter: the suite of any attention, shards, and its block
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from enginebay_pallas.generations import GENERATIONS, generation
 
 CASES = {case.name: case for case in attention_cases()}
 OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")
-"""Each mode, both dtypes, features. Compiling an interpreted kernel costs seconds, so the others are slow ones."""
+"""Each mode, both dtypes, features. Compiling an interpreted kernel costs seconds, so the others
+are slow ones.
+"""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,9 @@ def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
-    """It reads words with a stride, as nothing that is interpreted otherwise does: here by Pallas' plain interpreter."""
+    """It reads words with a stride, as nothing that is interpreted otherwise does: here by Pallas'
+    plain interpreter.
+    """
     heads, size, first, valid = 3, 16, 16, 13
     plan = types.SimpleNamespace(chunk_kv=size, is_interpreted=False)
     entries = TpuRpaLayout(1, 32, heads, 128, dtype).shapes()["kv"].shape[2:]
@@ -94,7 +100,9 @@ def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
 
 @pytest.mark.parametrize(("mode", "q_lens"), [("decode", (1, 1)), ("mixed", (1, 5))])
 def test_pages_before_the_window_are_not_read(mode: Any, q_lens: tuple[int, int]) -> None:
-    """Their numbers are out of the cache, which the interpreter would tell of; the window begins within a block of pages."""
+    """Their numbers are out of the cache, which the interpreter would tell of; the window begins
+    within a block of pages.
+    """
     window, page = 20, 16
     spec = AttnSpec(2, 1, 128, window=window)
     case = AttentionCase(

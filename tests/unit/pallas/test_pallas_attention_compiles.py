@@ -1,4 +1,6 @@
-"""Attention compiled for TPUs at the shapes of an 8B model: it fits the memory, and the cache is never copied."""
+"""Attention compiled for TPUs at the shapes of an 8B model: it fits the memory, and the cache is
+never copied.
+"""
 
 from __future__ import annotations
 

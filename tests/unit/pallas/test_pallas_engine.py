@@ -1,4 +1,6 @@
-"""The paged engine on a CPU with every Pallas kernel interpreted: the tokens are those of the kernels in plain JAX."""
+"""The paged engine on a CPU with every Pallas kernel interpreted: the tokens are those of the
+kernels in plain JAX.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def tokens_of(folder: Path, **choices: Any) -> list[Any]:
 
 @pytest.mark.matrix
 def test_tokens_are_those_of_plain_jax(tmp_path: Path) -> None:
-    """Prompts by flash attention, whatever follows by the paged kernel; norms and draws by Pallas too."""
+    """Prompts by flash attention, whatever follows by the paged kernel; norms and draws by Pallas
+    too.
+    """
     folder = write_tiny_checkpoint(tmp_path / "tiny", load_registry())
     wanted, _ = tokens_of(folder, kernels=dict.fromkeys(OPS, "xla"))
     got, kernels = tokens_of(folder, interpret=True, kernels=PALLAS | FLASH)

@@ -1,4 +1,6 @@
-"""Faults planted into the attention kernel are found away from any device: each breaks one function of it."""
+"""Faults planted into the attention kernel are found away from any device: each breaks one function
+of it.
+"""
 
 from __future__ import annotations
 

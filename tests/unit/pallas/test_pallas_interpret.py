@@ -1,4 +1,6 @@
-"""The interpreter of TPU kernels finds what a device would hide: races, reads out of bounds, memory nobody wrote."""
+"""The interpreter of TPU kernels finds what a device would hide: races, reads out of bounds, memory
+nobody wrote.
+"""
 
 from __future__ import annotations
 

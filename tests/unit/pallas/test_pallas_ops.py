@@ -1,4 +1,6 @@
-"""The ops rms_norm, sample and kv_write and flash attention in Pallas: right when interpreted, compiled for real sizes."""
+"""The ops rms_norm, sample and kv_write and flash attention in Pallas: right when interpreted,
+compiled for real sizes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_sample_everywhere(name: str) -> None:
 
 
 def written(slots: list[int], layout: TpuRpaLayout, seed: int = 0) -> None:
-    """The kernel's cache is that of the layout's own write, to the bit, from a cache in which nothing is 0."""
+    """The kernel's cache is that of the layout's own write, to the bit, from a cache in which
+    nothing is 0.
+    """
     rng = np.random.default_rng(seed)
     shape = (len(slots), layout.num_kv_heads, layout.head_dim)
     k, v = (rng.normal(size=shape).astype(jnp.dtype(layout.dtype)) for _ in range(2))

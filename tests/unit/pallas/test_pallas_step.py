@@ -1,4 +1,6 @@
-"""The whole jitted decode step of an 8B-shaped model compiles for TPUs that are not there, with one copy of the cache."""
+"""The whole jitted decode step of an 8B-shaped model compiles for TPUs that are not there, with one
+copy of the cache.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,11 @@ def compiled(target: str, num_devices: int, num_layers: int, num_pages: int) -> 
 
 
 def check(report: StepReport) -> None:
-    """The cache that comes out lies where the one that went in lay, and working space is too small for another.
+    """The cache that comes out lies where the one that went in lay, and working space is too small
+    for another.
 
-    A 7x holds weights in another tiling than they come in, so there working space has up to their size; the caches here
-    are larger than that.
+    A 7x holds weights in another tiling than they come in, so there working space has up to their
+    size; the caches here are larger than that.
     """
     figures = report.compiled.figures
     assert report.kernels["layout"] == "tpu_rpa"
@@ -81,7 +84,8 @@ def test_a_step_of_two_layers_has_one_copy_of_the_cache(target: str, num_devices
 
 
 WHOLE = {("v6e", 1): 1025, ("7x", 1): 4097, ("v5e", 8): 8193, ("v6e", 8): 8193, ("7x", 8): 8193}
-"""Pages of the cache by target and devices: as large as fits, and on a 7x larger than the weights."""
+"""Pages of the cache by target and devices: as large as fits, and on a 7x larger than the weights.
+"""
 
 
 @needs_libtpu

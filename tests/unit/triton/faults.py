@@ -1,4 +1,6 @@
-"""Small Triton kernels: a right one, and some that do what the interpreter must find. Nothing but Triton is imported."""
+"""Small Triton kernels: a right one, and some that do what the interpreter must find. Nothing but
+Triton is imported.
+"""
 
 import triton
 import triton.language as tl

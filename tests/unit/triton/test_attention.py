@@ -1,4 +1,6 @@
-"""Attention in Triton by interpretation: the op's contract, and faults planted in the kernel are found."""
+"""Attention in Triton by interpretation: the op's contract, and faults planted in the kernel are
+found.
+"""
 
 import dataclasses
 from pathlib import Path

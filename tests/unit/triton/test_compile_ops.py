@@ -1,4 +1,6 @@
-"""Flash prefill and the ops around attention, compiled for GPUs that are not there: no spills, and they fit."""
+"""Flash prefill and the ops around attention, compiled for GPUs that are not there: no spills, and
+they fit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention and whole decode steps compiled for GPUs that are not there: no spills, and no second copy of the cache."""
+"""Attention and whole decode steps compiled for GPUs that are not there: no spills, and no second
+copy of the cache.
+"""
 
 import functools
 import importlib
@@ -176,8 +178,8 @@ def test_a_decode_step_is_one_cuda_graph(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What XLA makes of the step above, in its own listing: a graph for each token and what decides whether another follows, or
-    one graph for all tokens of a launch.
+    """What XLA makes of the step above, in its own listing: a graph for each token and what decides
+    whether another follows, or one graph for all tokens of a launch.
     """
     if not graph_features():
         pytest.skip("this jax-triton's calls are in no graph")

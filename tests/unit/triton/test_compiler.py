@@ -1,4 +1,6 @@
-"""Programs with Triton kernels compiled with no GPU: what each kernel takes, and where every byte lies."""
+"""Programs with Triton kernels compiled with no GPU: what each kernel takes, and where every byte
+lies.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Triton kernels interpreted on the host: right results inside jit, and faults that a GPU would hide are found."""
+"""Triton kernels interpreted on the host: right results inside jit, and faults that a GPU would
+hide are found.
+"""
 
 import os
 import signal

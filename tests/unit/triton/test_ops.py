@@ -1,4 +1,6 @@
-"""The Triton kernels of the ops around attention, interpreted, by the suites that any plugin's ops go through."""
+"""The Triton kernels of the ops around attention, interpreted, by the suites that any plugin's ops
+go through.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""First-chunk prefill, interpreted: Triton's kernel by Triton's interpreter, cuDNN's rows and masks by jax.nn's own attention."""
+"""First-chunk prefill, interpreted: Triton's kernel by Triton's interpreter, cuDNN's rows and masks
+by jax.nn's own attention.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ CPU = Env("cpu")
 F32 = AttnSpec(2, 1, 16, q_dtype="float32", kv_dtype="float32")
 LONG = (60, 3, 17)
 WINDOW = dataclasses.replace(F32, window=37)
-"""Longer than two of the small blocks, so that some are masked on the left, some on the right, some on neither side."""
+"""Longer than two of the small blocks, so that some are masked on the left, some on the right, some
+on neither side.
+"""
 
 
 def flash() -> Any:

@@ -59,7 +59,9 @@ def parameters(fields: dict[str, Any]) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def reference(pooled_module: None) -> dict[str, list[list[int]]]:
-    """What LLM gives TEXTS, by the parameters. Its batches are mixed, so that all of them need the same programs."""
+    """What LLM gives TEXTS, by the parameters. Its batches are mixed, so that all of them need the
+    same programs.
+    """
     kinds = [{}, *PARAMETERS]
     wanted = [
         (text, kinds[(i + at) % len(kinds)])

@@ -1,4 +1,6 @@
-"""vInference.override: functions made of other implementations for a while, and nothing half made by one and half by another."""
+"""vInference.override: functions made of other implementations for a while, and nothing half made
+by one and half by another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Saved inferences: loaded in a fresh process without compiling, and refused when they are not what was saved."""
+"""Saved inferences: loaded in a fresh process without compiling, and refused when they are not what
+was saved.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Faults of attention in a right kernel with splits and buffers: what a token sees, and how it is summed."""
+"""Faults of attention in a right kernel with splits and buffers: what a token sees, and how it is
+summed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention as device kernels do it, in plain JAX: splits of the context, blocks of keys in two buffers, parts merged."""
+"""Attention as device kernels do it, in plain JAX: splits of the context, blocks of keys in two
+buffers, parts merged.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class SplitConfig:
 
 
 class Part(NamedTuple):
-    """Softmax over some keys: maximum and sum of exponentials [T, Hkv, G], weighted values [T, Hkv, G, D], f32."""
+    """Softmax over some keys: maximum and sum of exponentials [T, Hkv, G], weighted values [T, Hkv,
+    G, D], f32.
+    """
 
     maximum: jax.Array
     total: jax.Array
@@ -43,7 +47,9 @@ class Part(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The step's tokens [T]: their rows, first and one past the last visible key, and whether they are real."""
+    """The step's tokens [T]: their rows, first and one past the last visible key, and whether they
+    are real.
+    """
 
     row: jax.Array
     first: jax.Array
@@ -122,7 +128,9 @@ def read_block(
     row: jax.Array,
     block: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """k, v [T, size, Hkv, D] of a block of each token's row; what lies past the table is that of its last page."""
+    """k, v [T, size, Hkv, D] of a block of each token's row; what lies past the table is that of
+    its last page.
+    """
     positions = block * size + jnp.arange(size)
     pages = jnp.minimum(positions // layout.page_size, batch.bucket.pages_per_seq - 1)
     slots = batch.page_table[row][:, pages] * layout.page_size + positions % layout.page_size
@@ -139,7 +147,9 @@ def one_split(
     spec: AttnSpec,
     config: SplitConfig,
 ) -> Part:
-    """The part of blocks start to stop: a block is loaded into one buffer while the other is computed."""
+    """The part of blocks start to stop: a block is loaded into one buffer while the other is
+    computed.
+    """
     k, v = read(tokens.row, jnp.int32(start))
     buffers = (jnp.stack([k, jnp.zeros_like(k)]), jnp.stack([v, jnp.zeros_like(v)]))
 

@@ -1,6 +1,8 @@
-"""Attention as a scan over chunks of keys: every token keeps a running maximum, sum and weighted value.
+"""Attention as a scan over chunks of keys: every token keeps a running maximum, sum and weighted
+value.
 
-The online softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+The online softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax"
+(2018).
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ class ChunkConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedScan:
-    """One chunk of every row's keys at a time. Working memory is tokens * key_chunk * KV heads * head_dim.
+    """One chunk of every row's keys at a time. Working memory is tokens * key_chunk * KV heads *
+    head_dim.
 
-    It has no softcap, no sinks and no shared keys; its capabilities say so, and the host tells who asks for one.
-    It lets the op kv_write put new keys and values into the cache, so it gets k = v = None.
+    It has no softcap, no sinks and no shared keys; its capabilities say so, and the host tells who
+    asks for one. It lets the op kv_write put new keys and values into the cache, so it gets k = v =
+    None.
     """
 
     name: str = "chunked_scan"
@@ -56,7 +60,9 @@ class ChunkedScan:
     def candidates(
         self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout
     ) -> list[ChunkConfig]:
-        """Chunks of up to the context whose keys and values in f32 stay within WORKING_BYTES, for `enginebay tune`."""
+        """Chunks of up to the context whose keys and values in f32 stay within WORKING_BYTES, for
+        `enginebay tune`.
+        """
         of_a_key = 2 * 4 * bucket.tokens * spec.num_kv_heads * spec.head_dim
         return [
             ChunkConfig(size)

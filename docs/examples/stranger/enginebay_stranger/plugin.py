@@ -1,4 +1,6 @@
-"""What this plugin offers. Nothing is imported here but the hooks: targets are imported when they are picked."""
+"""What this plugin offers. Nothing is imported here but the hooks: targets are imported when they
+are picked.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_schedulers(register: Register) -> None:
-    """Declare shortest_prompt_first. Its priority is below that of enginebay's own, so "auto" does not take it."""
+    """Declare shortest_prompt_first. Its priority is below that of enginebay's own, so "auto" does
+    not take it.
+    """
     register(
         "shortest_prompt_first",
         "enginebay_stranger.shortest_prompt_first:ShortestPromptFirst",

@@ -20,10 +20,11 @@ class ShortestPromptFirstOptions(BaseModel):
 class ShortestPromptFirst(Scheduler):
     """Decodes everything that can be decoded, and admits short prompts before long ones.
 
-    Waiting requests are ordered by arrival_s + num_prompt_tokens / tokens_per_s. So a prompt of n tokens is overtaken
-    only by requests that come less than n / tokens_per_s seconds after it, which are finitely many; and as nothing
-    goes past the first of that order, room is made for it in the end. When decoding rows run out of cache the latest
-    arrival is preempted, never the first, so there is always progress.
+    Waiting requests are ordered by arrival_s + num_prompt_tokens / tokens_per_s. So a prompt of n
+    tokens is overtaken only by requests that come less than n / tokens_per_s seconds after it,
+    which are finitely many; and as nothing goes past the first of that order, room is made for it
+    in the end. When decoding rows run out of cache the latest arrival is preempted, never the
+    first, so there is always progress.
     """
 
     def __init__(self, options: ShortestPromptFirstOptions | None = None) -> None:
@@ -78,14 +79,18 @@ class ShortestPromptFirst(Scheduler):
 
 
 def _growth(row: RunningView, num_steps: int) -> int:
-    """Cache to be promised to a decoding row for that many steps; its last token needs no place until it runs."""
+    """Cache to be promised to a decoding row for that many steps; its last token needs no place
+    until it runs.
+    """
     if row.num_promised is None:
         return 0
     return max(0, row.num_tokens - 1 + min(num_steps, row.max_new_left) - row.num_promised)
 
 
 def _make_room(view: SchedulerView) -> tuple[list[RunningView], tuple[str, ...], int]:
-    """The rows that stay, by arrival; those preempted so that each of them can decode a token; free cache then."""
+    """The rows that stay, by arrival; those preempted so that each of them can decode a token; free
+    cache then.
+    """
     rows, preempted, free_tokens = (
         sorted(view.running, key=lambda row: row.arrival_s),
         [],
@@ -99,7 +104,9 @@ def _make_room(view: SchedulerView) -> tuple[list[RunningView], tuple[str, ...],
 
 
 def _steps(decode: list[RunningView], most: int, spare: int) -> int:
-    """The most decode steps up to `most` whose growth beyond the first step fits `spare` tokens of cache."""
+    """The most decode steps up to `most` whose growth beyond the first step fits `spare` tokens of
+    cache.
+    """
     steps = min(most, max((row.max_new_left for row in decode), default=1))
     first = sum(_growth(row, 1) for row in decode)
     while steps > 1 and sum(_growth(row, steps) for row in decode) - first > spare:

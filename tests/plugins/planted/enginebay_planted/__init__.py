@@ -1,1 +1,3 @@
-"""Kernels with planted faults, and one without, for a device that is nowhere: the checker is tested with them."""
+"""Kernels with planted faults, and one without, for a device that is nowhere: the checker is tested
+with them.
+"""

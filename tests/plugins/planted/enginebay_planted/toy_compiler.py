@@ -1,4 +1,6 @@
-"""A compiler for a device that is nowhere: XLA's for the CPU under another name, and a target without a tool chain."""
+"""A compiler for a device that is nowhere: XLA's for the CPU under another name, and a target
+without a tool chain.
+"""
 
 from __future__ import annotations
 

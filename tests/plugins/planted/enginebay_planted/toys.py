@@ -1,4 +1,6 @@
-"""Attention for a device that is nowhere, by way of plain JAX: it can be interpreted and compiled, and never run."""
+"""Attention for a device that is nowhere, by way of plain JAX: it can be interpreted and compiled,
+and never run.
+"""
 
 from __future__ import annotations
 
