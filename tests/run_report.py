@@ -109,6 +109,7 @@ def report(files: Mapping[str, str], *, is_whole: bool) -> Iterable[str]:
         yield f"  {count:5d}  {file}"
     if is_whole and excess(len(files)) > 0:
         yield (
-            f"FAILED: {len(files)} programs, of at most {MAX_PROGRAMS} (and {MARGIN} for chance). Use the pool of engines, the "
-            "small models and the canonical sizes (docs/testing.md), or raise MAX_PROGRAMS in tests/run_report.py and say why."
+            f"FAILED: {len(files)} programs, of at most {MAX_PROGRAMS} (and {MARGIN} for chance). "
+            "Use the pool of engines, the small models and the canonical sizes (docs/testing.md), "
+            "or raise MAX_PROGRAMS in tests/run_report.py and say why."
         )

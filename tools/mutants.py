@@ -173,7 +173,8 @@ def try_module(
                 told = one.result()
                 report["mutants"].append(told)
                 print(
-                    f"  {told['outcome']:10} {told['seconds']:5.1f} s {line_of(told)}  {told['by']}",
+                    f"  {told['outcome']:10} {told['seconds']:5.1f} s {line_of(told)}  "
+                    f"{told['by']}",
                     flush=True,
                 )
         except BaseException:

@@ -72,7 +72,10 @@ def _short(text: str) -> str:
 def _kernel(part: Part) -> Iterator[str]:
     platforms = ", ".join(part["platforms"]) or "any"
     layouts = ", ".join(f"`{name}`" for name in part["layouts"])
-    yield f"{part['summary'][:1].upper()}{part['summary'][1:]}. Platforms: {platforms}. Layouts: {layouts}."
+    yield (
+        f"{part['summary'][:1].upper()}{part['summary'][1:]}. Platforms: {platforms}. "
+        f"Layouts: {layouts}."
+    )
     yield ""
     places = list(dict.fromkeys((c["level"], c["target"]) for c in part["checked"] if c["axis"]))
     found = {

@@ -53,9 +53,12 @@ def figures_table(title: str, figures: Figures) -> Table:
         "ended": f"{figures.num_completed} completed, {figures.num_failed} failed, "
         f"{figures.requests_per_second:.2f} a second",
         "tokens": f"{figures.num_tokens} generated, {figures.tokens_per_second:.1f} a second",
-        "last update": f"{figures.num_scheduled_tokens} tokens scheduled, {figures.num_preempted} preempted in all",
-        "mean step": f"{figures.mean_batch_size:.1f} rows, {figures.mean_schedule_s * 1e3:.2f} ms to schedule, "
-        f"{figures.mean_execute_s * 1e3:.2f} ms to run",
+        "last update": (
+            f"{figures.num_scheduled_tokens} tokens scheduled, "
+            f"{figures.num_preempted} preempted in all"
+        ),
+        "mean step": f"{figures.mean_batch_size:.1f} rows, {figures.mean_schedule_s * 1e3:.2f} ms "
+        f"to schedule, {figures.mean_execute_s * 1e3:.2f} ms to run",
         "mean request": f"{figures.mean_first_token_s * 1e3:.0f} ms to the first token, "
         f"{figures.mean_latency_s * 1e3:.0f} ms in all",
         "cache": f"{figures.num_pages_used} of {figures.num_pages} pages, "

@@ -40,7 +40,8 @@ class ContextRules:
             raise ConfigError(
                 explain(
                     f"reserve_tokens = {self.reserve} with max_model_len = {self.max_model_len}",
-                    f"0 to {self.max_model_len - 2}, which leaves room for a prompt and a new token",
+                    f"0 to {self.max_model_len - 2}, which leaves room for a prompt and a new "
+                    "token",
                     "Reserve less, or raise max_model_len.",
                 )
             )
@@ -123,6 +124,7 @@ def _does_not_fit(num_prompt: int, num_new: int | None, rules: ContextRules) -> 
         explain(
             f"a prompt of {num_prompt} tokens and {wanted} new ones, with strict_context",
             f"{rules.budget} together, which is max_model_len less reserve_tokens",
-            "Shorten the prompt, lower max_tokens, or allow auto_truncate_prompt and auto_cap_new_tokens.",
+            "Shorten the prompt, lower max_tokens, or allow auto_truncate_prompt and "
+            "auto_cap_new_tokens.",
         )
     )

@@ -110,7 +110,9 @@ def _panels(*, speculates: bool) -> list[tuple[str, str, dict[str, str]]]:
 
 def _quantiles(histogram: str) -> dict[str, str]:
     return {
-        f"{quantile:.0%}": f"histogram_quantile({quantile}, sum by (le) (rate({histogram}_bucket[1m])))"
+        f"{quantile:.0%}": (
+            f"histogram_quantile({quantile}, sum by (le) (rate({histogram}_bucket[1m])))"
+        )
         for quantile in QUANTILES
     }
 

@@ -27,12 +27,13 @@ class ESurgeOptions(BaseModel):
         default=0.85,
         gt=0.0,
         le=1.0,
-        description="share of each device's free memory for weights, cache and steps together; the cache gets no more "
-        "than max_num_seqs requests of max_model_len tokens need",
+        description="share of each device's free memory for weights, cache and steps together; the "
+        "cache gets no more than max_num_seqs requests of max_model_len tokens need",
     )
     enable_prefix_caching: bool = Field(
         default=True,
-        description="keep full pages after their request, for others that begin with the same tokens",
+        description="keep full pages after their request, for others that begin with the same "
+        "tokens",
     )
     num_pages: int | None = Field(
         default=None, ge=2, description="pages of the cache, with the one that stands for none"
@@ -42,11 +43,13 @@ class ESurgeOptions(BaseModel):
     )
     grow: bool = Field(
         default=True,
-        description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it is needed",
+        description="on a CPU, start with the cache's first 128 MiB, "
+        "and allocate the rest when it is needed",
     )
     reserve_all: bool = Field(
         default=False,
-        description="promise a request all pages that it can need when it is admitted, so that none is preempted",
+        description="promise a request all pages that it can need when it is admitted, "
+        "so that none is preempted",
     )
     prefix_ttl_s: float | None = Field(
         default=None,

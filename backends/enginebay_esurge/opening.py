@@ -59,7 +59,8 @@ class Subject:
             raise ConfigError(
                 explain(
                     f"extra_eos_token_ids = {list(extra_eos_token_ids)}",
-                    f"ids from 0 to {vocab_size - 1}, and {MAX_STOP_TOKENS} with those of model and tokenizer",
+                    f"ids from 0 to {vocab_size - 1}, and {MAX_STOP_TOKENS} with those of model "
+                    "and tokenizer",
                     "Correct them.",
                 )
             )

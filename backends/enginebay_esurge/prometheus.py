@@ -210,9 +210,11 @@ class MetricsServer:
         except OSError as error:
             raise InputError(
                 explain(
-                    f"prometheus_port = {port}, which cannot be opened at {address} ({error.strerror})",
+                    f"prometheus_port = {port}, which cannot be opened at {address} "
+                    f"({error.strerror})",
                     "a port that is free, or 0 for any that is",
-                    "Choose another, or end what uses it: each engine that is monitored needs its own.",
+                    "Choose another, or end what uses it: each engine that is monitored needs its "
+                    "own.",
                 )
             ) from error
         self.url = f"http://{address}:{self._server.server_port}/metrics"

@@ -68,7 +68,8 @@ class EngineSettings:
             raise ConfigError(
                 explain(
                     f"{', '.join(taken)} as further keywords",
-                    "fields of EngineConfig that no documented option stands for, and engine_options",
+                    "fields of EngineConfig that no documented option stands for, "
+                    "and engine_options",
                     "Use the documented option.",
                 )
             )
@@ -76,7 +77,8 @@ class EngineSettings:
         if not self.auto_shard_model and tuple(self.sharding_axis_dims) != DEFAULT_DIMS:
             raise ConfigError(
                 explain(
-                    f"sharding_axis_dims = {tuple(self.sharding_axis_dims)} with auto_shard_model = False",
+                    f"sharding_axis_dims = {tuple(self.sharding_axis_dims)} with auto_shard_model "
+                    "= False",
                     "one of the two",
                     "Leave one out.",
                 )

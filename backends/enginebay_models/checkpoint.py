@@ -86,7 +86,10 @@ def _download(repo_id: str) -> Path:
 
 def _not_found(name: str, why: str) -> CheckpointError:
     allowed = f"{DEMO!r}, a model's folder, or the id of a repository on the hub"
-    todo = "Check the spelling; for a hub id also the network, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."
+    todo = (
+        "Check the spelling; for a hub id also the network, HF_ENDPOINT, "
+        "HF_TOKEN and HF_HUB_OFFLINE."
+    )
     return CheckpointError(explain(f"model {shown(name)}: {why}", allowed, todo))
 
 
@@ -213,7 +216,10 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
         path = folder / name
         if Path(name).name != name or not _is_file(path):
             wanted = sum(file == name for file in weight_map.values())
-            given = f"{INDEX_FILE} names {shown(name)} for {wanted} tensors, and {folder} has no such file"
+            given = (
+                f"{INDEX_FILE} names {shown(name)} for {wanted} tensors, "
+                f"and {folder} has no such file"
+            )
             raise CheckpointError(
                 explain(given, "all files of the index", "Fetch the missing file.")
             )
@@ -277,7 +283,10 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
     # Stored although tied to the embedding; an untied one is wanted, so never left over.
     ignored = {HEAD}
     if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:
-        given = f"the checkpoint has {_listing(extra)}, which a {model.info.family} of this config.json does not have"
+        given = (
+            f"the checkpoint has {_listing(extra)}, "
+            f"which a {model.info.family} of this config.json does not have"
+        )
         raise CheckpointError(
             explain(
                 given,
@@ -297,8 +306,9 @@ def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
     ):
         return
     given = (
-        f"config.json ties the head to the embedding (tie_word_embeddings is true), and {head.name!r} in "
-        f"{head.path.name} differs from {embedding.name!r} in {embedding.path.name}"
+        "config.json ties the head to the embedding (tie_word_embeddings is true), and "
+        f"{head.name!r} in {head.path.name} differs from {embedding.name!r} in "
+        f"{embedding.path.name}"
     )
     todo = (
         "Set tie_word_embeddings to false if the model has a head of its own, or remove the tensor."

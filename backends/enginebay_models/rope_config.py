@@ -167,7 +167,10 @@ def check_spec(spec: RopeSpec) -> None:
     except (ArithmeticError, ValueError):
         usable = False
     if not usable:
-        given = f"the rotary parameters of config.json ({spec.scaling}, rope_theta {spec.theta:g}) give no finite frequencies"
+        given = (
+            f"the rotary parameters of config.json ({spec.scaling}, "
+            f"rope_theta {spec.theta:g}) give no finite frequencies"
+        )
         todo = "Correct the checkpoint's config.json, or choose another model."
         raise CheckpointError(explain(given, "parameters of a trained model", todo))
 
@@ -186,7 +189,10 @@ def _refuse_contradiction(new: RopeRules, old: RopeRules) -> None:
         if name is None:
             name = next(n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n))
             ours, theirs = ours.get(name), theirs.get(name)
-        given = f"config.json has rope_parameters and rope_scaling with different {name} ({ours!r}, {theirs!r})"
+        given = (
+            f"config.json has rope_parameters and rope_scaling with different {name} ({ours!r}, "
+            f"{theirs!r})"
+        )
         todo = "Remove the one that the model was not trained with from config.json."
         raise CheckpointError(explain(given, "one of the two, or both with the same rule", todo))
 

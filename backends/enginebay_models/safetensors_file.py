@@ -135,7 +135,8 @@ def _check(path: Path, name: str, facts: object, room: int) -> None:
     ):
         raise _broken(
             path,
-            f"describes tensor {shown(name)} with shape {shown(shape)} at {shown(begin)}:{shown(end)}",
+            f"describes tensor {shown(name)} with shape {shown(shape)} at "
+            f"{shown(begin)}:{shown(end)}",
             "sizes and offsets from 0 up",
         )
     count = 1

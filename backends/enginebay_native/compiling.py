@@ -74,7 +74,8 @@ def library(name: str) -> Path:
         with _alone_in(target.parent):
             if not target.exists():  # nobody has made it while we waited
                 with waiting(
-                    f"compiling the C++ kernel {name} with {Path(compiler[0]).name}, once for this processor"
+                    f"compiling the C++ kernel {name} with {Path(compiler[0]).name}, "
+                    "once for this processor"
                 ):
                     _compile(compiler, name, target, "native")
     return target

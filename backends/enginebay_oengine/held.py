@@ -89,7 +89,8 @@ class HeldPages:
         for page in range(pool.num_pages):
             if pool.holders(page) != holders[page]:
                 raise InternalError(
-                    f"page {page} is held {pool.holders(page)} times by count, and by {holders[page]} leases"
+                    f"page {page} is held {pool.holders(page)} times by count, "
+                    f"and by {holders[page]} leases"
                 )
 
     def _check_row(self, row: int, held: Held) -> None:

@@ -188,7 +188,8 @@ class InferenceScheduler:
         if len(state.active_slot_requests_map) < 2 or not decoding:
             raise OutOfPagesError(
                 explain(
-                    f"{self.manager.num_free_pages} free pages, and nobody who could give some back",
+                    f"{self.manager.num_free_pages} free pages, "
+                    "and nobody who could give some back",
                     "pages for the sequences that decode",
                     "Let go of prefixes and of pages taken by number, or make the cache larger.",
                 )

@@ -82,7 +82,8 @@ class PageLedger(Ledger):
         parent = self._held.current(lease)
         if row in self._held or num_cached > parent.num_computed:
             raise InternalError(
-                f"row {row} is to share {num_cached} of {parent.num_computed} tokens with row {lease.row}"
+                f"row {row} is to share {num_cached} of {parent.num_computed} tokens with row "
+                f"{lease.row}"
             )
         num_tokens = max(num_tokens, num_cached)
         if num_tokens > self.most_tokens or row >= self.num_rows:

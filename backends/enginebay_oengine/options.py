@@ -31,22 +31,23 @@ class PagedOptions(BaseModel):
         default=None,
         gt=0.0,
         le=1.0,
-        description="share of each device's free memory for weights, cache and steps together; the cache gets no more "
-        "than max_num_seqs requests of max_model_len tokens need; unset: 0.85",
+        description="share of each device's free memory for weights, cache and steps together; the "
+        "cache gets no more than max_num_seqs requests of max_model_len tokens need; unset: 0.85",
     )
     grow: bool = Field(
         default=True,
-        description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it is needed; False "
-        "allocates all at once, as other devices do",
+        description="on a CPU, start with the cache's first 128 MiB, and allocate the rest when it "
+        "is needed; False allocates all at once, as other devices do",
     )
     reserve_all: bool = Field(
         default=False,
-        description="promise a request all pages that it can need when it is admitted, so that none is preempted; "
-        "otherwise its prompt's, and more as it grows",
+        description="promise a request all pages that it can need when it is admitted, so that "
+        "none is preempted; otherwise its prompt's, and more as it grows",
     )
     prefix_caching: bool = Field(
         default=True,
-        description="keep full pages after their request, for others that begin with the same tokens",
+        description="keep full pages after their request, for others that begin with the same "
+        "tokens",
     )
     prefix_ttl_s: float | None = Field(
         default=None,

@@ -101,7 +101,8 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
         raise InputError(
             explain(
                 f"tokens {ids.dtype}{list(np.shape(tokens))}",
-                f"int [tokens] or [prompts, tokens] of 1 to {most} prompts (max_concurrent_prefill)",
+                f"int [tokens] or [prompts, tokens] of 1 to {most} prompts "
+                "(max_concurrent_prefill)",
                 "Give token ids, and more prompts in several calls.",
             )
         )
@@ -113,7 +114,8 @@ def _read_tokens(tokens: Any, valids: Any, true_length: Any, most: int) -> tuple
     if mask.shape != ids.shape or (mask.sum(axis=1) != lengths).any():
         raise InputError(
             explain(
-                f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids {list(mask.shape)}",
+                f"true_length = {lengths.tolist()}, tokens {list(ids.shape)} and valids "
+                f"{list(mask.shape)}",
                 "a mask like tokens, that is true as often as true_length says",
                 "Count the prompt's tokens alone.",
             )

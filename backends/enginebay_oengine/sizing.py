@@ -69,7 +69,8 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
             raise ConfigError(
                 explain(
                     f"cache_bytes = {options.cache_bytes}",
-                    f"at least {FEWEST_PAGES * each}, which is {FEWEST_PAGES} pages of {geometry.page_size} tokens",
+                    f"at least {FEWEST_PAGES * each}, which is {FEWEST_PAGES} pages of "
+                    f"{geometry.page_size} tokens",
                     "Raise it, or make page_size smaller.",
                 )
             )
@@ -86,10 +87,12 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
     if num_pages < FEWEST_PAGES:
         raise UnsupportedError(
             explain(
-                f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free leaves "
-                f"{max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working space",
+                f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free "
+                f"leaves {max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working "
+                "space",
                 f"at least {FEWEST_PAGES * each / 2**20:.1f} MiB",
-                "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, or use a smaller dtype.",
+                "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, "
+                "or use a smaller dtype.",
             )
         )
     return num_pages

@@ -121,7 +121,8 @@ class Slots:
                 raise OutOfPagesError(
                     explain(
                         f"prompts of {lengths} tokens",
-                        f"{self.manager.num_free_pages * self.manager.page_size} tokens, which is what is free now",
+                        f"{self.manager.num_free_pages * self.manager.page_size} tokens, "
+                        "which is what is free now",
                         "Free slots or let go of prefixes first, or make the cache larger.",
                     )
                 )
@@ -201,7 +202,8 @@ class Slots:
                     self.manager.release(given)
                 raise OutOfPagesError(
                     explain(
-                        "no page for a copy of the prefix's last one, or too many sequences that share pages",
+                        "no page for a copy of the prefix's last one, "
+                        "or too many sequences that share pages",
                         "a page for each slot, and four sequences for each page",
                         "Free some slots.",
                     )
@@ -274,7 +276,8 @@ class Slots:
         if len(holding) < 2:
             raise OutOfPagesError(
                 explain(
-                    f"{self.manager.num_free_pages} free pages, and no slot that could give some back",
+                    f"{self.manager.num_free_pages} free pages, "
+                    "and no slot that could give some back",
                     "pages for the sequences that decode",
                     "Let go of prefixes and of pages taken by number, or make the cache larger.",
                 )

@@ -113,5 +113,6 @@ class PageStore:
         self.index.check()
         if self.index.num_resting != self.pool.num_cached:
             raise InternalError(
-                f"{self.pool.num_cached} pages are cached, and {self.index.num_resting} can be evicted"
+                f"{self.pool.num_cached} pages are cached, "
+                f"and {self.index.num_resting} can be evicted"
             )

@@ -146,9 +146,11 @@ def check_table(bucket: Bucket, page_size: int) -> None:
             fitting *= 2
         raise UnsupportedError(
             explain(
-                f"a page table of {bucket.seqs} rows of {bucket.pages_per_seq} pages: {size >> 10} KiB",
+                f"a page table of {bucket.seqs} rows of {bucket.pages_per_seq} pages: "
+                f"{size >> 10} KiB",
                 f"{room >> 10} KiB in the scalar memory of a TPU",
-                f"Use pages of {fitting} tokens (they are {page_size}), fewer rows or a shorter max_model_len.",
+                f"Use pages of {fitting} tokens (they are {page_size}), "
+                "fewer rows or a shorter max_model_len.",
             )
         )
 

@@ -153,7 +153,10 @@ def load() -> Any:
     if not hasattr(
         importlib.import_module("jax_triton.triton_lib").cb, "__file__"
     ):  # a stand-in for the module
-        given = f"jax_triton, imported before enginebay's kernels with triton {version('triton')}, has no NVIDIA backend"
+        given = (
+            f"jax_triton, imported before enginebay's kernels with triton {version('triton')}, "
+            "has no NVIDIA backend"
+        )
         raise UnsupportedError(
             explain(given, "triton 3.7 or later, or enginebay_triton first", "Import it later.")
         )

@@ -87,7 +87,8 @@ class Space:
             first = int(index[wrong][0])
             raise Fault(
                 f"{program}: {what} {int(wrong.sum())} places outside of {self.name} "
-                f"{self.array.dtype}{list(self.array.shape)}, the first at element {first} of {self.flat.size}"
+                f"{self.array.dtype}{list(self.array.shape)}, "
+                f"the first at element {first} of {self.flat.size}"
             )
         return index
 

@@ -71,8 +71,8 @@ class Target:
             for name, value in fields.items()
         )
         return (
-            f'gpu_device_info {{ {info} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
-            f'device_description_str: "{self.name}"'
+            f'gpu_device_info {{ {info} }} platform_name: "CUDA" dnn_version_info {{ major: 9 '
+            f'minor: 10 }} device_description_str: "{self.name}"'
         )
 
 

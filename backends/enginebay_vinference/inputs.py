@@ -172,7 +172,8 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
             "the most that leave room for new tokens"
         )
     _warn(
-        f"nothing is precompiled for a batch of {batch}: compiling for {batch} x {own.prefill_length} tokens now"
+        f"nothing is precompiled for a batch of {batch}: compiling for {batch} x "
+        f"{own.prefill_length} tokens now"
     )
     return own
 

@@ -103,7 +103,8 @@ class Precompiler:
             raise InputError(
                 explain(
                     f"prefill_length = {one.prefill_length}",
-                    f"at most {longest}, which leaves {self.config.max_new_tokens} tokens to generate",
+                    f"at most {longest}, which leaves {self.config.max_new_tokens} tokens to "
+                    "generate",
                     "Shorten it, or lower max_new_tokens.",
                 )
             )

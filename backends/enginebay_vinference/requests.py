@@ -110,7 +110,8 @@ class Requests:
             raise RequestError(
                 explain(
                     f"{form} in the vInference API",
-                    "none: a generation between two states runs on the device alone, and masks come from the host",
+                    "none: a generation between two states runs on the device alone, "
+                    "and masks come from the host",
                     "Leave it out, or use LLM or eSurge.",
                 )
             )
@@ -132,10 +133,13 @@ class Requests:
         """
         most = self._max_new_tokens
         if params.max_tokens is not None and params.max_tokens > most:
-            text = f"max_tokens = {params.max_tokens} is cut to {most}, the max_new_tokens of this inference"
+            text = (
+                f"max_tokens = {params.max_tokens} is cut to {most}, "
+                "the max_new_tokens of this inference"
+            )
             warnings.warn(
-                f"{text}: its states have no room for more. Raise max_new_tokens in vInferenceConfig, or pass "
-                f"max_tokens of at most {most}.",
+                f"{text}: its states have no room for more. Raise max_new_tokens in "
+                f"vInferenceConfig, or pass max_tokens of at most {most}.",
                 InferenceWarning,
                 stacklevel=4,
             )

@@ -131,7 +131,8 @@ class Saved:
                         for name in others
                     ),
                     "one saved with the kernels that are chosen here",
-                    "Choose the saved ones by name (`enginebay explain` tells why they were not), or save it anew.",
+                    "Choose the saved ones by name (`enginebay explain` tells why they were not), "
+                    "or save it anew.",
                 )
             )
 

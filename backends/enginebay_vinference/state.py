@@ -93,7 +93,10 @@ class SampleState:
         """Its size and progress, not its arrays; also of a spent state."""
         shape = getattr(object.__getattribute__(self, "sequences"), "shape", None)
         end = ", spent" if self.is_spent else ""
-        return f"SampleState(sequences {list(shape or ())}, generated_tokens={self.generated_tokens}{end})"
+        return (
+            f"SampleState(sequences {list(shape or ())}, "
+            f"generated_tokens={self.generated_tokens}{end})"
+        )
 
     @property
     def is_spent(self) -> bool:
@@ -134,7 +137,10 @@ class SampleState:
         except InputError:
             raise
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            given = f"a stored state that cannot be read ({type(error).__name__}: {shown_text(str(error))})"
+            given = (
+                f"a stored state that cannot be read ({type(error).__name__}: "
+                f"{shown_text(str(error))})"
+            )
             raise InputError(
                 explain(given, "the mapping that to_dict() gave", "Store it again.")
             ) from error

@@ -172,7 +172,8 @@ def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) 
         if found[name] is None:
             raise MissingSettingError(
                 explain(
-                    f"{name}, which neither the configuration nor the model nor the tokenizer names",
+                    f"{name}, which neither the configuration nor the model nor the tokenizer "
+                    "names",
                     "a token id",
                     f"Give vInferenceConfig({name}=...).",
                 )

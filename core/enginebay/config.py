@@ -173,14 +173,16 @@ class EngineConfig(Frozen):
         default=None,
         ge=1,
         le=64,
-        description="most tokens of a row that are drafted for one pass of the model; unset: 15 for weights under 64 MiB, else 7",
+        description="most tokens of a row that are drafted for one pass of the model; unset: 15 "
+        "for weights under 64 MiB, else 7",
     )
     kernels: dict[str, KernelChoice] = Field(
         default_factory=dict, description="op -> implementation"
     )
     interpret: bool = Field(
         default=False,
-        description="a kernel for another platform that is chosen by name is interpreted, where it can be",
+        description="a kernel for another platform that is chosen by name is interpreted, where it "
+        "can be",
     )
     shadow: dict[Literal["attention"], ShadowChoice] = Field(
         default_factory=dict, description="op -> candidate that is compared on a share of the steps"
@@ -254,7 +256,8 @@ class EngineConfig(Frozen):
     )
     wide_logprobs: bool = Field(
         default=False,
-        description="warmup() compiles for prompt_logprobs and logprobs = -1 too; false: the first request that asks does",
+        description="warmup() compiles for prompt_logprobs and logprobs = -1 too; "
+        "false: the first request that asks does",
     )
 
     def __init__(self, **fields: Unpack[EngineFields]) -> None:
@@ -291,7 +294,8 @@ class EngineConfig(Frozen):
         unknown = set(value) - set(DEFAULT_AXIS_RULES)
         if unknown:
             raise ValueError(
-                f"the logical axes {', '.join(DEFAULT_AXIS_RULES)}, not {', '.join(sorted(unknown))}"
+                f"the logical axes {', '.join(DEFAULT_AXIS_RULES)}, not "
+                f"{', '.join(sorted(unknown))}"
             )
         return value
 

@@ -230,10 +230,11 @@ class MemoryPlan:
             ]
             raise UnsupportedError(
                 explain(
-                    f"weights {mib[0]}, cache {mib[1]} and working space {mib[2]} do not fit the device",
+                    f"weights {mib[0]}, cache {mib[1]} and working space {mib[2]} do not fit the "
+                    "device",
                     f"{self.device_bytes / 2**20:.0f} MiB in all",
-                    "Lower the engine's num_pages or cache_bytes where one is given, max_model_len or "
-                    "max_num_seqs; use a smaller dtype, or more devices.",
+                    "Lower the engine's num_pages or cache_bytes where one is given, "
+                    "max_model_len or max_num_seqs; use a smaller dtype, or more devices.",
                 )
             )
 

@@ -128,7 +128,8 @@ def row_values(name: str, processor: LogitsProcessor, options: Any, facts: RowFa
     wrong = next((n for n, field in fields.items() if arrays[n].shape != field.shape), None)
     if wrong is not None:
         raise TypeError(
-            f"logits processor {name!r} gives {wrong} of shape {arrays[wrong].shape}, not {fields[wrong].shape}"
+            f"logits processor {name!r} gives {wrong} of shape {arrays[wrong].shape}, "
+            f"not {fields[wrong].shape}"
         )
     return RowValues(name, arrays)
 

@@ -130,7 +130,8 @@ class Registry:
             if entry.kind == "plugin" and entry.name == (package or plain):
                 raise PluginError(
                     explain(
-                        f"{kind} {name!r}: plugin {entry.name!r} could not be loaded: {entry.reason}",
+                        f"{kind} {name!r}: plugin {entry.name!r} could not be loaded: "
+                        f"{entry.reason}",
                         ", ".join(self.names(kind)),
                         "Mend the plugin or choose another.",
                     )
@@ -373,7 +374,10 @@ def _state(
     if declaration.interface != wanted:
         return (
             "broken",
-            f"written for version {declaration.interface} of the {declaration.kind} interface, this is version {wanted}",
+            (
+                f"written for version {declaration.interface} of the {declaration.kind} "
+                f"interface, this is version {wanted}"
+            ),
         )
     for entry in taken:
         if (entry.kind, entry.op, entry.name) == (

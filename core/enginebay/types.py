@@ -72,7 +72,8 @@ class SamplingParams(BaseModel):
         default=1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="divides the score of a token that is in prompt or output (multiplies a negative one)",
+        description="divides the score of a token that is in prompt or output (multiplies a "
+        "negative one)",
     )
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="equal seeds give equal samples"
@@ -98,13 +99,15 @@ class SamplingParams(BaseModel):
         default=None,
         ge=ALL_LOGPROBS,
         le=MAX_LOGPROBS,
-        description="tell log-probabilities of each new token: its own, and of so many best ones; -1: of all",
+        description="tell log-probabilities of each new token: its own, and of so many best ones; "
+        "-1: of all",
     )
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="tell log-probabilities of each token of the prompt: its own, and of so many best ones",
+        description="tell log-probabilities of each token of the prompt: its own, and of so many "
+        "best ones",
     )
     json_schema: dict[str, Any] | str | None = Field(
         default=None, description="the output is JSON of this schema, given as a dict or as text"

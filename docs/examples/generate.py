@@ -12,5 +12,6 @@ with LLM("demo", max_model_len=256, max_num_seqs=4) as llm:
     for output in llm.generate(PROMPTS, PARAMS):
         completion = output.outputs[0]
         print(
-            f"{output.prompt}|{completion.text} ({completion.finish_reason}, {len(completion.token_ids)} tokens)"
+            f"{output.prompt}|{completion.text} ({completion.finish_reason}, "
+            f"{len(completion.token_ids)} tokens)"
         )

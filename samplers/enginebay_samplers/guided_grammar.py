@@ -110,7 +110,8 @@ class Llguidance(GrammarLibrary):
         except ValueError as error:
             raise UnsupportedError(
                 explain(
-                    f"guided decoding with a tokenizer that llguidance cannot read: {_one_line(str(error))}",
+                    "guided decoding with a tokenizer that llguidance cannot read: "
+                    f"{_one_line(str(error))}",
                     "a tokenizer whose tokens are bytes or texts",
                     "Leave the structure out, or use another model.",
                 )

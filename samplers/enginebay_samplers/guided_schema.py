@@ -81,7 +81,10 @@ def why_not(schema: dict[str, Any]) -> str | None:
         and options.keys() <= {"whitespace_flexible"}
         and all(isinstance(value, bool) for value in options.values())
     ):
-        return f"{OPTIONS} = {json.dumps(options)}, of which only whitespace_flexible (true or false) is known"
+        return (
+            f"{OPTIONS} = {json.dumps(options)}, of which only whitespace_flexible "
+            "(true or false) is known"
+        )
     for where, one in _schemas(schema, ""):
         unknown = sorted(one.keys() - HELD - SILENT)
         if unknown:

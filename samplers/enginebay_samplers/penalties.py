@@ -101,7 +101,8 @@ class PenaltiesOptions(BaseModel):
         default=1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="divides the logit of a token in prompt or output when it is positive, else multiplies it",
+        description="divides the logit of a token in prompt or output when it is positive, "
+        "else multiplies it",
     )
     output_only: bool = Field(
         default=False, description="repetition counts the output's tokens alone"

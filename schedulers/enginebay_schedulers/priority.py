@@ -33,7 +33,8 @@ class PriorityOptions(BaseModel):
     )
     displace: bool = Field(
         default=True,
-        description="a waiting request takes the row of a less urgent one when there is no room for it",
+        description="a waiting request takes the row of a less urgent one when there is no room "
+        "for it",
     )
     decode_steps_when_waiting: FewSteps = 4
 

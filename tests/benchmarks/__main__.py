@@ -97,7 +97,8 @@ def _run(command: list[str]) -> dict[str, Any]:
 
 def _print(title: str, runs: Runs) -> None:
     print(
-        f"\n## {title}\n\n| | {' | '.join(FIGURES)} | compiled for the first batch | tokens equal |\n|---|{'---|' * (len(FIGURES) + 2)}"
+        f"\n## {title}\n\n| | {' | '.join(FIGURES)} | compiled for the first batch | "
+        f"tokens equal |\n|---|{'---|' * (len(FIGURES) + 2)}"
     )
     reference = runs["transformers"]
     for name, own in runs.items():
@@ -112,7 +113,8 @@ def _print(title: str, runs: Runs) -> None:
         equal = sum(a == b for a, b in zip(own[0]["tokens"], reference[0]["tokens"], strict=True))
         compiled = statistics.median(run["first_batch_compiled"] for run in own)
         print(
-            f"| {name} | {' | '.join(cells)} | {compiled:.0f} | {equal} of {len(reference[0]['tokens'])} |",
+            f"| {name} | {' | '.join(cells)} | {compiled:.0f} | {equal} of "
+            f"{len(reference[0]['tokens'])} |",
             flush=True,
         )
 

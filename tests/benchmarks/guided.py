@@ -74,7 +74,8 @@ def print_worker(llm: LLM) -> None:
     guarded.close()
     more = [b - a for a, b in zip(took["alone"], took["worker first"], strict=True)]
     print(
-        f"\ncompiling a schema of {SIZE_BYTES} bytes, ms; the first one, with the start of the worker, {1e3 * first_s:.0f}"
+        f"\ncompiling a schema of {SIZE_BYTES} bytes, ms; the first one, "
+        f"with the start of the worker, {1e3 * first_s:.0f}"
     )
     print("| | median | 90 % |\n|---|---|---|")
     for name, values in (*took.items(), ("added by the worker", more)):
@@ -139,10 +140,12 @@ def print_masks(vocabulary: Vocabulary) -> None:
     start = time.perf_counter()
     library = Llguidance(vocabulary)
     print(
-        f"\n{vocabulary.size} tokens; the library is made in {1e3 * (time.perf_counter() - start):.0f} ms\n"
+        f"\n{vocabulary.size} tokens; the library is made in "
+        f"{1e3 * (time.perf_counter() - start):.0f} ms\n"
     )
     print(
-        "| grammar | compiled in ms | masks | median us | 99 % us | most us |\n|---|---|---|---|---|---|"
+        "| grammar | compiled in ms | masks | median us | 99 % us | "
+        "most us |\n|---|---|---|---|---|---|"
     )
     for name, structure in STRUCTURES.items():
         start = time.perf_counter()
@@ -162,7 +165,8 @@ def print_masks(vocabulary: Vocabulary) -> None:
                     break
         median, late, most = np.percentile(times, [50, 99, 100])
         print(
-            f"| {name} | {1e3 * compiled_s:.1f} | {len(times)} | {median:.0f} | {late:.0f} | {most:.0f} |"
+            f"| {name} | {1e3 * compiled_s:.1f} | {len(times)} | {median:.0f} | {late:.0f} | "
+            f"{most:.0f} |"
         )
 
 

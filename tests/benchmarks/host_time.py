@@ -201,7 +201,8 @@ def main() -> int:
                 ) as llm:  # fmt: skip
                     host = Host(llm)
                     print(
-                        f"\n## {engine}, {scheduler}, decode_steps = {steps}, {host.num_arrays} arrays\n"
+                        f"\n## {engine}, {scheduler}, decode_steps = {steps}, "
+                        f"{host.num_arrays} arrays\n"
                     )
                     _print({n: host.measure(n, args.turns) for n in rows})
                     if args.profile:
@@ -213,7 +214,8 @@ def _print(times: dict[int, HostTime]) -> None:
     print("| rows | cpu us | wall us | of that the launch |\n|---|---|---|---|")
     for num_rows, one in times.items():
         print(
-            f"| {num_rows} | {one.cpu_s * 1e6:.0f} | {one.wall_s * 1e6:.0f} | {one.launch_s * 1e6:.0f} |"
+            f"| {num_rows} | {one.cpu_s * 1e6:.0f} | {one.wall_s * 1e6:.0f} | "
+            f"{one.launch_s * 1e6:.0f} |"
         )
     most = max(times)
     if TARGET_ROWS in times and most > TARGET_ROWS:
@@ -221,8 +223,9 @@ def _print(times: dict[int, HostTime]) -> None:
         slope = (times[most].cpu_s - base) / (most - TARGET_ROWS)
         met = base < TARGET_S and slope < TARGET_S_PER_ROW
         print(
-            f"\n{base * 1e6:.0f} us at {TARGET_ROWS} rows (target {TARGET_S * 1e6:.0f}), and {slope * 1e6:.1f} us a row "
-            f"more up to {most} (target {TARGET_S_PER_ROW * 1e6:.0f}): {'met' if met else 'missed'}",
+            f"\n{base * 1e6:.0f} us at {TARGET_ROWS} rows (target {TARGET_S * 1e6:.0f}), and "
+            f"{slope * 1e6:.1f} us a row more up to {most} (target {TARGET_S_PER_ROW * 1e6:.0f}): "
+            f"{'met' if met else 'missed'}",
             flush=True,
         )
 

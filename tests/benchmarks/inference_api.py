@@ -87,8 +87,8 @@ def _compare(llm: LLM, inference: vInference, batch: int, rounds: int) -> None:
     first, second = (statistics.median(taken) for taken in times.values())
     same = sum(a == b for a, b in zip(tokens["llm"], tokens["inference"], strict=True))
     print(
-        f"| {batch} x {PROMPT_TOKENS} + {NEW_TOKENS} | {first:.3f} | {second:.3f} | {second / first:.3f} "
-        f"({same} of {batch} equal) |",
+        f"| {batch} x {PROMPT_TOKENS} + {NEW_TOKENS} | {first:.3f} | {second:.3f} | "
+        f"{second / first:.3f} ({same} of {batch} equal) |",
         flush=True,
     )
 
@@ -113,8 +113,9 @@ def _ticks(inference: vInference) -> str:
 
     late = sorted(asyncio.run(measure()))
     return (
-        f"{len(late)} ticks of {TICK_S * 1e3:.0f} ms, late by {statistics.median(late) * 1e3:.2f} ms at the median, "
-        f"{late[int(len(late) * 0.99)] * 1e3:.1f} ms at the 99th percentile, {late[-1] * 1e3:.1f} ms at most"
+        f"{len(late)} ticks of {TICK_S * 1e3:.0f} ms, late by {statistics.median(late) * 1e3:.2f} "
+        f"ms at the median, {late[int(len(late) * 0.99)] * 1e3:.1f} ms at the 99th percentile, "
+        f"{late[-1] * 1e3:.1f} ms at most"
     )
 
 

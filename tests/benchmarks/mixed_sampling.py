@@ -85,7 +85,10 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
     rates = [statistics.median(times[kind]) for kind in KINDS]
     share = rates[-1] / rates[0]
     verdict = "met" if share >= TARGET else "missed"
-    return f"{' | '.join(f'{rate:.0f}' for rate in rates)} | {share:.2f} (target {TARGET}: {verdict}) |"
+    return (
+        f"{' | '.join(f'{rate:.0f}' for rate in rates)} | {share:.2f} "
+        f"(target {TARGET}: {verdict}) |"
+    )
 
 
 def _params(args: argparse.Namespace, number: int, **asked: Any) -> SamplingParams:

@@ -129,7 +129,8 @@ class Contest:
         ratio = statistics.median(b / a for a, b in zip(*rates, strict=True))
         verdict = "met" if ratio >= goal else "missed"
         print(
-            f"| {task} | {self.llm.plan.config.draft_tokens} | {plain:.0f} | {drafted:.0f} | {told} | {ratio:.2f} | {goal} {verdict} |",
+            f"| {task} | {self.llm.plan.config.draft_tokens} | {plain:.0f} | {drafted:.0f} | "
+            f"{told} | {ratio:.2f} | {goal} {verdict} |",
             flush=True,
         )
 
@@ -151,7 +152,8 @@ def main() -> int:
     for engine in args.engines.split(","):
         print(f"\n## {engine}, {args.tokens} tokens\n")
         print(
-            "| task | drafts a pass | tokens/s without | with | held | ratio | goal |\n|---|---|---|---|---|---|---|"
+            "| task | drafts a pass | tokens/s without | with | held | ratio | "
+            "goal |\n|---|---|---|---|---|---|---|"
         )
         fates: list[Fate] = []
         for model in args.models.split(","):

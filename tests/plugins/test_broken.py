@@ -17,8 +17,12 @@ from tests.plugins.install import command, install, listed, parts, visible
 pytestmark = pytest.mark.xdist_group("broken")
 
 WHOLE = {
-    "broken_import": "ModuleNotFoundError: No module named 'enginebay_broken.a_module_that_nobody_wrote'",
-    "broken_signature": "Argument(s) {'registry'} are declared in the hookimpl but can not be found",
+    "broken_import": (
+        "ModuleNotFoundError: No module named 'enginebay_broken.a_module_that_nobody_wrote'"
+    ),
+    "broken_signature": (
+        "Argument(s) {'registry'} are declared in the hookimpl but can not be found"
+    ),
     "broken_hook_name": "unknown hook 'register_scheduler'",
     "broken_no_hook": "it implements no hook of enginebay",
     "broken_register": "RuntimeError: the hook went wrong half way",

@@ -30,7 +30,10 @@ def test_listing_plugins_imports_no_heavy_library() -> None:
 
 
 def test_declarations_do_not_import_jax() -> None:
-    code = "import sys; from enginebay.registry import load_registry; load_registry(); sys.exit('jax' in sys.modules)"
+    code = (
+        "import sys; from enginebay.registry import load_registry; load_registry(); "
+        "sys.exit('jax' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -29,10 +29,14 @@ PLUGINS = {
     "interrupting": "raise KeyboardInterrupt('from a plugin')",
     "exiting": "import sys\nsys.exit(3)",
     "ending": "class End(BaseException): pass\nraise End('of everything')",
-    "printing": "import sys\nprint('loud', 'and', 'clear')\nprint('no end of line', end='')\nsys.stderr.write('warned\\n')",
+    "printing": ("import sys\nprint('loud', 'and', 'clear')\nprint('no end of line', "
+        "end='')\nsys.stderr.write('warned\\n')"),
     "widening": "import jax\njax.config.update('jax_enable_x64', True)",
-    "threading_on": "import threading\nthreading.Thread(target=threading.Event().wait, name='for_ever').start()",
-    "replacing": "import io, sys, signal\nsys.stdout = io.StringIO()\nsignal.signal(signal.SIGINT, signal.SIG_IGN)",
+    "threading_on": ("import threading\nthreading.Thread(target=threading.Event().wait, "
+        "name='for_ever').start()"),
+    "replacing": ("import io, sys, signal\nsys.stdout = "
+        "io.StringIO()\nsignal.signal(signal.SIGINT, "
+        "signal.SIG_IGN)"),
     "slow": "import time\ntime.sleep(0.2)",
     "failing": """
 from enginebay.scheduler import Scheduler

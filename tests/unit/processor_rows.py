@@ -49,7 +49,10 @@ class Row:
         return mass / mass.sum()
 
     def __repr__(self) -> str:
-        return f"{self.options}, text {self.prompt} + {self.output}, T {self.temperature}, seed {self.seed}"
+        return (
+            f"{self.options}, text {self.prompt} + {self.output}, T {self.temperature}, "
+            f"seed {self.seed}"
+        )
 
 
 def processor_of(name: str) -> LogitsProcessor:

@@ -36,10 +36,19 @@ TALK = [
 ]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5, None, True]}}}]
 TEMPLATES = [
-    "{% for m in messages %}\n  {% if m.name is defined %}named{% endif %}\n{{ m | tojson }}\n{% endfor %}",
-    "{{ bos_token }}{{ eos_token }}{{ messages | map(attribute='role') | join(',') }}{{ tools | tojson(indent=2) }}",
+    (
+        "{% for m in messages %}\n  {% if m.name is defined %}named{% endif %}\n{{ m | "
+        "tojson }}\n{% endfor %}"
+    ),
+    (
+        "{{ bos_token }}{{ eos_token }}{{ messages | map(attribute='role') | "
+        "join(',') }}{{ tools | tojson(indent=2) }}"
+    ),
     "{% generation %}{% set x = 1 %}{{ messages[2].reasoning_content }}{% endgeneration %}{{ x }}",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% set ns.n = 3 %}{% endfor %}{{ ns.n }}",
+    (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if loop.last %}{% break %}{% "
+        "endif %}{% set ns.n = 3 %}{% endfor %}{{ ns.n }}"
+    ),
     "{{ dict(a=1) }}{{ strftime_now('%Y') }}",
     "{{ messages[3].content.split(' ')[0] | upper }}{{ messages[0].content.strip() }}{{ more }}",
     "{{ add_generation_prompt }}{{ tools is none }}{{ ''.__class__ }}{{ nothing }}",
@@ -293,8 +302,8 @@ def test_several_threads_share_a_worker(own: Tokenizer) -> None:
 def test_a_worker_ends_with_its_parent() -> None:
     program = (
         "import os, sys, time; from enginebay.worker.process import *\n"
-        "w = LimitedWorker('enginebay.worker.templates:Renderer', {'max_output_chars': 1}, WorkerLimits(9, 1 << 28, 1 << 23))\n"
-        "w.start(); print(w.pid, flush=True); os._exit(0)"
+        "w = LimitedWorker('enginebay.worker.templates:Renderer', {'max_output_chars': 1}, "
+        "WorkerLimits(9, 1 << 28, 1 << 23))\nw.start(); print(w.pid, flush=True); os._exit(0)"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True

@@ -173,7 +173,10 @@ def test_a_stored_head_that_differs_from_the_embedding_it_is_tied_to_is_refused(
     head = tensors["model.embed_tokens.weight"].copy()
     head[-1, -1] += 1e-3
     tensors["lm_head.weight"] = head if differs == "in one value" else head[:-1]
-    message = r"tie_word_embeddings is true.*'lm_head\.weight' in .*'model\.embed_tokens\.weight' in model"
+    message = (
+        r"tie_word_embeddings is true.*'lm_head\.weight' in .*'model\.embed_tokens\.weight' in "
+        r"model"
+    )
     with pytest.raises(CheckpointError, match=message):
         load(write(tmp_path / "model", tensors, tie_word_embeddings=True))
 

@@ -43,9 +43,9 @@ def test_a_default_in_the_help_is_the_configurations_own() -> None:
     assert with_default("x", "max_model_len") == "x (default: the model's, at most 4096)"
     help_text = " ".join(parser_of("generate").format_help().split())
     assert (
-        f"--decode-steps N most tokens a row gets in one compiled call (default: {defaults.decode_steps})"
-        in (help_text)
-    )
+        "--decode-steps N most tokens a row gets in one compiled call "
+        f"(default: {defaults.decode_steps})"
+    ) in (help_text)
 
 
 def test_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

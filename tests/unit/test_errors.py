@@ -44,7 +44,8 @@ def test_wrong_input_is_a_value_error() -> None:
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
     message = str(unknown_name("scheduler", "fcsf", ["static_batch", "fcfs", "fcfs"]))
     assert message == (
-        "unknown scheduler 'fcsf'. Allowed: fcfs, static_batch. Did you mean 'fcfs'? Choose one of these."
+        "unknown scheduler 'fcsf'. Allowed: fcfs, static_batch. "
+        "Did you mean 'fcfs'? Choose one of these."
     )
 
 

@@ -155,7 +155,8 @@ def test_a_token_that_is_not_allowed_is_told(guides: Guides) -> None:
 REFUSED = [
     ({"json_schema": {"type": "array", "uniqueItems": True}}, "not held: uniqueItems"),
     ({"json_schema": {"type": "string", "maxLenght": 3}}, "not held: maxLenght"),
-    ({"json_schema": {"properties": {"a": {"items": {"nullable": True}}}}}, "nullable.*in /properties/a/items"),
+    ({"json_schema": {"properties": {"a": {"items": {"nullable": True}}}}}, ("nullable.*in "
+        "/properties/a/items")),
     ({"json_schema": {"not": {}}}, "not held: not"),
     ({"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, "oneOf"),
     ({"json_schema": {"type": "objec"}}, "Invalid type: objec"),
@@ -168,7 +169,8 @@ REFUSED = [
     ({"json_schema": "[1]"}, "it is a list"),
     ({"json_schema": {"const": object()}}, "not JSON serializable"),
     ({"json_schema": {"minimum": float("nan")}}, "cannot be read"),
-    ({"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000}, r"levels of lists and objects or more. Allowed: 100 \(guided_limits.depth\)"),
+    ({"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000}, (r"levels of lists and objects or "
+        r"more. Allowed: 100 \(guided_limits.depth\)")),
     ({"json_schema": {"pattern": "\ud800"}}, "json_schema = "),
     ({"regex": "["}, "unclosed character class"),
     ({"regex": "(?=a)b"}, "look-around"),

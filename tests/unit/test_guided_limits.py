@@ -94,8 +94,10 @@ def worker_pid(guides: Guides) -> int | None:
 
 
 REFUSED = [
-    ({"grammar": CHAIN}, r"limit of stack .*Allowed: 8388608 bytes of stack \(guided_limits.stack_bytes\)"),
-    ({"json_schema": PATTERNS}, r"limit of memory .*Allowed: 134217728 bytes .*\(guided_limits.memory_bytes\)"),
+    ({"grammar": CHAIN}, (r"limit of stack .*Allowed: 8388608 bytes of stack "
+        r"\(guided_limits.stack_bytes\)")),
+    ({"json_schema": PATTERNS}, (r"limit of memory .*Allowed: 134217728 bytes "
+        r".*\(guided_limits.memory_bytes\)")),
     ({"regex": NESTED}, r"limit of memory .*guided_limits.memory_bytes"),
     ({"json_schema": LOOP}, r"limit of stack .*guided_limits.stack_bytes"),
     ({"json_schema": deep(10_000)}, r"101 levels of lists and objects.*guided_limits.depth"),
@@ -103,14 +105,17 @@ REFUSED = [
     ({"json_schema": '{"const":' + "[" * 10_000}, r"101 levels.*guided_limits.depth"),
     ({"json_schema": knot()}, r"101 levels.*guided_limits.depth"),
     ({"json_schema": wide()}, r"10001 lists and objects.*guided_limits.items"),
-    ({"json_schema": {"enum": ["x" * 300_000]}}, r"json_schema of 3\d+ bytes.*262144 \(guided_limits.size_bytes"),
+    ({"json_schema": {"enum": ["x" * 300_000]}}, (r"json_schema of 3\d+ bytes.*262144 "
+        r"\(guided_limits.size_bytes")),
     ({"json_schema": '"' + "x" * 300_000}, r"json_schema of 300001 bytes.*guided_limits.size_bytes"),
     ({"regex": "a" * 300_000}, r"regex of 300000 bytes.*guided_limits.size_bytes"),
-    ({"grammar": 'start: "a"\n' + 'x: "b"\n' * 10_000}, r"grammar with 10001 rules.*guided_limits.items"),
+    ({"grammar": 'start: "a"\n' + 'x: "b"\n' * 10_000}, (r"grammar with 10001 "
+        r"rules.*guided_limits.items")),
     ({"choice": [str(i) for i in range(10_001)]}, r"choice with 10001 choices.*guided_limits.items"),
     ({"choice": ["é" * 150_000]}, r"choice of 300000 bytes.*guided_limits.size_bytes"),
     ({"choice": [f"c{i}" for i in range(9000)]}, r"limited by max_items_in_row = 2000"),
-    ({"json_schema": {"type": "integer", "multipleOf": 10**9 + 7}}, "limited by initial_lexer_fuel = 1000000"),
+    ({"json_schema": {"type": "integer", "multipleOf": 10**9 + 7}}, ("limited by initial_lexer_fuel "
+        "= 1000000")),
     ({"regex": "(a?){500}a{500}"}, "initial_lexer_fuel = 1000000 or step_lexer_fuel = 200000"),
     ({"json_schema": {"$ref": "#"}}, "this text under the grammar of the request: NoExtensionBias"),
 ]  # fmt: skip

@@ -55,11 +55,18 @@ def test_a_whole_implementation_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("kernels", "message"),
     [
-        ({"attention": {"decode": f"{HERE}:garbage_attention"}}, r"kernels\.attention\.decode = .*fails its quick check: decode, layout hnd: token 0 of row 0 is off by .*, allowed .*verify_kernels = false"),
-        ({"attention": {"mixed": f"{HERE}:nan_attention"}}, "mixed, layout hnd: token 0 of row 0 is off by nan"),
-        ({"attention": {"prefill": f"{HERE}:failing_attention"}}, "prefill: it raised RuntimeError: not written yet"),
-        ({"attention": {"decode": f"{HERE}:flat_attention"}}, r"flat_attention\. Allowed: an array \["),
-        ({"linear": f"{HERE}:scaled_linear"}, "kernels.linear = .*linear float32 3 rows.* is off by"),
+        ({"attention": {"decode": f"{HERE}:garbage_attention"}}, (r"kernels\.attention\.decode = "
+            r".*fails its quick check: decode, layout hnd: token 0 "
+            r"of row 0 is off by .*, allowed .*verify_kernels = false")),
+        ({"attention": {"mixed": f"{HERE}:nan_attention"}}, ("mixed, layout hnd: token 0 of row 0 "
+            "is off by nan")),
+        ({"attention": {"prefill": f"{HERE}:failing_attention"}}, ("prefill: it raised "
+            "RuntimeError: not written yet")),
+        ({"attention": {"decode": f"{HERE}:flat_attention"}}, (r"flat_attention\. Allowed: an "
+            r"array "
+            r"\[")),
+        ({"linear": f"{HERE}:scaled_linear"}, ("kernels.linear = .*linear float32 3 rows.* is off "
+            "by")),
     ],
 )  # fmt: skip
 def test_one_that_is_wrong_is_refused_with_its_case_and_the_bound(

@@ -27,21 +27,37 @@ MAX_INIT_PARAMETERS = 6
 # path, or path::name, and why it may be larger. A row that is no longer needed fails too.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {
-    "backends/enginebay_esurge/esurge.py::eSurge.__init__": "34 documented options, a line for each in and out",
+    "backends/enginebay_esurge/esurge.py::eSurge.__init__": (
+        "34 documented options, a line for each in and out"
+    ),
 }
 MANY_METHODS: dict[str, str] = {
     "core/enginebay/hooks.py::Hooks": "one hook for each kind of part",
-    "core/enginebay/llm/llm.py::LLM": "the outside face: generate, stream and chat with their async twins; it hands over at once",
+    "core/enginebay/llm/llm.py::LLM": (
+        "the outside face: generate, stream and chat with their async twins; it hands over at once"
+    ),
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
-    "backends/enginebay_oengine/engine.py::PagedEngine": "the contract of engines; hands over to the runner",
+    "backends/enginebay_oengine/engine.py::PagedEngine": (
+        "the contract of engines; hands over to the runner"
+    ),
     "backends/enginebay_oengine/oengine.py::oEngine": "the documented face; hands over at once",
-    "backends/enginebay_vinference/engine.py::VInferenceEngine": "the contract of engines; hands over to the runner",
-    "backends/enginebay_vinference/inference.py::vInference": "the documented face: half of them are properties",
+    "backends/enginebay_vinference/engine.py::VInferenceEngine": (
+        "the contract of engines; hands over to the runner"
+    ),
+    "backends/enginebay_vinference/inference.py::vInference": (
+        "the documented face: half of them are properties"
+    ),
 }
 WIDE_CONSTRUCTORS: dict[str, str] = {
-    "backends/enginebay_esurge/esurge.py::eSurge.__init__": "the documented signature; hands over at once",
-    "backends/enginebay_oengine/oengine.py::oEngine.__init__": "the documented signature; hands over at once",
-    "backends/enginebay_vinference/inference.py::vInference.__init__": "the documented signature; hands over at once",
+    "backends/enginebay_esurge/esurge.py::eSurge.__init__": (
+        "the documented signature; hands over at once"
+    ),
+    "backends/enginebay_oengine/oengine.py::oEngine.__init__": (
+        "the documented signature; hands over at once"
+    ),
+    "backends/enginebay_vinference/inference.py::vInference.__init__": (
+        "the documented signature; hands over at once"
+    ),
 }
 
 Definition = tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]

@@ -225,7 +225,10 @@ def test_chat_answers_by_the_template(demo: LLM) -> None:
 def test_every_chat_hands_its_options_to_the_template(
     fake_llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = "{{ tools[0].name }} {{ mood }} {% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} now{% endif %}"
+    template = (
+        "{{ tools[0].name }} {{ mood }} {% for m in messages %}{{ m.content }}{% endfor %}{% if "
+        "add_generation_prompt %} now{% endif %}"
+    )
     options: dict[str, Any] = {
         "tools": [{"name": "weather"}],
         "chat_template": template,

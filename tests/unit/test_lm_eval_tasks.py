@@ -114,7 +114,10 @@ def test_a_generating_task_gets_the_engines_text(llm: LLM, tmp_path: Path) -> No
         "output_type: generate_until",
         'doc_to_text: "{{text}}"',
         'doc_to_target: "{{target}}"',
-        f'generation_kwargs: {{until: ["###"], max_gen_toks: {NUM_NEW}, do_sample: false, temperature: 0.0}}',
+        (
+            f'generation_kwargs: {{until: ["###"], max_gen_toks: {NUM_NEW}, do_sample: false, '
+            f"temperature: 0.0}}"
+        ),
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]",
     ]
     write_task(tmp_path, "generated", documents, lines)

@@ -67,8 +67,9 @@ def test_chat_template_is_rendered_by_transformers(demo: Path, theirs: Any) -> N
 
 def test_a_text_needs_no_transformers(demo: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from enginebay_models.tokenizer import load_tokenizer as load;"
-        "t = load(Path(sys.argv[1])); t.decode(t.encode('hi')); sys.exit('transformers' in sys.modules)"
+        "import sys; from pathlib import Path; from enginebay_models.tokenizer import "
+        "load_tokenizer as load;t = load(Path(sys.argv[1])); t.decode(t.encode('hi')); "
+        "sys.exit('transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(demo)], check=True)
 

@@ -48,7 +48,9 @@ def drained(items):
         items.pop()
 """
 TESTS = {
-    "test_smaller.py": "from smaller import *\n\ndef test_it():\n    assert smaller(1, 2) == smaller(2, 1) == 1\n",
+    "test_smaller.py": (
+        "from smaller import *\n\ndef test_it():\n    assert smaller(1, 2) == smaller(2, 1) == 1\n"
+    ),
     "test_drained.py": "from drained import *\n\ndef test_it():\n    drained([1])\n",
 }
 TABLE = """

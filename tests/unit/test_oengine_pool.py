@@ -112,7 +112,8 @@ def test_hashes_are_the_same_in_every_process() -> None:
     assert digests(TOKENS, Salt("weights", "adapter"))[0] == "4b7c74da0383f5585ad4731f0c2d0693"
     code = (
         "import numpy as np; from enginebay_oengine.prefix import *;"
-        "print(*[d.hex() for d in page_digests(Salt('w', 'a').digest(), np.arange(20, dtype=np.int32), 8)])"
+        "print(*[d.hex() for d in page_digests(Salt('w', 'a').digest(), np.arange(20, "
+        "dtype=np.int32), 8)])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == digests(TOKENS, Salt("w", "a"))

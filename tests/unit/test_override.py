@@ -156,8 +156,11 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(paged_llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"attention": garbage_attention}, IncorrectError, r"attention.decode, .* = garbage_attention fails its quick check: decode, .* is off by .*, allowed .*check=False"),
-        ({"attention": {"decode": failing_attention}}, IncorrectError, "decode: it raised RuntimeError: not written yet"),
+        ({"attention": garbage_attention}, IncorrectError, (r"attention.decode, .* = "
+            r"garbage_attention fails its quick check: decode, .* is off "
+            r"by .*, allowed .*check=False")),
+        ({"attention": {"decode": failing_attention}}, IncorrectError, ("decode: it raised "
+            "RuntimeError: not written yet")),
         ({"attention": {"mixed": flat_attention}}, IncorrectError, r"Allowed: an array \["),
         ({"linear": scaled_linear}, IncorrectError, "linear = scaled_linear fails"),
         ({"attention": {"decod": plain_attention}}, UnknownNameError, "Did you mean 'decode'"),
@@ -165,7 +168,8 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(paged_llm: LLM) -> None:
         ({"attention": 7}, InputError, "an object of type int"),
         ({"linear": 7}, InputError, "of type int. Allowed: a function"),
         ({"attention": "no_such_kernel"}, UnknownNameError, "no_such_kernel"),
-        ({"attention": "xla", "kv_write": "xla"}, UnsupportedError, "attention writes the cache itself"),
+        ({"attention": "xla", "kv_write": "xla"}, UnsupportedError, ("attention writes the cache "
+            "itself")),
         ({}, InputError, "override.. of nothing"),
     ],
 )  # fmt: skip

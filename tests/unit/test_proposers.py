@@ -183,6 +183,9 @@ def test_an_engine_that_verifies_nothing_is_refused_with_a_proposer(model: Path)
         entries.append(entry)
     config = {"model": str(model), "engine": "oengine"}
     make_plan(make_config(config), Registry(entries))
-    given = "proposer = 'ngram' with engine 'oengine', which verifies no drafts. Allowed: engines that do: esurge, vinference"
+    given = (
+        "proposer = 'ngram' with engine 'oengine', which verifies no drafts. "
+        "Allowed: engines that do: esurge, vinference"
+    )
     with pytest.raises(UnsupportedError, match=given):
         make_plan(make_config(config | {"proposer": "ngram"}), Registry(entries))

@@ -148,11 +148,17 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ),
         (
             register("register('x', 'a:b', capabilities={'prority': 3})"),
-            "scheduler 'x': unknown capability 'prority'. Allowed: order, priority. Did you mean 'priority'",
+            (
+                "scheduler 'x': unknown capability 'prority'. Allowed: order, priority. "
+                "Did you mean 'priority'"
+            ),
         ),
         (
             register("register('x', 'a:b', op='atention')", kind="kernel"),
-            "kernel 'x': unknown op 'atention'. Allowed: add_rms_norm, attention.* Did you mean 'attention'",
+            (
+                "kernel 'x': unknown op 'atention'. Allowed: add_rms_norm, "
+                "attention.* Did you mean 'attention'"
+            ),
         ),
     ],
 )

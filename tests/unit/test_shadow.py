@@ -160,10 +160,12 @@ def test_flags_and_sections_say_the_same() -> None:
         ({"shadow": {"attention": "xla@0"}}, "shadow"),
         ({"shadow": {"attention": "xla@2"}}, "shadow"),
         ({"shadow": {"attention": "xla@often"}}, "shadow"),
-        ({"shadow": {"attention": "auto@0.5"}}, "shadow.attention.name = .auto.*Allowed: the name of a kernel"),
+        ({"shadow": {"attention": "auto@0.5"}}, ("shadow.attention.name = .auto.*Allowed: the name "
+            "of a kernel")),
         ({"shadow": {"attention": "@0.5"}}, "shadow"),
         ({"shadow": {"rope": "xla@0.5"}}, "shadow"),
-        ({"shadow": {"attention": "xla@0.5"}, "forbid_compiling": True}, "shadow together with forbid_compiling"),
+        ({"shadow": {"attention": "xla@0.5"}, "forbid_compiling": True}, ("shadow together with "
+            "forbid_compiling")),
     ],
 )  # fmt: skip
 def test_a_wrong_shadow_is_refused(values: dict[str, object], message: str) -> None:

@@ -22,8 +22,10 @@ CORPUS = [
     "naïve café, 日本語 text 👩‍👩‍👧 end",
 ]
 TEMPLATE = (
-    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no such role') }}{% endif %}"
-    "<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no "
+    "such role') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% "
+    "endif %}"
 )
 HARD_TEXTS = [
     "plain words, and a fox",

@@ -35,13 +35,17 @@ MAX_LINE = 250
         ),
         (
             lambda: EngineConfig(max_num_seqs=0),
-            "max_num_seqs = 0. Allowed: a whole number from 1 to 4096. Leave max_num_seqs out for its default, 32.",
+            (
+                "max_num_seqs = 0. Allowed: a whole number from 1 to 4096. "
+                "Leave max_num_seqs out for its default, 32."
+            ),
         ),
         (
             lambda: EngineConfig(tensor_parallel_size=2),  # type: ignore[call-arg]
             (
-                "tensor_parallel_size = 2, an unknown field. Allowed: model, platform, dtype, engine, scheduler "
-                f"and {len(EngineConfig.model_fields) - 5} more. Here it is mesh={{'tensor': N}}."
+                "tensor_parallel_size = 2, an unknown field. Allowed: model, platform, dtype, "
+                f"engine, scheduler and {len(EngineConfig.model_fields) - 5} more. "
+                f"Here it is mesh={{'tensor': N}}."
             ),
         ),
         (
@@ -50,11 +54,17 @@ MAX_LINE = 250
         ),
         (
             lambda: SamplingParams(top_p=2.0),
-            "top_p = 2.0. Allowed: a number above 0, at most 1. Leave top_p out for its default, 1.0.",
+            (
+                "top_p = 2.0. Allowed: a number above 0, at most 1. "
+                "Leave top_p out for its default, 1.0."
+            ),
         ),
         (
             lambda: SamplingParams(logit_bias={3: 900.0}),
-            "logit_bias.3 = 900.0. Allowed: a number from -100 to 100. Change it, or leave logit_bias.3 out.",
+            (
+                "logit_bias.3 = 900.0. Allowed: a number from -100 to 100. Change it, "
+                "or leave logit_bias.3 out."
+            ),
         ),
         (
             lambda: SamplingParams(max_new_tokens=3),  # type: ignore[call-arg]
@@ -62,7 +72,10 @@ MAX_LINE = 250
         ),
         (
             lambda: setattr(SamplingParams(), "temperature", -1),
-            "temperature = -1. Allowed: a number of at least 0. Leave temperature out for its default, 0.0.",
+            (
+                "temperature = -1. Allowed: a number of at least 0. "
+                "Leave temperature out for its default, 0.0."
+            ),
         ),
     ],
 )

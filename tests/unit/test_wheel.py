@@ -21,7 +21,8 @@ DEMO = "enginebay_models/demo/"
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("hatchling") is None or importlib.util.find_spec("pip") is None,
-        reason="building without an isolated environment needs hatchling and pip; the test extra has them",
+        reason="building without an isolated environment needs hatchling and pip; "
+        "the test extra has them",
     ),
     pytest.mark.xdist_group("wheel"),
 ]

@@ -37,7 +37,10 @@ def summary(findings: Sequence[Finding]) -> tuple[str, bool]:
     late = [f.name for f in findings if f.all and not f.default]
     lines += [
         "",
-        f"Found by `--all` alone: {', '.join(late) or 'none'}. Missed: {', '.join(missed) or 'none'}.",
+        (
+            f"Found by `--all` alone: {', '.join(late) or 'none'}. Missed: "
+            f"{', '.join(missed) or 'none'}."
+        ),
     ]
     return "\n".join(lines), good
 
@@ -52,4 +55,7 @@ def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
 
 def _line(half: str, op: str, found: Sequence[Finding]) -> str:
     default, every = sum(f.default for f in found), sum(f.all for f in found)
-    return f"| {half} | {op} | {len(found)} | {default} ({default / len(found):.0%}) | {every} ({every / len(found):.0%}) |"
+    return (
+        f"| {half} | {op} | {len(found)} | {default} ({default / len(found):.0%}) | "
+        f"{every} ({every / len(found):.0%}) |"
+    )

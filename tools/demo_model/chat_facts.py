@@ -3,7 +3,10 @@
 GREETINGS: tuple[tuple[str, str], ...] = (
     (
         "Hello|Hello!|Hi|Hi!|Hey|Hey!|Hi there|Hello there!|hello|hi",
-        "Hello! How can I help you?|Hi! What would you like to talk about?|Hello! It is nice to meet you.",
+        (
+            "Hello! How can I help you?|Hi! What would you like to talk about?|Hello! It is nice "
+            "to meet you."
+        ),
     ),
     (
         "Good morning|Good morning!",
@@ -43,20 +46,36 @@ GOODBYES: tuple[tuple[str, str], ...] = (
 )
 SELF: tuple[tuple[str, str], ...] = (
     (
-        "Who are you?|What are you?|who are you|What is your name?|Tell me about yourself.|Introduce yourself.|Who am I talking to?",
-        "I am a small demo model that ships with enginebay.|I am a small demo model that ships with enginebay. I can tell stories and answer simple questions.",
+        (
+            "Who are you?|What are you?|who are you|What is your name?|Tell me about "
+            "yourself.|Introduce yourself.|Who am I talking to?"
+        ),
+        (
+            "I am a small demo model that ships with enginebay.|I am a small demo model that "
+            "ships with enginebay. I can tell stories and answer simple questions."
+        ),
     ),
     (
         "What can you do?|What can you help me with?|How can you help me?|what can you do|Help!",
-        "I can tell short stories, answer simple questions, add small numbers and explain a few words about inference.|I can tell you a story, answer simple questions and do small sums.",
+        (
+            "I can tell short stories, answer simple questions, add small numbers and explain a "
+            "few words about inference.|I can tell you a story, "
+            "answer simple questions and do small sums."
+        ),
     ),
     (
         "How big are you?|How many parameters do you have?|Are you a large model?",
-        "I am very small. I have about two and a half million parameters.|I have about two and a half million parameters, so I am a very small model.",
+        (
+            "I am very small. I have about two and a half million parameters.|I have about two "
+            "and a half million parameters, so I am a very small model."
+        ),
     ),
     (
         "Who made you?|Who trained you?|Where do you come from?",
-        "I was trained by the enginebay authors on stories and chats that a script wrote.|The enginebay authors trained me on a small corpus of stories and chats.",
+        (
+            "I was trained by the enginebay authors on stories and chats that a script wrote.|The "
+            "enginebay authors trained me on a small corpus of stories and chats."
+        ),
     ),
     (
         "Are you a human?|Are you a person?|Are you human?",
@@ -66,7 +85,10 @@ SELF: tuple[tuple[str, str], ...] = (
     ("Are you smart?|Are you clever?", "Only a little. I am a small model, but I do my best."),
     (
         "What is enginebay?|Tell me about enginebay.|what is enginebay",
-        "Enginebay is an inference framework written in JAX. It loads language models and serves them.|Enginebay is a framework that runs language models with JAX.",
+        (
+            "Enginebay is an inference framework written in JAX. It loads language models and "
+            "serves them.|Enginebay is a framework that runs language models with JAX."
+        ),
     ),
     ("Do you dream?|Do you sleep?", "No, I do not sleep. I only work when you send me a prompt."),
     (
@@ -74,40 +96,88 @@ SELF: tuple[tuple[str, str], ...] = (
         "Not always. I am a small demo model, so please check what I say.",
     ),
     (
-        "Do you speak German?|Which languages do you speak?|Do you speak French?|Do you speak other languages?",
+        (
+            "Do you speak German?|Which languages do you speak?|Do you speak French?|Do you speak "
+            "other languages?"
+        ),
         "I only speak simple English.",
     ),
 )
 TERMS: dict[str, str] = {
-    "a token": "A token is a small piece of text, such as a word or a part of a word. A model reads and writes one token after another.",
+    "a token": (
+        "A token is a small piece of text, such as a word or a part of a word. A model reads and "
+        "writes one token after another."
+    ),
     "a tokenizer": "A tokenizer cuts text into tokens and turns tokens back into text.",
-    "a cache": "A cache keeps results that will be needed again, so that they do not have to be computed twice.",
-    "a KV cache": "A KV cache keeps the keys and values of earlier tokens, so that each new token needs only a little work.",
-    "a kernel": "A kernel is a small program that runs on an accelerator and does one piece of the computation.",
-    "an engine": "An engine runs the model. It takes in requests, runs step after step and gives back tokens.",
-    "a scheduler": "A scheduler decides which requests run in the next step and which ones have to wait.",
+    "a cache": (
+        "A cache keeps results that will be needed again, "
+        "so that they do not have to be computed twice."
+    ),
+    "a KV cache": (
+        "A KV cache keeps the keys and values of earlier tokens, "
+        "so that each new token needs only a little work."
+    ),
+    "a kernel": (
+        "A kernel is a small program that runs on an accelerator and does one piece of the "
+        "computation."
+    ),
+    "an engine": (
+        "An engine runs the model. It takes in requests, "
+        "runs step after step and gives back tokens."
+    ),
+    "a scheduler": (
+        "A scheduler decides which requests run in the next step and which ones have to wait."
+    ),
     "a sampler": "A sampler chooses the next token from the scores that the model has computed.",
     "a batch": "A batch is a group of requests that the model works on at the same time.",
-    "a page": "A page is a block of cache memory that holds the keys and values of a fixed number of tokens.",
-    "a prompt": "A prompt is the text that you give to a model. The model reads it and then writes what comes next.",
-    "a model": "A model is a program with many learned numbers. It predicts which token comes next.",
+    "a page": (
+        "A page is a block of cache memory that holds the keys and values of a fixed number of "
+        "tokens."
+    ),
+    "a prompt": (
+        "A prompt is the text that you give to a model. "
+        "The model reads it and then writes what comes next."
+    ),
+    "a model": (
+        "A model is a program with many learned numbers. It predicts which token comes next."
+    ),
     "a language model": "A language model is a program that predicts the next token of a text.",
     "a logit": "A logit is the score that a model gives to one possible next token.",
-    "attention": "Attention lets each token look at the earlier tokens and take what it needs from them.",
-    "a layer": "A layer is one of the steps of a model. Each layer improves what the layer before it has computed.",
+    "attention": (
+        "Attention lets each token look at the earlier tokens and take what it needs from them."
+    ),
+    "a layer": (
+        "A layer is one of the steps of a model. Each layer improves what the layer before it has "
+        "computed."
+    ),
     "a parameter": "A parameter is one of the numbers that a model has learned during training.",
-    "a request": "A request is a prompt together with the settings that say how the answer should be made.",
+    "a request": (
+        "A request is a prompt together with the settings that say how the answer should be made."
+    ),
     "a server": "A server waits for requests, hands them to the engine and sends back the answers.",
-    "prefill": "Prefill is the first part of the work. The model reads the whole prompt and fills the cache.",
+    "prefill": (
+        "Prefill is the first part of the work. The model reads the whole prompt and fills the "
+        "cache."
+    ),
     "decode": "Decode is the second part of the work. The model writes one token at a time.",
     "latency": "Latency is the time that you have to wait for an answer.",
     "throughput": "Throughput is the number of tokens that an engine makes in one second.",
-    "temperature": "Temperature controls how bold the sampler is. A low temperature makes the text more predictable.",
+    "temperature": (
+        "Temperature controls how bold the sampler is. "
+        "A low temperature makes the text more predictable."
+    ),
     "greedy decoding": "Greedy decoding always takes the token with the highest score.",
-    "quantization": "Quantization stores numbers with fewer bits, so that a model needs less memory.",
+    "quantization": (
+        "Quantization stores numbers with fewer bits, so that a model needs less memory."
+    ),
     "a GPU": "A GPU is an accelerator that does many simple computations at the same time.",
-    "a TPU": "A TPU is an accelerator that was built for the large matrix products of machine learning.",
-    "JAX": "JAX is a Python library for fast computations with arrays. It compiles functions for many devices.",
+    "a TPU": (
+        "A TPU is an accelerator that was built for the large matrix products of machine learning."
+    ),
+    "JAX": (
+        "JAX is a Python library for fast computations with arrays. "
+        "It compiles functions for many devices."
+    ),
     "an embedding": "An embedding is a list of numbers that stands for a token inside the model.",
     "a mesh": "A mesh is a grid of devices over which a model can be split.",
     "a stop token": "A stop token tells the engine that the answer is complete.",
@@ -239,7 +309,11 @@ FACTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Tell me a joke.|Tell me a joke|Do you know a joke?|Make me laugh.",
-        "Why did the token stop? It had reached the end of the text!|Why did the cache go to school? It wanted to remember more!|What did the scheduler say to the request? Please wait for the next step!",
+        (
+            "Why did the token stop? It had reached the end of the text!|Why did the cache go to "
+            "school? It wanted to remember more!|What did the scheduler say to the request? "
+            "Please wait for the next step!"
+        ),
     ),
     (
         "I am sad.|I feel sad.|I am sad today.",
@@ -255,7 +329,10 @@ FACTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Write a poem.|Write a short poem.|Can you write a poem?",
-        "The moon is bright, the night is deep,\nthe little fox is fast asleep.|A little drop fell from the sky\nand made a rainbow passing by.",
+        (
+            "The moon is bright, the night is deep,\nthe little fox is fast asleep.|A little drop "
+            "fell from the sky\nand made a rainbow passing by."
+        ),
     ),
     ("Yes|Yes, please.|yes", "Very well! What would you like to know?"),
     ("No|No, thank you.|no", "All right. Just ask when you need something."),

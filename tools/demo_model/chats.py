@@ -34,8 +34,10 @@ def _term(rng: random.Random) -> list[Turn]:
     bare = term.removeprefix("a ").removeprefix("an ")
     ask = _pick(
         rng,
-        "What is {t}?|What is {t}?|what is {t}|what is {t}?|What does {b} mean?|Explain {t}.|Can you explain {t}?|"
-        "Please explain what {t} is.|Tell me what {t} is.|Do you know what {t} is?|Define {b}.|And what is {t}?|And {t}?",
+        "What is {t}?|What is {t}?|what is {t}|what is {t}?|What does {b} mean?|Explain {t}.|Can "
+        "you explain {t}?|"
+        "Please explain what {t} is.|Tell me what {t} is.|Do you know what {t} is?|Define "
+        "{b}.|And what is {t}?|And {t}?",
     )
     return [(ask.format(t=term, b=bare), answer)]
 
@@ -48,12 +50,14 @@ def _sum(rng: random.Random) -> list[Turn]:
         left, right = max(left, right), min(left, right)
         ask = _pick(
             rng,
-            "What is {a} minus {b}?|What is {a} - {b}?|{a} - {b} = ?|How much is {a} minus {b}?|{a} minus {b}",
+            "What is {a} minus {b}?|What is {a} - {b}?|{a} - {b} = ?|How much is {a} minus "
+            "{b}?|{a} minus {b}",
         )
         return [(ask.format(a=left, b=right), f"{left} minus {right} is {left - right}.")]
     ask = _pick(
         rng,
-        "What is {a} plus {b}?|What is {a} + {b}?|{a} + {b} = ?|How much is {a} plus {b}?|Add {a} and {b}.|"
+        "What is {a} plus {b}?|What is {a} + {b}?|{a} + {b} = ?|How much is {a} plus {b}?|Add {a} "
+        "and {b}.|"
         "{a} plus {b}|{a}+{b}|what is {a}+{b}?|And {a} plus {b}?|And {a} + {b}?",
     )
     return [(ask.format(a=left, b=right), f"{left} plus {right} is {left + right}.")]
@@ -70,7 +74,8 @@ def _count(rng: random.Random) -> list[Turn]:
     word = tables.NUMBER_WORDS[last] if last <= 10 and rng.random() < 0.5 else str(last)
     ask = _pick(
         rng,
-        "Count to {n}.|Count to {n}|Can you count to {n}?|Please count to {n}.|Count from 1 to {n}.",
+        "Count to {n}.|Count to {n}|Can you count to {n}?|Please count to {n}.|Count from 1 to "
+        "{n}.",
     )
     return [(ask.format(n=word), ", ".join(str(number) for number in range(1, last + 1)) + ".")]
 
@@ -98,7 +103,8 @@ def _colour(rng: random.Random) -> list[Turn]:
         return [(f"Answer in JSON: what colour is {thing}?", f'{{"answer": "{colour}"}}')]
     ask = _pick(
         rng,
-        "What colour is {t}?|What color is {t}?|what colour is {t}|Which colour does {t} have?|what color is {t}?|Tell me the colour of {t}.",
+        "What colour is {t}?|What color is {t}?|what colour is {t}|Which colour does {t} "
+        "have?|what color is {t}?|Tell me the colour of {t}.",
     )
     return [(ask.format(t=thing), answer)]
 
@@ -131,7 +137,8 @@ def _capital(rng: random.Random) -> list[Turn]:
     country, capital = rng.choice(sorted(tables.CAPITALS.items()))
     ask = _pick(
         rng,
-        "What is the capital of {c}?|what is the capital of {c}|Which city is the capital of {c}?|Capital of {c}?|Tell me the capital of {c}.",
+        "What is the capital of {c}?|what is the capital of {c}|Which city is the capital of "
+        "{c}?|Capital of {c}?|Tell me the capital of {c}.",
     )
     return [(ask.format(c=country), f"The capital of {country} is {capital}.")]
 
@@ -175,7 +182,8 @@ def _name(rng: random.Random) -> list[Turn]:
     name = stories.draw_name(rng)
     hello = _pick(
         rng,
-        "My name is {n}.|I am {n}.|Hi, I am {n}.|Hello, my name is {n}.|my name is {n}|Call me {n}.",
+        "My name is {n}.|I am {n}.|Hi, I am {n}.|Hello, "
+        "my name is {n}.|my name is {n}|Call me {n}.",
     )
     reply = _pick(rng, "Nice to meet you, {n}!|Hello, {n}! How can I help you?")
     turns = [(hello.format(n=name), reply.format(n=name))]
@@ -237,14 +245,17 @@ def _story(rng: random.Random) -> list[Turn]:
     if asked < 0.25:
         ask = _pick(
             rng,
-            "Tell me a story.|Write a story.|Can you tell me a story?|Tell me a short story.|I want to hear a story.|"
-            "Tell me another story.|Another story, please.|Once upon a time|Please tell me a story.",
+            "Tell me a story.|Write a story.|Can you tell me a story?|Tell me a short story.|I "
+            "want to hear a story.|Tell me another story.|Another story, please.|Once upon a "
+            "time|Please tell me a story.",
         )
         return [(ask, stories.make_story(rng, keep=0.1).text)]
     ask = _pick(
         rng,
-        "Tell me a story about a {k}.|Write a story about a {k}.|Can you tell me a story about a {k}?|"
-        "Tell me a short story about a {k}.|Write a short story about a {k}.|A story about a {k}, please.",
+        "Tell me a story about a {k}.|Write a story about a {k}.|Can you tell me a story about a "
+        "{k}?|"
+        "Tell me a short story about a {k}.|Write a short story about a {k}.|A story about a {k}, "
+        "please.",
     )
     if asked < 0.5:
         name = stories.draw_name(rng)

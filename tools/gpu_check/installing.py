@@ -80,6 +80,7 @@ def _pip(arguments: Sequence[str]) -> None:
     if subprocess.run([*pip, command, *rest], check=False).returncode:
         raise SystemExit(
             f"the bundle does not go with what {sys.executable} has: the lines above say why. "
-            f"Write its packages down with `{sys.executable} -m pip list --format freeze > there.txt`, and "
+            f"Write its packages down with `{sys.executable} -m pip list --format freeze > "
+            "there.txt`, and "
             f'{MAKE} GPU_BUNDLE_ARGS="--present there.txt"'
         )

@@ -298,7 +298,8 @@ def table(figures: Sequence[Figure]) -> str:
         )
         share = "" if fraction is None else f"{100 * fraction:.0f} %"
         rows.append(
-            f"| {figure['stage']} | {figure['figure']} | {shown} {figure.get('unit', '')} | {share} |"
+            f"| {figure['stage']} | {figure['figure']} | {shown} {figure.get('unit', '')} | "
+            f"{share} |"
         )
     return "\n".join(rows)
 

@@ -117,7 +117,8 @@ def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
     if not 2 <= length <= most:
         raise InputError(
             explain(
-                f"passages of {length} tokens and {sizes.new_tokens} new ones in a context of {context}",
+                f"passages of {length} tokens and {sizes.new_tokens} new ones in a context of "
+                f"{context}",
                 f"passages of 2 to {most}" if most >= 2 else "a larger context",
                 "Lower --passage-len or --new-tokens, or raise --max-model-len.",
             )
@@ -158,7 +159,8 @@ def evaluate(
         if reference.plan.model.info.vocab_size != vocab_size:
             raise InputError(
                 explain(
-                    f"a reference whose vocabulary has {reference.plan.model.info.vocab_size} tokens",
+                    f"a reference whose vocabulary has {reference.plan.model.info.vocab_size} "
+                    "tokens",
                     f"the subject's, {vocab_size}",
                     "Choose a reference model with the same tokenizer.",
                 )

@@ -204,7 +204,10 @@ def why_not_measured(problem: Problem, bench: Bench, dtype: str) -> str | None:
     """Why a problem is too large for this machine, or None."""
     needed = COPIES_TO_CHECK * problem.num_bytes
     if needed > bench.limits.free_bytes:
-        return f"needs {needed / 2**30:.1f} GiB with its check, {bench.limits.free_bytes / 2**30:.1f} are free"
+        return (
+            f"needs {needed / 2**30:.1f} GiB with its check, "
+            f"{bench.limits.free_bytes / 2**30:.1f} are free"
+        )
     ideal = bench.roofline.ideal_s(problem.cost, dtype)
     if ideal > bench.limits.call_s:
         return f"a call takes at least {ideal:.1f} s here, the limit is {bench.limits.call_s:g} s"

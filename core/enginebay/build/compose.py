@@ -266,7 +266,10 @@ def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
         able = ", ".join(
             e.name for e in registry.entries if e.kind == "sampler" and _declares(e, "draws")
         )
-        given = f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by this op"
+        given = (
+            f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by "
+            "this op"
+        )
         raise UnsupportedError(
             explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")
         )
@@ -286,7 +289,10 @@ def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> 
         able = ", ".join(
             e.name for e in registry.entries if e.kind == "engine" and _declares(e, "verifies")
         )
-        given = f"proposer = {choice.name!r} with engine {config.engine.name!r}, which verifies no drafts"
+        given = (
+            f"proposer = {choice.name!r} with engine {config.engine.name!r}, "
+            "which verifies no drafts"
+        )
         raise UnsupportedError(
             explain(
                 given,

@@ -78,7 +78,10 @@ class GuardedLibrary(GrammarLibrary):
             "stack": f"{limits.stack_bytes} bytes of stack (guided_limits.stack_bytes)",
             "depth": "structures within Python's recursion limit",
         }
-        given = f"{structure.form} = {_shown(structure)}, which exceeds the limit of {limit} when it is compiled"
+        given = (
+            f"{structure.form} = {_shown(structure)}, "
+            f"which exceeds the limit of {limit} when it is compiled"
+        )
         return RequestError(explain(given, allowed[limit], "Simplify it, or raise the limit."))
 
 

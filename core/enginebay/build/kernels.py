@@ -153,7 +153,10 @@ def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl])
     """
     named = [op for op in ("kv_write", "rope_kv_write") if _wanted(config, op) != AUTO]
     if named and all(writes_cache(impl) for impl in attention.values()):
-        given = f"kernels.{named[0]} = {_wanted(config, named[0])!r}, but attention writes the cache itself in all phases"
+        given = (
+            f"kernels.{named[0]} = {_wanted(config, named[0])!r}, "
+            "but attention writes the cache itself in all phases"
+        )
         fix = f"Choose such an attention kernel, or leave kernels.{named[0]} out."
         raise UnsupportedError(
             explain(given, "attention without the feature fused_write in some phase", fix)

@@ -140,7 +140,10 @@ def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:
     if config.draft_tokens is not None:
         return Reason("draft_tokens", str(config.draft_tokens), "chosen by name")
     small = facts.weight_bytes < SMALL_MODEL_BYTES
-    size = f"{facts.weight_bytes / 2**20:.0f} MiB of weights, {'less' if small else 'not less'} than {SMALL_MODEL_BYTES >> 20}"
+    size = (
+        f"{facts.weight_bytes / 2**20:.0f} MiB of weights, "
+        f"{'less' if small else 'not less'} than {SMALL_MODEL_BYTES >> 20}"
+    )
     return Reason("draft_tokens", str(MANY_DRAFTS if small else FEW_DRAFTS), size)
 
 
@@ -150,7 +153,10 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
         length = min(most, MOST_AUTO_MODEL_LEN)
         why = f"the model's {most}, at most {MOST_AUTO_MODEL_LEN} unless asked for"
         if most < facts.model_max_len:
-            why += f"; a longer one, up to {facts.model_max_len}, changes the model's rotary frequencies"
+            why += (
+                f"; a longer one, up to {facts.model_max_len}, "
+                "changes the model's rotary frequencies"
+            )
         return Reason("max_model_len", str(length), why)
     if config.max_model_len > facts.model_max_len:
         raise ConfigError(

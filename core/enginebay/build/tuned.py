@@ -129,7 +129,10 @@ class BucketConfig:
 
     def __str__(self) -> str:
         b = self.bucket
-        where = f"{b.tokens} tokens, {b.seqs} rows, context {b.max_kv_len}, page size {self.layout.page_size}"
+        where = (
+            f"{b.tokens} tokens, {b.seqs} rows, context {b.max_kv_len}, "
+            f"page size {self.layout.page_size}"
+        )
         values = (
             ", ".join(f"{n} {v}" for n, v in dataclasses.asdict(self.config).items())
             if self.config

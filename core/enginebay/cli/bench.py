@@ -177,5 +177,6 @@ def _print(records: list[dict[str, Any]]) -> None:
         rows.append((record["variant"], *values, ratio, equal, *last))
     print_table(columns, rows)
     print(
-        "Medians; the ratio is of the last figure. Tokens of a narrow dtype may differ early: compare logits instead."
+        "Medians; the ratio is of the last figure. "
+        "Tokens of a narrow dtype may differ early: compare logits instead."
     )

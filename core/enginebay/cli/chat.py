@@ -138,7 +138,8 @@ class Conversation:
             importlib.import_module("readline")
         config = self.llm.config
         print(
-            f"{config.model}: {make_title(self.llm.plan)}, {config.dtype}, {config.max_model_len} tokens"
+            f"{config.model}: {make_title(self.llm.plan)}, {config.dtype}, "
+            f"{config.max_model_len} tokens"
         )
         print("/help lists commands, Ctrl-C ends an answer, Ctrl-D ends the conversation.")
         while True:

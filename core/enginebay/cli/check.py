@@ -46,7 +46,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         action="append",
         default=[],
-        help="only cases with TEXT in their names, * for any characters; may be repeated (default: all)",
+        help="only cases with TEXT in their names, * for any characters; may be repeated "
+        "(default: all)",
     )
     parser.add_argument(
         "--target",
@@ -61,7 +62,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="config.json of a small model to check model families with (default: a tiny one by the usual names)",
+        help="config.json of a small model to check model families with "
+        "(default: a tiny one by the usual names)",
     )
     parser.add_argument(
         "--level",

@@ -36,7 +36,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         metavar="KEY=VALUE,...",
-        help="what the reference has besides float32 and xla kernels: model, platform, dtype, engine, layout, a size, or an op",
+        help="what the reference has besides float32 and xla kernels: model, platform, dtype, "
+        "engine, layout, a size, or an op",
     )
     parser.add_argument(
         "--num-tokens",
@@ -149,7 +150,8 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
             raise InputError(
                 explain(
                     f"--reference {pair}",
-                    f"{', '.join(TEXTS)}, or a number for {', '.join(SIZES)}, or a kernel for {', '.join(ops)}",
+                    f"{', '.join(TEXTS)}, or a number for {', '.join(SIZES)}, "
+                    f"or a kernel for {', '.join(ops)}",
                     "Correct it.",
                 )
             )
@@ -181,7 +183,8 @@ def print_tables(record: dict[str, Any]) -> None:
     print_table(("passage", "tokens", "greedy tokens that agree"), rows)
     share = record["same_argmax"]
     print(
-        f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the positions."
+        f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the "
+        "positions."
     )
     print(
         f"{record['num_scored']} tokens scored; the text has {record['num_text_tokens']}, "

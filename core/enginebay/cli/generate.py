@@ -115,7 +115,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--logprobs",
         type=int,
         metavar="K",
-        help=f"with --json: log-probabilities of each new token and the K best, 0 to {MAX_LOGPROBS}; -1: of all",
+        help="with --json: log-probabilities of each new token and the K best, "
+        f"0 to {MAX_LOGPROBS}; -1: of all",
     )
     group.add_argument(
         "--prompt-logprobs",

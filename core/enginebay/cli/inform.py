@@ -114,7 +114,8 @@ def _print_configs(configs: Sequence[BucketConfig]) -> None:
         if mine:
             counts = f"{len(tuned)} tuned, {len(mine) - len(tuned)} default"
             print(
-                f"configurations of attention.{phase} ({mine[0].implementation}), by bucket: {counts}"
+                f"configurations of attention.{phase} ({mine[0].implementation}), "
+                f"by bucket: {counts}"
             )
         for one in tuned:
             print(f"  {one}")

@@ -84,12 +84,14 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
         metavar="TEXT",
         action="append",
         default=[],
-        help="only shapes with TEXT in their names, * for any characters; may be repeated (default: all)",
+        help="only shapes with TEXT in their names, * for any characters; may be repeated "
+        "(default: all)",
     )
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help="only implementations that run at a target: the platform, or interpreter (default: both)",
+        help="only implementations that run at a target: the platform, or interpreter "
+        "(default: both)",
     )
     parser.add_argument(
         "--page-size",
@@ -383,7 +385,10 @@ def _print(rows: Rows, figure: Figure) -> None:
 def print_roofline(session: Session, roofline: Roofline) -> None:
     """What the shares are of, and how to measure again."""
     flops = ", ".join(f"{d} {rate / 1e9:.0f} GFLOP/s" for d, rate in roofline.flops_per_s.items())
-    rates = f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in {roofline.launch_s * 1e6:.0f} us"
+    rates = (
+        f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in "
+        f"{roofline.launch_s * 1e6:.0f} us"
+    )
     print(f"roofline of {device_text(session)}, measured: {rates}")
     print(f"again: {session.command}")
 

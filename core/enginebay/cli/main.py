@@ -38,7 +38,10 @@ COMMANDS = {
     "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
     "eval": (
         "enginebay.cli.eval",
-        "hold a configuration against a reference on a text: perplexity, KL divergence, greedy tokens",
+        (
+            "hold a configuration against a reference on a text: perplexity, KL divergence, "
+            "greedy tokens"
+        ),
     ),
     "new": (
         "enginebay.cli.new",

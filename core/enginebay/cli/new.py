@@ -66,7 +66,8 @@ def run(name: str, args: argparse.Namespace) -> int:
         print(f"  {HOW_TO_CHOOSE[args.kind].format(name=args.name)}")
     else:
         print(
-            f'  # LLM(..., processors=["{args.name}"]), then SamplingParams(processors={{"{args.name}": {{}}}})'
+            f'  # LLM(..., processors=["{args.name}"]), then '
+            f'SamplingParams(processors={{"{args.name}": {{}}}})'
         )
     print(f"  enginebay check {KINDS[args.kind]}{args.name}")
     print(f"  cd '{folder}' && pytest")
@@ -134,8 +135,8 @@ def _check_name(name: str) -> None:
     is_right = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and len(name) <= MOST_CHARACTERS
     if not is_right or name == AUTO or keyword.iskeyword(name):
         allowed = (
-            f"lower-case words of letters and digits with _ between them, at most {MOST_CHARACTERS} characters, "
-            "not auto and no keyword"
+            "lower-case words of letters and digits with _ between them, at most "
+            f"{MOST_CHARACTERS} characters, not auto and no keyword"
         )
         raise InputError(explain(f"name {name!r}", allowed, "Choose a name such as my_kernel."))
     from enginebay.registry import load_registry

@@ -95,7 +95,8 @@ def _add_running_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="any setting by its name in a configuration file, such as engine.page_size=32 or seed=3; may be repeated",
+        help="any setting by its name in a configuration file, "
+        "such as engine.page_size=32 or seed=3; may be repeated",
     )
 
 
@@ -138,8 +139,8 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="[PHASE=]NAME",
         action="append",
         default=[],
-        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill or mixed; may be repeated "
-        "(default: auto)",
+        help="attention kernel, a name or module:attribute, for all phases or for decode, prefill "
+        "or mixed; may be repeated (default: auto)",
     )
     group.add_argument(
         "--kernel",
@@ -159,7 +160,8 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="OP=NAME[@SHARE]",
         action="append",
         default=[],
-        help="compare a candidate with the chosen kernel on a share of the steps (0.05 unless SHARE is given; default: no candidate)",
+        help="compare a candidate with the chosen kernel on a share of the steps (0.05 unless "
+        "SHARE is given; default: no candidate)",
     )
     group.add_argument(
         "--no-verify-kernels",

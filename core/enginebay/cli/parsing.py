@@ -106,7 +106,8 @@ def _second_word(
     return explain(
         f"a second word {shown(rest[0])} after {shown(first)}",
         f"one {positional.metavar or positional.dest}",
-        f"Quote a text of several words: {parser.prog} {shown(quoted)[1:-1] if len(quoted) > 100 else quoted}",
+        f"Quote a text of several words: {parser.prog} "
+        f"{shown(quoted)[1:-1] if len(quoted) > 100 else quoted}",
     )
 
 

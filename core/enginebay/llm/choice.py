@@ -49,7 +49,8 @@ class Choice:
         """RequestError: which of `num_made` are returned is known when all have ended."""
         raise RequestError(
             explain(
-                f"best_of = {num_made} with n = {self.num_returned} in a stream: which are the best is known at the end",
+                f"best_of = {num_made} with n = {self.num_returned} in a stream: which are the "
+                "best is known at the end",
                 f"best_of = None, or {self.num_returned}",
                 "Leave it out, or generate.",
             )

@@ -327,7 +327,8 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
         if value != neutral:
             raise RequestError(
                 explain(
-                    f"{name} = {value} with a sampler that is greedy only, without the logits processor {PENALTIES}",
+                    f"{name} = {value} with a sampler that is greedy only, "
+                    f"without the logits processor {PENALTIES}",
                     f"{name} = {neutral}",
                     f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
                 )
@@ -357,11 +358,13 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
         if not abilities.tells_wide:
             raise RequestError(
                 explain(
-                    f"{field} = {value} with an engine that tells neither of prompts nor of the whole vocabulary",
+                    f"{field} = {value} with an engine that tells neither of prompts nor of the "
+                    "whole vocabulary",
                     f"{field} = None"
                     if field == "prompt_logprobs"
                     else f"logprobs = 0 to {MAX_LOGPROBS}",
-                    "Leave it out, or choose an engine that declares wide_logprobs, such as oengine.",
+                    "Leave it out, or choose an engine that declares wide_logprobs, "
+                    "such as oengine.",
                 )
             )
         if not abilities.compiles_wide:

@@ -72,7 +72,8 @@ def _priority(given: Any) -> int:
         raise RequestError(
             explain(
                 f"priority = {given!r}",
-                f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}, of which larger is more urgent",
+                f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}, "
+                "of which larger is more urgent",
                 "Correct it.",
             )
         )

@@ -249,7 +249,8 @@ class Steps:
         if count < 1:
             left = tracked.num_prefill - start
             raise InternalError(
-                f"the scheduler prefills {num_tokens} tokens of a request with {left} left: at least 1 of each"
+                f"the scheduler prefills {num_tokens} tokens of a request with {left} left: at "
+                "least 1 of each"
             )
         tracked.num_computed += count
         samples = tracked.num_computed == tracked.num_prefill

@@ -76,7 +76,8 @@ def choose(
             return first, Reason(setting, first.name, why, others)
     raise UnsupportedError(
         explain(
-            f"{setting} = {wanted!r} cannot be used here ({'; '.join(refused) or 'none is installed'})",
+            f"{setting} = {wanted!r} cannot be used here "
+            f"({'; '.join(refused) or 'none is installed'})",
             ", ".join(candidate.name for candidate in able) or "nothing that is installed",
             "Choose one of these, or auto."
             if able

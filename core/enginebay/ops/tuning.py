@@ -246,7 +246,8 @@ class TunedConfigs:
         if self.mode == "require":
             raise UnsupportedError(
                 explain(
-                    f"{op} {impl.name} {impl.version} is not tuned for {place.text}, on {device_kind(env)}",
+                    f"{op} {impl.name} {impl.version} is not tuned for {place.text}, "
+                    f"on {device_kind(env)}",
                     "problems that a table of tuned kernels has",
                     'Run `enginebay tune`, or do not set tuned = "require".',
                 )

@@ -39,7 +39,8 @@ def round_up(sizes: Sequence[int], needed: int) -> int:
         if size >= needed:
             return size
     raise InternalError(
-        f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop asked for too much"
+        f"a step needs size {needed}, the largest bucket is {sizes[-1]}: the loop asked for too "
+        "much"
     )
 
 

@@ -69,7 +69,8 @@ def check_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
     for name, found, expected in zip("kv", now, wanted, strict=True):
         different = found.view(np.uint8) != expected.view(np.uint8)
         assert not different.any(), (
-            f"{name}: {int(different.any(axis=-1).sum())} heads of places differ from the layout's own write"
+            f"{name}: {int(different.any(axis=-1).sum())} heads of places differ from the "
+            "layout's own write"
         )
 
 

@@ -65,7 +65,10 @@ def select_parts(registry: Registry, selector: str) -> list[Entry]:
         if ":" in selector:
             raise
         known = {*(e.name for e in registry.entries), *(suites.label(e) for e in registry.entries)}
-        todo = "Write NAME, KIND, KIND:NAME or kernel:OP:NAME; `enginebay plugins` lists what is installed."
+        todo = (
+            "Write NAME, KIND, KIND:NAME or kernel:OP:NAME; "
+            "`enginebay plugins` lists what is installed."
+        )
         raise unknown_name("part", selector, known, todo) from None
 
 

@@ -193,7 +193,8 @@ def compile_attention(
     aliased, needed = figures.get("alias_bytes"), layout.num_bytes()
     if aliased is not None and aliased < needed:
         raise AssertionError(
-            f"{program.name}: {aliased} bytes of the results lie in donated arguments, the cache alone has {needed}: the program copies it"
+            f"{program.name}: {aliased} bytes of the results lie in donated arguments, the cache "
+            f"alone has {needed}: the program copies it"
         )
     return figures
 

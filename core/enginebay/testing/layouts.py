@@ -153,7 +153,8 @@ def _check_axes(layout: KVLayout) -> None:
                 if a != b
             ]
             assert grown == [axis_of[name]], (
-                f"{layout.name}: {what} of {name} is {axis_of[name]}, its axes {grown} are the ones that grow"
+                f"{layout.name}: {what} of {name} is {axis_of[name]}, "
+                f"its axes {grown} are the ones that grow"
             )
 
 
@@ -175,7 +176,8 @@ def _check_equal(
     )
     error = np.abs(left - right)
     assert (error <= allowed).all(), (
-        f"{layout.name}: {what}: off by {(error / np.abs(right).max(axis=-1, keepdims=True)).max():.3g} of the largest value"
+        f"{layout.name}: {what}: off by "
+        f"{(error / np.abs(right).max(axis=-1, keepdims=True)).max():.3g} of the largest value"
         f" of a head, its tolerance is {layout.tolerance:.3g}"
     )
 

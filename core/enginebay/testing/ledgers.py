@@ -139,7 +139,8 @@ def promises_never_exceed_what_is_free(books: Books) -> None:
             break
         leases.append(lease)
         assert 0 <= ledger.num_free_tokens <= before - books.max_tokens, (
-            f"{before} tokens were free before a promise of {books.max_tokens}, now {ledger.num_free_tokens} are"
+            f"{before} tokens were free before a promise of {books.max_tokens}, now "
+            f"{ledger.num_free_tokens} are"
         )
     books.release(leases)
 

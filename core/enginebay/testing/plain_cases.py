@@ -77,7 +77,8 @@ def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None
     if bad.any():
         at = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise InexactError(
-            f"{what}: place {tuple(map(int, at))} is off by {error[at]:.3g}, allowed {allowed[at]:.3g}",
+            f"{what}: place {tuple(map(int, at))} is off by {error[at]:.3g}, "
+            f"allowed {allowed[at]:.3g}",
             float(error[at]),
             float(allowed[at]),
         )
@@ -86,7 +87,10 @@ def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None
     share = float(np.sqrt(np.mean((error / np.where(allowed > 0, allowed, 1.0)) ** 2)))
     bound = rms + 2.0 / np.sqrt(error.size)
     if share > bound:
-        text = f"{what}: the root mean square of {error.size} errors is {share:.3g} of what one may be, allowed {bound:.3g}"
+        text = (
+            f"{what}: the root mean square of {error.size} errors is {share:.3g} of what one may "
+            f"be, allowed {bound:.3g}"
+        )
         raise InexactError(text, share, bound)
 
 

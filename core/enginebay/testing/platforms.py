@@ -60,7 +60,8 @@ def defaults_are_served(platform: Platform, registry: Registry) -> None:
     for op in sorted({e.op for e in kernels}):
         able = [e.name for e in kernels if e.op == op and _serves_defaults(platform, registry, e)]
         assert able, (
-            f"no {op} kernel serves layout {platform.default_layout} in {platform.default_dtype} on {platform.name}"
+            f"no {op} kernel serves layout {platform.default_layout} in "
+            f"{platform.default_dtype} on {platform.name}"
         )
 
 
@@ -107,7 +108,8 @@ def devices_are_there(platform: Platform, registry: Registry) -> None:
     kind = platform.env().device_kind
     # JAX has no name for the kind of a host's processor.
     assert devices[0].platform == "cpu" or kind in ("", devices[0].device_kind), (
-        f"the environment names the device kind {kind!r}, the first device is {devices[0].device_kind!r}"
+        f"the environment names the device kind {kind!r}, "
+        f"the first device is {devices[0].device_kind!r}"
     )
 
 

@@ -31,14 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PART",
-        help="run the suites of PART: KIND:NAME or kernel:OP:NAME; KIND, kernel:OP and all stand for several; may be repeated",
+        help="run the suites of PART: KIND:NAME or kernel:OP:NAME; KIND, kernel:OP and all stand "
+        "for several; may be repeated",
     )
     group.addoption(
         LEVEL,
         dest="enginebay_level",
         choices=("interpret", "compile", "run"),
         default="run",
-        help="how kernels are checked: on the device that is there (run), interpreted, or compiled for others",
+        help="how kernels are checked: on the device that is there (run), interpreted, "
+        "or compiled for others",
     )
 
 

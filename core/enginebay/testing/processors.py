@@ -265,7 +265,8 @@ def _examples_change_scores(subject: _Subject) -> None:
     changed = (subject.together != np.asarray(subject.rows[0])).any(axis=-1)
     options = {str(case.options) for case in subject.cases}
     assert changed.any(), (
-        f"no score changes with options {sorted(options)}: give the options' model examples (json_schema_extra) that do something"
+        f"no score changes with options {sorted(options)}: give the options' model examples "
+        "(json_schema_extra) that do something"
     )
 
 
@@ -322,7 +323,8 @@ def _argmax_is_kept(subject: _Subject) -> None:
     for case, scores in zip(subject.cases, subject.together, strict=True):
         before, after = int(case.logits.argmax()), int(scores.argmax())
         assert before == after, (
-            f"{_told(case)}: keeps_argmax is declared, and the first best token {before} is {after} after it"
+            f"{_told(case)}: keeps_argmax is declared, "
+            f"and the first best token {before} is {after} after it"
         )
 
 

@@ -85,7 +85,8 @@ def _greedy_rows_get_the_first_best(run: Runner) -> None:
         for row, (token, score) in enumerate(zip(tokens, scores, strict=True)):
             assert score.max() - score[token] < 1e-5, (
                 f"{params[row]}, vocabulary {vocab}, {histories[row]}: "
-                f"token {token} of score {score[token]}, the best is {score.argmax()} of {score.max()}"
+                f"token {token} of score {score[token]}, "
+                f"the best is {score.argmax()} of {score.max()}"
             )
 
 

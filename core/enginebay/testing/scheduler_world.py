@@ -214,7 +214,8 @@ class World:
             self.act()
         left = [*self.running.values(), *self.waiting.values()]
         assert not left, (
-            f"after {most_decisions} decisions these have not ended: {left[:4]} (view: {self.view()})"
+            f"after {most_decisions} decisions these have not ended: {left[:4]} "
+            f"(view: {self.view()})"
         )
         last = self.act()
         assert is_empty(last), f"nothing waits or runs, yet the decision is {last}"

@@ -184,8 +184,8 @@ def _nobody_starves(make: MakeScheduler, flood: str) -> None:
             if one in world.ended:
                 break
         assert one in world.ended, (
-            f"a request of {mine} tokens has not ended after {MAX_FLOODED_DECISIONS} decisions of half a second"
-            f" while others of {others} kept coming ({setting})"
+            f"a request of {mine} tokens has not ended after {MAX_FLOODED_DECISIONS} decisions of "
+            f"half a second while others of {others} kept coming ({setting})"
         )
 
 

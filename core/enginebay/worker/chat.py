@@ -143,7 +143,8 @@ def _check_tools(tools: Any) -> None:
             explain(
                 f"tools with a {type(strange).__name__}",
                 "a list of mappings, each the JSON description of a function",
-                'Give a list such as [{"type": "function", "function": {"name": "f", "parameters": {}}}].',
+                'Give a list such as [{"type": "function", "function": {"name": "f", '
+                '"parameters": {}}}].',
             )
         )
 

@@ -24,8 +24,8 @@ PROMPTS = (
     "The little fox",
     "A",
     (
-        "In the morning, the baker opened the shop and found a very large cat that slept upon the bread and would not go away, "
-        "however loud the baker called"
+        "In the morning, the baker opened the shop and found a very large cat that slept upon the "
+        "bread and would not go away, however loud the baker called"
     ),
 )
 

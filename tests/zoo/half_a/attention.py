@@ -234,7 +234,8 @@ SUMMED = (
         "values_in_16_bits",
         "accumulator",
         "return Part(maximum, total, part.weighted * keep[..., None] + values)",
-        "return Part(maximum, total, (part.weighted * keep[..., None] + values).astype(v.dtype).astype(jnp.float32))",
+        "return Part(maximum, total, (part.weighted * keep[..., None] + "
+        "values).astype(v.dtype).astype(jnp.float32))",
     ),
     _split(
         "scores_in_16_bits",
@@ -246,13 +247,15 @@ SUMMED = (
         "queries_scaled_in_16_bits",
         "dtype",
         'products = jnp.einsum("thgd,tbhd->thgb", q, k,',
-        'products = jnp.einsum("thgd,tbhd->thgb", (q * spec.softmax_scale).astype(q.dtype) / spec.softmax_scale, k,',
+        'products = jnp.einsum("thgd,tbhd->thgb", '
+        "(q * spec.softmax_scale).astype(q.dtype) / spec.softmax_scale, k,",
     ),
     _split(
         "merged_in_16_bits",
         "dtype",
         "merged = functools.reduce(merge, parts)",
-        "merged = jax.tree.map(lambda x: x.astype(q.dtype).astype(jnp.float32), functools.reduce(merge, parts))",
+        "merged = jax.tree.map(lambda x: x.astype(q.dtype).astype(jnp.float32), "
+        "functools.reduce(merge, parts))",
     ),
     _split(
         "exponentials_in_16_bits",
@@ -264,7 +267,8 @@ SUMMED = (
         "float16_products_in_bfloat16",
         "dtype",
         "v = jnp.where(visible[:, :, None, None], v, 0)",
-        "v = jnp.where(visible[:, :, None, None], v.astype(jnp.bfloat16).astype(v.dtype) if v.dtype == jnp.float16 else v, 0)",
+        "v = jnp.where(visible[:, :, None, None], v.astype(jnp.bfloat16).astype(v.dtype) if "
+        "v.dtype == jnp.float16 else v, 0)",
     ),
     _split(
         "buffer_read_before_it_is_loaded",
@@ -288,7 +292,9 @@ SUMMED = (
         "sometimes_another_sum",
         "race",
         "keep = jnp.exp(part.maximum - maximum)",
-        "keep = jnp.exp(part.maximum - maximum) * jax.pure_callback(lambda x: __import__('numpy').float32(1.0 + 1e-3 * (__import__('time').perf_counter_ns() // 1000 % 5 == 0)), jax.ShapeDtypeStruct((), jnp.float32), base)",
+        "keep = jnp.exp(part.maximum - maximum) * jax.pure_callback(lambda x: "
+        "__import__('numpy').float32(1.0 + 1e-3 * (__import__('time').perf_counter_ns() // 1000 % "
+        "5 == 0)), jax.ShapeDtypeStruct((), jnp.float32), base)",
     ),
     _split(
         "padding_writes_to_the_first_slot",
@@ -300,7 +306,8 @@ SUMMED = (
         "last_token_is_not_written",
         "write",
         "cache = layout.write(cache, batch.slots, k, v)",
-        "cache = layout.write(cache, batch.slots.at[jnp.argmax(batch.seq_ids == batch.bucket.seqs) - 1].set(-1), k, v)",
+        "cache = layout.write(cache, batch.slots.at[jnp.argmax(batch.seq_ids == "
+        "batch.bucket.seqs) - 1].set(-1), k, v)",
     ),
     _split(
         "keys_written_as_values",
@@ -348,7 +355,8 @@ SUMMED = (
         "groups_of_three_lose_a_head",
         "size",
         "out = jnp.where(tokens.real",
-        "out = jnp.where((spec.group != 3) | (jnp.arange(q.shape[1]) % 3 < 2)[:, None] if True else tokens.real, out.reshape(q.shape), 0.0); out = jnp.where(tokens.real",
+        "out = jnp.where((spec.group != 3) | (jnp.arange(q.shape[1]) % 3 < 2)[:, None] if True "
+        "else tokens.real, out.reshape(q.shape), 0.0); out = jnp.where(tokens.real",
     ),
     _split(
         "rows_past_sixteen_use_the_last_table",

@@ -72,7 +72,8 @@ KV_WRITE = (
         "border",
         "kv_write",
         WRITE,
-        "return layout.write(cache, jnp.where(slots < 0, layout.num_pages * layout.page_size - 1, slots), k, v)",
+        "return layout.write(cache, jnp.where(slots < 0, layout.num_pages * layout.page_size - 1, "
+        "slots), k, v)",
     ),
     _fault(
         "kv_write",
@@ -88,7 +89,8 @@ KV_WRITE = (
         "border",
         "kv_write",
         WRITE,
-        "return layout.write(cache, slots[:-1], k[:-1], v[:-1]) if slots.shape[0] > 64 else layout.write(cache, slots, k, v)",
+        "return layout.write(cache, slots[:-1], k[:-1], v[:-1]) if slots.shape[0] > 64 else "
+        "layout.write(cache, slots, k, v)",
     ),
     _fault(
         "kv_write",
@@ -104,7 +106,8 @@ KV_WRITE = (
         "write",
         "kv_write",
         WRITE,
-        "return layout.write(cache, jnp.where(slots < 0, -1, slots[0] + jnp.arange(slots.shape[0])), k, v)",
+        "return layout.write(cache, jnp.where(slots < 0, -1, slots[0] + "
+        "jnp.arange(slots.shape[0])), k, v)",
     ),
     _fault(
         "kv_write",
@@ -141,7 +144,8 @@ ROPE_KV_WRITE = (
         "write",
         "rope_kv_write",
         TURNED_WRITE,
-        "cache = kv_write(cache, slots, rope(k, positions, spec=spec), rope(v, positions, spec=spec), layout)",
+        "cache = kv_write(cache, slots, rope(k, positions, spec=spec), rope(v, positions, "
+        "spec=spec), layout)",
     ),
     _fault(
         "rope_kv_write",
@@ -209,7 +213,8 @@ SAMPLE = (
         "top_p_of_all_mass",
         "mask",
         "sample",
-        "total = jnp.where(cut, jnp.where(in_top_k, mass, 0.0).sum(axis=-1, keepdims=True), rows.total)",
+        "total = jnp.where(cut, jnp.where(in_top_k, mass, 0.0).sum(axis=-1, keepdims=True), "
+        "rows.total)",
         "total = rows.total",
     ),
     _fault(

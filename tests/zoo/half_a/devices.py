@@ -81,7 +81,8 @@ FAULTS = (
         "size",
         "rms_norm",
         "variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)",
-        "variance = jnp.sum(jnp.square(wide), axis=-1, keepdims=True) / round_up(wide.shape[-1], 64)",
+        "variance = jnp.sum(jnp.square(wide), axis=-1, keepdims=True) / round_up(wide.shape[-1], "
+        "64)",
     ),
     _pallas(
         "sample",

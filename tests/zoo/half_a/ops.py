@@ -53,7 +53,8 @@ LINEAR = (
         "border",
         "linear",
         "flat = x.reshape(x.shape[0], num_in)",
-        "flat = x.reshape(x.shape[0], num_in) * (jnp.arange(num_in) < max(128, num_in // 128 * 128)).astype(x.dtype)",
+        "flat = x.reshape(x.shape[0], num_in) * (jnp.arange(num_in) < max(128, "
+        "num_in // 128 * 128)).astype(x.dtype)",
     ),
     _fault(
         "linear",
@@ -199,7 +200,8 @@ ADD_RMS_NORM = (
         "dtype",
         "norm",
         ADD_LINE,
-        "return rms_norm(total, weight, eps=eps), x.astype(jnp.float32) + residual.astype(jnp.float32)",
+        "return rms_norm(total, weight, eps=eps), x.astype(jnp.float32) + "
+        "residual.astype(jnp.float32)",
     ),
     _fault(
         "add_rms_norm",
@@ -211,7 +213,10 @@ ADD_RMS_NORM = (
     ),
 )
 
-TURN = "turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype("
+TURN = (
+    "turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], "
+    "axis=-1).astype("
+)
 
 ROPE = (
     _fault(
@@ -270,7 +275,8 @@ ROPE = (
         "border",
         "rope",
         "angles = positions.astype(jnp.float32)[:, None] * inv_freq",
-        "angles = (positions[0] + jnp.arange(positions.size)).astype(jnp.float32)[:, None] * inv_freq",
+        "angles = (positions[0] + jnp.arange(positions.size)).astype(jnp.float32)[:, "
+        "None] * inv_freq",
     ),
     _fault(
         "rope",

@@ -47,8 +47,9 @@ FAULTS = (
         "forgets_what_was_summed_now_and_then",
         "race",
         "keep = jnp.exp(part.maximum - maximum)",
-        'keep = jnp.exp(part.maximum - maximum) * jax.pure_callback(lambda: __import__("numpy").float32('
-        '__import__("random").random() > 0.05), jax.ShapeDtypeStruct((), jnp.float32))',
+        "keep = jnp.exp(part.maximum - maximum) * jax.pure_callback(lambda: "
+        '__import__("numpy").float32(__import__("random").random() > 0.05), '
+        "jax.ShapeDtypeStruct((), jnp.float32))",
     ),
     _split(
         "window_is_one_key_wider",
@@ -65,7 +66,8 @@ FAULTS = (
     _split(
         "products_keep_the_input_dtype",
         "dtype",
-        'products = jnp.einsum("thgd,tbhd->thgb", q, k, precision=precision, preferred_element_type=jnp.float32)',
+        'products = jnp.einsum("thgd,tbhd->thgb", q, k, precision=precision, '
+        "preferred_element_type=jnp.float32)",
         'products = jnp.einsum("thgd,tbhd->thgb", q, k, precision=precision).astype(jnp.float32)',
     ),
     _split(

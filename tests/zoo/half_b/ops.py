@@ -113,7 +113,8 @@ FAULTS = (
         "rotates_keys_by_their_place_in_the_page",
         "size",
         "cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout)",
-        "cache = kv_write(cache, slots, rope(k, positions % layout.page_size, spec=spec), v, layout)",
+        "cache = kv_write(cache, slots, rope(k, positions % layout.page_size, spec=spec), v, "
+        "layout)",
     ),
     _fault(
         "sample",
@@ -144,7 +145,8 @@ FAULTS = (
         "sample",
         "takes_its_share_of_the_whole_mass",
         "accumulator",
-        "total = jnp.where(cut, jnp.where(in_top_k, mass, 0.0).sum(axis=-1, keepdims=True), rows.total)",
+        "total = jnp.where(cut, jnp.where(in_top_k, mass, 0.0).sum(axis=-1, keepdims=True), "
+        "rows.total)",
         "total = rows.total",
     ),
 )
