@@ -153,12 +153,17 @@ EMBEDDING = OpAxes(
     "embedding",
     {
         "dtype": DTYPES,
-        "vocab": (11, 1, 257, 1000),
+        "vocab": (11, 1, 257, 1000, 70_000),
         "features": (8, 1, 64, 129),
         "tokens": (4, 1, 17, 129),
         "ids": ("mixed", "last", "equal", "all"),
     },
+    never=(
+        ("vocab", 70_000, "features", 64),
+        ("vocab", 70_000, "features", 129),
+    ),
 )
+"""vocab: the largest one has ids that 16 bits do not hold, signed or not; its rows are short."""
 
 KV_WRITE = OpAxes(
     "kv_write",

@@ -26,8 +26,10 @@ implementation may order.
 
 NUM_ROWS = 16
 
-NUM_TRIED = 128
-"""Seeds among which each row's is looked for."""
+NUM_TRIED, NUM_AIMED = 128, 8192
+"""Seeds among which each row's is looked for: those of NUM_AIMED that give the token at the border
+most noise.
+"""
 
 SLACK = 1e-6
 """Mass by which a border may be missed: sums in f32."""
@@ -124,32 +126,41 @@ def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
 
 
 def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
-    """kept_tokens without slack for top_k: z [vocab] is given to the bit, so the k-th best is no
-    matter of rounding.
+    """kept_tokens without slack for top_k, nor for min_p 1: z [vocab] is given to the bit, so the
+    k-th best and the equals of the best are no matter of rounding.
     """
     if 0 < params.top_k < z.size:
         z = np.where(z >= np.sort(z)[-params.top_k], z, -np.inf)
+    if params.min_p == 1.0:
+        best = z == z.max()
+        return best & kept_tokens(z, dataclasses.replace(params, top_k=0, min_p=0.0), slack)
     return kept_tokens(z, dataclasses.replace(params, top_k=0), slack)
 
 
 def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
-    """Seeds uint32 [S, 2]: of NUM_TRIED for each row the one whose draw is nearest to a border of
-    the kept tokens.
+    """Seeds uint32 [S, 2]: for each row the tried one whose draw is nearest to a border of the kept
+    tokens.
 
-    In one row the deepest kept token wins, in the next the shallowest dropped one would.
+    In one row the deepest kept token wins, in the next the shallowest dropped one would. Rows of
+    every spread of logits are of both kinds.
     """
     rng = np.random.default_rng(seed)
     chosen = rng.integers(0, 2**32, (len(case.params), 2), dtype=np.uint32)
     for row, params in enumerate(case.params):
         kept = _kept(case.z[row], params)
-        tried = rng.integers(0, 2**32, (NUM_TRIED, 2), dtype=np.uint32)
-        scores = case.z[row] + gumbel_noise(tried, np.arange(kept.size))
+        order = np.argsort(-case.z[row], kind="stable")
         rank = np.empty(kept.size, int)
-        rank[np.argsort(-case.z[row], kind="stable")] = np.arange(kept.size)
+        rank[order] = np.arange(kept.size)
+        of_kept = (row + row // 4) % 2 == 1
+        border = order[kept[order]][-1:] if of_kept else order[~kept[order]][:1]
+        aimed = rng.integers(0, 2**32, (NUM_AIMED, 2), dtype=np.uint32)
+        noise = gumbel_noise(aimed, border).sum(axis=1)  # of no token where all are kept
+        tried = aimed[np.argsort(noise, kind="stable")[-NUM_TRIED:]]
+        scores = case.z[row] + gumbel_noise(tried, np.arange(kept.size))
         deepest = rank[np.argmax(np.where(kept, scores, -np.inf), axis=1)]
         anywhere = np.argmax(scores, axis=1)
         shallowest = np.where(kept[anywhere], kept.size, rank[anywhere])
-        chosen[row] = tried[np.argmax(deepest) if row % 2 else np.argmin(shallowest)]
+        chosen[row] = tried[np.argmax(deepest) if of_kept else np.argmin(shallowest)]
     return chosen
 
 
