@@ -246,9 +246,8 @@ SUMMED = (
     _split(
         "queries_scaled_in_16_bits",
         "dtype",
-        'products = jnp.einsum("thgd,tbhd->thgb", q, k,',
-        'products = jnp.einsum("thgd,tbhd->thgb", '
-        "(q * spec.softmax_scale).astype(q.dtype) / spec.softmax_scale, k,",
+        '"thgd,tbhd->thgb", q, k,',
+        '"thgd,tbhd->thgb", (q * spec.softmax_scale).astype(q.dtype) / spec.softmax_scale, k,',
     ),
     _split(
         "merged_in_16_bits",

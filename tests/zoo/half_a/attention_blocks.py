@@ -108,8 +108,8 @@ FAULTS = (
         "softmax_sink_forgets_the_values",
         "feature",
         "softmax",
-        "total * keep + jnp.exp(sinks - higher), weighted * keep[..., None]",
-        "total * keep + jnp.exp(sinks - higher), weighted",
+        "            weighted * keep[..., None],",
+        "            weighted,",
     ),
     _xla(
         "heads_split_the_wrong_way",

@@ -12,16 +12,14 @@ def _fault(
     return Fault(f"{op}_{name}", op, kind, kernel, f"enginebay_xla.{module}", old, new)
 
 
-DOT = "preferred_element_type=jnp.float32)"
-
 LINEAR = (
     _fault(
         "linear",
         "sums_in_16_bits",
         "accumulator",
         "linear",
-        f"precision=precision, {DOT}",
-        "precision=precision).astype(jnp.float32)",
+        "precision=precision, preferred_element_type=jnp.float32",
+        "precision=precision, preferred_element_type=x.dtype",
     ),
     _fault(
         "linear",
@@ -213,10 +211,7 @@ ADD_RMS_NORM = (
     ),
 )
 
-TURN = (
-    "turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], "
-    "axis=-1).astype("
-)
+TURN = "[first * cos - second * sin, second * cos + first * sin], axis=-1"
 
 ROPE = (
     _fault(

@@ -66,9 +66,8 @@ FAULTS = (
     _split(
         "products_keep_the_input_dtype",
         "dtype",
-        'products = jnp.einsum("thgd,tbhd->thgb", q, k, precision=precision, '
-        "preferred_element_type=jnp.float32)",
-        'products = jnp.einsum("thgd,tbhd->thgb", q, k, precision=precision).astype(jnp.float32)',
+        '"thgd,tbhd->thgb", q, k, precision=precision, preferred_element_type=jnp.float32',
+        '"thgd,tbhd->thgb", q, k, precision=precision, preferred_element_type=q.dtype',
     ),
     _split(
         "maximum_of_the_last_block_alone",

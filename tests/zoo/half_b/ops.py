@@ -24,8 +24,8 @@ FAULTS = (
         "linear",
         "result_keeps_the_input_dtype",
         "dtype",
-        "numbers, precision=precision, preferred_element_type=jnp.float32)",
-        "numbers, precision=precision, preferred_element_type=x.dtype)",
+        "numbers, precision=precision, preferred_element_type=jnp.float32",
+        "numbers, precision=precision, preferred_element_type=x.dtype",
     ),
     _fault(
         "linear",
