@@ -21,6 +21,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.sampling import gumbel_noise
 from enginebay.registry import load_registry
 from enginebay.testing import sample_op
+from enginebay.testing.sampling_oracle import Params, kept_tokens
 from enginebay_xla import sample as xla
 from tests.unit.test_samplers import greedy_state
 
@@ -86,6 +87,39 @@ def test_keeping_every_equal_is_all_that_is_wrong_with_it() -> None:
     checks = dict(sample_op.sample_checks(every_equal_at_the_border))
     checks["sample[top_p-40]"]()
     checks["sample[together-40]"]()
+
+
+def one_kept_of_equals(drop: str) -> Any:
+    """The op on the host, by the oracle, for rows of one Params: without the last token that is
+    kept, without equals of the best, or right.
+    """
+
+    def draw(z: jax.Array, seeds: jax.Array, **borders: jax.Array) -> np.ndarray:
+        tokens = []
+        columns = zip(*map(np.asarray, borders.values()), strict=True)
+        noise = sample_op.gumbel_noise(np.asarray(seeds), np.arange(z.shape[1]))
+        for row, values, scores in zip(np.asarray(z), columns, noise, strict=True):
+            params = Params(**dict(zip(borders, map(float, values), strict=True)))
+            kept = kept_tokens(row, dataclasses.replace(params, top_k=int(params.top_k)))
+            order = np.argsort(-row, kind="stable")
+            order = order[kept[order]]
+            dropped = {"last": order[-1:], "equals": order[1:], "none": order[:0]}[drop]
+            kept[dropped] = False
+            tokens.append(np.argmax(np.where(kept, row + scores, -np.inf)))
+        return np.asarray(tokens, np.int32)
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    ("drop", "params"), [("last", Params(top_p=0.53)), ("equals", Params(min_p=1.0))]
+)
+def test_one_token_less_among_hundreds_of_equals_is_found(drop: str, params: Params) -> None:
+    rows = np.where(np.arange(600) < 590, np.float32(0.0), np.float32(-9.0))
+    case = sample_op.SampleCase("equals", np.stack([rows] * 4), (params,) * 4)
+    sample_op.check_sample(one_kept_of_equals("none"), case)
+    with pytest.raises(AssertionError, match=r"scores .* less than"):
+        sample_op.check_sample(one_kept_of_equals(drop), case)
 
 
 def test_noise_of_the_oracle_is_that_of_the_op() -> None:

@@ -56,6 +56,12 @@ def test_a_fault_is_found_by_the_default_check() -> None:
     assert found.detail.startswith("INCORRECT")
 
 
+def test_ids_that_16_bits_do_not_hold_are_found() -> None:
+    found = find(named("b_embedding_ids_of_sixteen_bits"), triples=False)
+    assert found.default
+    assert "vocab_70000" in found.case
+
+
 def test_a_planted_copy_leaves_the_right_kernel_as_it_is() -> None:
     from enginebay_xla.kv_write import kv_write
     from tests.zoo.faults import planted
