@@ -5,18 +5,21 @@ too small for them.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import random
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.loop.observer import Ending
 from enginebay_esurge import eSurge
-from tests.brief import BRIEF
+from tests.brief import BRIEF, LATE
 from tests.fakes import SIZES
 from tests.unit.esurge.small import OPTIONS
 from tests.unit.loops import Counts
@@ -60,19 +63,30 @@ def make_cases() -> list[Case]:
     return cases
 
 
+def make_engine(name: str, model: str) -> LLM | eSurge:
+    """LLM or eSurge over the paged engine, with a pool of pages that few requests fill."""
+    if name == "LLM":
+        paged = {"name": "oengine", "page_size": 8, "num_pages": NUM_PAGES}
+        sizes: Any = SIZES
+        return LLM(model, processors=(), engine=paged, scheduler="priority", **sizes)
+    few = OPTIONS | {"page_size": 8, "max_model_len": 240}
+    few |= {"engine_options": {"num_pages": NUM_PAGES}, "processors": ()}
+    return eSurge(model, scheduler="priority", **few)
+
+
 @pytest.fixture(params=["LLM", "eSurge"])
 def engine(request: pytest.FixtureRequest, faked: None) -> Iterator[LLM | eSurge]:
-    if request.param == "LLM":
-        paged = {"name": "oengine", "page_size": 8, "num_pages": NUM_PAGES}
-        made: Any = LLM(BRIEF, processors=(), engine=paged, scheduler="priority", **SIZES)
-    else:
-        few = OPTIONS | {
-            "page_size": 8,
-            "max_model_len": 240,
-            "engine_options": {"num_pages": NUM_PAGES},
-        }
-        made = eSurge(BRIEF, scheduler="priority", **few)
-    with made:
+    """The engine that computes no model, under the real loop."""
+    with make_engine(request.param, BRIEF) as made:
+        yield made
+
+
+@pytest.fixture(params=["LLM", "eSurge"])
+def real_engine(request: pytest.FixtureRequest) -> Iterator[LLM | eSurge]:
+    """The paged engine with a model whose greedy tokens vary; all its programs are compiled."""
+    with make_engine(request.param, LATE) as made:
+        if isinstance(made, LLM):
+            made.warmup()
         yield made
 
 
@@ -86,14 +100,16 @@ def check_begins(seen: Found, expected: Found) -> None:
         assert tokens == whole[: len(tokens)]
 
 
-def run_one(engine: LLM | eSurge, case: Case, expected: Found, chance: random.Random) -> None:
-    """A request to its end or, of 15 in 100, a stream that is left after some of its updates."""
+def run_one(engine: LLM | eSurge, case: Case, expected: Found, chance: random.Random) -> bool:
+    """A request to its end or, of 15 in 100, a stream that is left after some of its updates: true
+    if it was left.
+    """
     prompt, params = case
     priority = chance.randrange(3)
     if chance.random() >= ABORTED:
         [output] = engine.generate(prompt, params, priority=priority)
         assert found(output.outputs) == expected
-        return
+        return False
     stream = engine.stream(prompt, params, priority=priority)
     tokens: list[list[int]] = [[] for _ in range(params.n)]
     for _, part in zip(range(chance.randrange(4)), stream, strict=False):
@@ -103,52 +119,52 @@ def run_one(engine: LLM | eSurge, case: Case, expected: Found, chance: random.Ra
             tokens = [one.token_ids for one in part.outputs]
     stream.close()
     check_begins([("abort", ids, "") for ids in tokens], expected)
+    return True
 
 
 async def run_async(
     engine: LLM | eSurge, case: Case, expected: Found, chance: random.Random
-) -> None:
+) -> bool:
     """The same for asyncio, whose requests are cancelled; eSurge, which has no coroutines, is
     called in threads.
     """
     if isinstance(engine, eSurge):
-        await asyncio.to_thread(run_one, engine, case, expected, chance)
-        return
+        return await asyncio.to_thread(run_one, engine, case, expected, chance)
     call = asyncio.create_task(engine.agenerate(*case, priority=chance.randrange(3)))
     if chance.random() < ABORTED:
         await asyncio.sleep(chance.random() / 100)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        return
+        return True
     [output] = await call
     assert found(output.outputs) == expected
+    return False
 
 
 def run_round(
     engine: LLM | eSurge, cases: list[Case], whole: list[Found], count: int, seed: int
-) -> None:
-    """So many requests, a quarter of them from asyncio."""
+) -> int:
+    """So many requests, a quarter of them from asyncio; the number of those that were left."""
     chances = [random.Random(1000 * seed + number) for number in range(count)]
     picks = [chance.randrange(len(cases)) for chance in chances]
     num_async = count // 4
 
-    async def tasks() -> None:
+    async def tasks() -> int:
         places = asyncio.Semaphore(NUM_TASKS)
 
-        async def one(number: int) -> None:
+        async def one(number: int) -> bool:
             async with places:
                 pick = picks[number]
-                await run_async(engine, cases[pick], whole[pick], chances[number])
+                return await run_async(engine, cases[pick], whole[pick], chances[number])
 
-        await asyncio.gather(*map(one, range(num_async)))
+        return sum(await asyncio.gather(*map(one, range(num_async))))
 
     with ThreadPoolExecutor(NUM_THREADS + 1) as pool:
-        running = [pool.submit(asyncio.run, tasks())]
+        running: list[Future[int]] = [pool.submit(asyncio.run, tasks())]
         for number in range(num_async, count):
             pick = picks[number]
             running.append(pool.submit(run_one, engine, cases[pick], whole[pick], chances[number]))
-        for one in running:
-            one.result(4 * DEADLOCK_S)
+        return sum(one.result(4 * DEADLOCK_S) for one in running)
 
 
 def resident_mib() -> float:
@@ -158,23 +174,55 @@ def resident_mib() -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
-def check_mix(engine: LLM | eSurge, count: int) -> list[float]:
-    """Three rounds of so many requests; the resident memory in MiB after each."""
-    cases, counts = make_cases(), Counts()
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Figures of one round; `abandoned` counts the requests that their callers left or cancelled."""
+
+    seconds: float
+    abandoned: int
+    completions: int
+    preemptions: int
+    resident_mib: float
+
+
+class Tally(Counts):
+    """Counts preemptions and completions, and keeps nothing of them."""
+
+    num_ended = 0
+
+    def ended(self, ending: Ending) -> None:
+        self.num_ended += 1
+
+
+def check_mix(engine: LLM | eSurge, count: int) -> list[Round]:
+    """Three rounds of so many requests, and the figures of each."""
+    cases, tally, inner = make_cases(), Tally(), engine.engine
     whole = [found(engine.generate(*case)[0].outputs) for case in cases]
     watch = engine.loop.watch if isinstance(engine, LLM) else engine.audience
-    watch.add(counts)
-    inner = engine.engine
-    sizes = []
+    watch.add(tally)
+    rounds = []
     for seed in range(ROUNDS):
-        run_round(engine, cases, whole, count, seed)
+        tally.num_ended = tally.num_preempted = 0
+        start = time.monotonic()
+        abandoned = run_round(engine, cases, whole, count, seed)
+        seconds = time.monotonic() - start
         engine.run_on_engine(inner.ledger.check)
         assert engine.run_on_engine(
             lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)
         ) == (0, 0)
-        sizes.append(resident_mib())
-    assert counts.num_preempted > 0, "the pool was large enough"
-    return sizes
+        counted = (tally.num_ended, tally.num_preempted)
+        rounds.append(Round(seconds, abandoned, *counted, resident_mib()))
+        assert tally.num_preempted > 0, "the pool was large enough"
+    return rounds
+
+
+def check_many(engine: LLM | eSurge, count: int) -> None:
+    """The same, whose figures are printed; resident memory may not grow after the first round."""
+    rounds = check_mix(engine, count)
+    print(*rounds, sep="\n")
+    assert all(one.abandoned > count // 10 for one in rounds)
+    sizes = [one.resident_mib for one in rounds]
+    assert sizes[-1] - sizes[0] < GROWTH_MIB, sizes
 
 
 def test_a_mix_of_requests_ends_right_and_leaves_nothing(engine: LLM | eSurge) -> None:
@@ -183,6 +231,11 @@ def test_a_mix_of_requests_ends_right_and_leaves_nothing(engine: LLM | eSurge) -
 
 @pytest.mark.slow
 def test_a_mix_of_two_thousand_requests_ends_right_and_memory_is_flat(engine: LLM | eSurge) -> None:
-    sizes = check_mix(engine, 2000)
-    print(f"resident MiB after each round: {[round(size, 1) for size in sizes]}")
-    assert sizes[-1] - sizes[0] < GROWTH_MIB, sizes
+    check_many(engine, 2000)
+
+
+@pytest.mark.slow
+def test_a_mix_of_two_thousand_requests_on_a_real_engine(real_engine: LLM | eSurge) -> None:
+    num_programs = real_engine.engine.compilations.count
+    check_many(real_engine, 2000)
+    assert real_engine.engine.compilations.count == num_programs, "a request compiled a program"
