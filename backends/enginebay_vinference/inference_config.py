@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError, RequestError, explain, shown
 from enginebay.nesting import parse_json
 from enginebay.types import SamplingParams
 from enginebay_vinference.errors import MissingSettingError
@@ -31,8 +31,8 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     mapping gives it per precompile configuration, keyed by its hash (one it does not name gets 1);
     None is 1. pad, bos and eos ids: those of the model or its tokenizer when None. partition_rules:
     (pattern, PartitionSpec) pairs; without them they are made from partition_axis. _loop_rows:
-    chunks that max_new_tokens need, computed. sampling_params: of requests that bring none, by
-    default SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is
+    chunks that max_new_tokens need, computed. sampling_params: of requests that bring none,
+    SamplingParams or a mapping of their fields, by default SamplingParams(max_tokens=max_new_tokens); its max_tokens, or else max_new_tokens, is
     also that of requests that set none.
     """
 
@@ -45,7 +45,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     partition_rules: Rules | None = None
     partition_axis: PartitionAxis | None = None
     _loop_rows: int | None = None
-    sampling_params: SamplingParams | None = None
+    sampling_params: SamplingParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,11 +66,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         if self._loop_rows is None:
             object.__setattr__(self, "_loop_rows", -(-self.max_new_tokens // self.streaming_chunks))
         params = self.sampling_params
-        own = (
-            SamplingParams(max_tokens=self.max_new_tokens)
-            if params is None
-            else params.model_copy()
-        )
+        if params is None:
+            params = {"max_tokens": self.max_new_tokens}
+        own = params.model_copy() if isinstance(params, SamplingParams) else _made(params)
         object.__setattr__(self, "sampling_params", own)
 
     def _check(self) -> None:
@@ -100,10 +98,14 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
             if wrong:
                 given = ", ".join(f"{name} = {value!r}" for name, value in wrong)
                 raise ConfigError(explain(given, allowed, "Correct it."))
-        if not isinstance(self.sampling_params, SamplingParams | None):
+        if not isinstance(self.sampling_params, SamplingParams | Mapping | None):
             given = f"sampling_params of type {type(self.sampling_params).__name__}"
             raise ConfigError(
-                explain(given, "SamplingParams", "Make them with SamplingParams(...).")
+                explain(
+                    given,
+                    "SamplingParams, or a mapping of their fields",
+                    "Make them with SamplingParams(...).",
+                )
             )
 
     __hash__ = None  # type: ignore[assignment]  # it holds mappings and parameters that can be changed
@@ -149,7 +151,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         if resized:
             changes = {"_loop_rows": None, **changes}
         params = self.sampling_params
-        assert params is not None, "made when none were given"
+        assert isinstance(params, SamplingParams), "made when none were given"
         is_default = (
             params.model_fields_set == {"max_tokens"} and params.max_tokens == self.max_new_tokens
         )
@@ -161,7 +163,7 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         """Plain values that JSON can hold, as from_dict takes them."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         counts, axis = self.num_return_sequences, self.partition_axis
-        assert self.sampling_params is not None, "made when none were given"
+        assert isinstance(self.sampling_params, SamplingParams), "made when none were given"
         return plain | {
             "num_return_sequences": {str(k): n for k, n in counts.items()}
             if isinstance(counts, Mapping)
@@ -175,12 +177,11 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The configuration that to_dict() was called on."""
         fields = dict(data)
-        counts, params = fields.get("num_return_sequences", 1), fields.get("sampling_params")
+        counts = fields.get("num_return_sequences", 1)
         if isinstance(counts, Mapping):
             fields["num_return_sequences"] = {int(key): count for key, count in counts.items()}
         fields["partition_rules"] = rules_from_plain(fields.get("partition_rules"))
         fields["partition_axis"] = axis_from_plain(fields.get("partition_axis"))
-        fields["sampling_params"] = None if params is None else SamplingParams(**params)
         return cls(**fields)
 
     def to_json(self, **options: Any) -> str:
@@ -191,6 +192,23 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     def from_json(cls, json_str: str) -> Self:
         """The configuration that to_json() was called on."""
         return cls.from_dict(parse_json(json_str))
+
+
+def _made(fields: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of a mapping, whose error says where the wrong field stands."""
+    try:
+        return SamplingParams(**fields)
+    except RequestError as error:
+        raise ConfigError(f"sampling_params: {error}") from None
+    except TypeError:  # Python's own, for keys that are no texts
+        wrong = next(key for key in fields if not isinstance(key, str))
+        raise ConfigError(
+            explain(
+                f"the key {shown(wrong)} of sampling_params",
+                "names of the fields of SamplingParams",
+                "Write the key as a text.",
+            )
+        ) from None
 
 
 def _is_int(value: Any) -> bool:

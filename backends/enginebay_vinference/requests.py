@@ -81,7 +81,7 @@ class Requests:
         self, subject: Subject, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
     ) -> None:
         plan = subject.plan
-        assert config.sampling_params is not None, "made with the configuration"
+        assert isinstance(config.sampling_params, SamplingParams), "made with the configuration"
         self.default = with_length(config.sampling_params, config.max_new_tokens)
         self._lock = threading.Lock()
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)

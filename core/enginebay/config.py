@@ -6,13 +6,20 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from enginebay.errors import ConfigError, InputError, explain, shown_text, unknown_name
+from enginebay.errors import (
+    ConfigError,
+    EnginebayError,
+    InputError,
+    explain,
+    shown_text,
+    unknown_name,
+)
 from enginebay.nesting import check_depth
-from enginebay.validation import changed_fields, describe_validation, own_error
+from enginebay.validation import Validated, changed_fields
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineFields
@@ -157,10 +164,13 @@ class TemplateLimits(Frozen):
     )
 
 
-class EngineConfig(Frozen):
+class EngineConfig(Validated):
     """All choices of one engine. ConfigError for wrong ones. `auto` is replaced by
     `enginebay.build.resolve`, which keeps its reasons.
     """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    refusal: ClassVar[type[EnginebayError]] = ConfigError
 
     model: str = Field(default="demo", description="folder, hub id, or demo: the embedded model")
     platform: str = Field(default=AUTO, description="devices to run on")
@@ -264,8 +274,7 @@ class EngineConfig(Frozen):
         try:
             super().__init__(**cast("dict[str, Any]", fields))
         except ValidationError as error:
-            found = own_error(error, ConfigError)  # one that has its three parts already
-            raise found or ConfigError(describe_validation(error, EngineConfig)) from None
+            raise self.refused(error) from None
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return changed_fields(self)

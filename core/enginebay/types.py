@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from enginebay.errors import RequestError, explain
-from enginebay.validation import changed_fields, describe_validation
+from enginebay.errors import EnginebayError, RequestError, explain
+from enginebay.validation import Validated, changed_fields
 
 if TYPE_CHECKING:
     from enginebay.constraint import Grammar
@@ -33,7 +33,7 @@ ALL_LOGPROBS = -1
 """In place of such a number: the whole vocabulary."""
 
 
-class SamplingParams(BaseModel):
+class SamplingParams(Validated):
     """How the tokens of one request are chosen, and when it ends.
 
     Validated when made and on every assignment: RequestError. A value of another type is refused,
@@ -42,6 +42,7 @@ class SamplingParams(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
+    refusal: ClassVar[type[EnginebayError]] = RequestError
 
     max_tokens: int | None = Field(
         default=64,
@@ -148,15 +149,15 @@ class SamplingParams(BaseModel):
 
     def __init__(self, **fields: Unpack[SamplingFields]) -> None:
         try:
-            super().__init__(**fields)
+            super().__init__(**cast("dict[str, Any]", fields))
         except ValidationError as error:
-            raise _refused(error) from None
+            raise self.refused(error) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
-            raise _refused(error) from None
+            raise self.refused(error) from None
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return changed_fields(self)
@@ -295,10 +296,6 @@ def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParam
         if "max_tokens" in params.model_fields_set
         else params.model_copy(update={"max_tokens": max_tokens})
     )
-
-
-def _refused(error: ValidationError) -> RequestError:
-    return RequestError(describe_validation(error, SamplingParams))
 
 
 def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

@@ -5,7 +5,7 @@ allowed, what to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
@@ -85,6 +85,34 @@ def other_program_hint(name: str, *, is_flag: bool) -> str | None:
     return None if served is None else f"Here it is {served[0 if is_flag else 1]}."
 
 
+class Validated(BaseModel):
+    """A model whose wrong fields raise `refusal`, with one line for each, however it is made."""
+
+    refusal: ClassVar[type[EnginebayError]]
+
+    @classmethod
+    def refused(cls, error: ValidationError) -> EnginebayError:
+        """The error to raise in place of pydantic's."""
+        found = own_error(error, cls.refusal)  # one that has its three parts already
+        return found or cls.refusal(describe_validation(error, cls))
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Pydantic's, with an error of `refusal`."""
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise cls.refused(error) from None
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """Pydantic's, with an error of `refusal`."""
+        try:
+            return super().model_validate_json(json_data, **options)
+        except ValidationError as error:
+            raise cls.refused(error) from None
+
+
 def describe_validation(error: ValidationError, model: type[BaseModel]) -> str:
     """Pydantic's findings as our three-part message, one for each field that is wrong."""
     schema = _schema(model)
@@ -140,6 +168,13 @@ def _wrong(
     message = (
         shown_text(finding["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     )
+    whole = ("model_type", "model_attributes_type", "json_invalid")
+    if not finding["loc"] and finding["type"] in whole:
+        kind = type(finding["input"]).__name__
+        given = message if finding["type"] == "json_invalid" else f"{kind} as {name}"
+        return explain(
+            given, "fields with their values", "Pass a dictionary, or an object of JSON."
+        )
     if not finding["loc"]:  # of several fields together
         return explain(message, "values that fit each other", "Change one of them.")
     given = f"{name} = {shown(finding['input'])}"

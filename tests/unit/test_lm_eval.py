@@ -133,6 +133,42 @@ def test_generation_ends_at_the_texts_that_are_given(adapter: Any, fake_llm: LLM
         lm.generate_until([Instance(("a", {"max_gen_toks": 999}))])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"max_gen_toks": 0},
+            "max_gen_toks = 0. Allowed: a whole number of at least 1. Leave max_gen_toks out for its default, 256.",
+        ),
+        (
+            {"until": 3},
+            "until = 3. Allowed: a text, a list of texts, or none. Change it, or leave until out.",
+        ),
+        (
+            {"temprature": 0.5},
+            (
+                "temprature = 0.5, an unknown field. Allowed: until, max_gen_toks, temperature, top_p, top_k, do_sample. "
+                "Did you mean 'temperature'?"
+            ),
+        ),
+        (
+            {"do_sample": "perhaps"},
+            "do_sample = 'perhaps'. Allowed: true or false. Leave do_sample out for its default, True.",
+        ),
+        (
+            None,
+            "NoneType as TaskArguments. Allowed: fields with their values. Pass a dictionary, or an object of JSON.",
+        ),
+    ],
+)
+def test_wrong_arguments_of_a_task_are_one_line_by_its_names(
+    adapter: Any, fake_llm: LLM, arguments: Any, message: str
+) -> None:
+    with pytest.raises(RequestError) as refusal:
+        adapter.EnginebayLM(fake_llm).generate_until([Instance(("a", arguments))])
+    assert str(refusal.value) == f"gen_kwargs: {message}"
+
+
 def test_without_lm_eval_the_module_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)

@@ -5,6 +5,7 @@ line.
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import typing
 from collections.abc import Callable
@@ -105,6 +106,32 @@ def test_a_wrong_value_of_a_request_names_no_other_field(name: str) -> None:
         SamplingParams(**{name: object()})
     assert str(refusal.value).startswith(f"{name} = <object")
     assert len(str(refusal.value)) < MAX_LINE
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [(EngineConfig, {"max_num_seqs": 0}), (SamplingParams, {"top_p": 2.0})],
+)
+def test_validating_a_dict_or_json_gives_the_error_of_the_constructor(
+    model: Any, fields: dict[str, Any]
+) -> None:
+    messages = set()
+    ways: list[Callable[[], object]] = [
+        lambda: model(**fields),
+        lambda: model.model_validate(fields),
+        lambda: model.model_validate_json(json.dumps(fields)),
+    ]
+    for way in ways:
+        with pytest.raises(model.refusal) as refusal:
+            way()
+        messages.add(str(refusal.value))
+    assert len(messages) == 1
+    allowed = "Allowed: fields with their values. Pass a dictionary, or an object of JSON."
+    for way in (lambda: model.model_validate(3), lambda: model.model_validate_json("{")):
+        with pytest.raises(model.refusal) as refusal:
+            way()
+        assert str(refusal.value).endswith(allowed)
+        assert "\n" not in str(refusal.value)
 
 
 def test_values_of_unbearable_length_are_cut() -> None:

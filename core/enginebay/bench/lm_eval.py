@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, Field
 
 from enginebay.bench.evaluate import log_softmax
 from enginebay.bench.scoring import Scorer, scoring
-from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.errors import EnginebayError, RequestError, UnsupportedError, explain
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
+from enginebay.validation import Validated
 
 try:
     from lm_eval.api.model import LM
@@ -23,8 +25,19 @@ except ImportError as error:
 MAX_NEW_TOKENS = 256
 """Tokens that are generated where a task does not say how many."""
 
-UNUSED = ("do_sample",)
-"""Arguments of a task that say nothing which the others do not."""
+
+class TaskArguments(Validated):
+    """What a task asks of a generation, by lm-eval's names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    refusal: ClassVar[type[EnginebayError]] = RequestError
+
+    until: str | list[str] | tuple[str, ...] | None = None
+    max_gen_toks: int = Field(default=MAX_NEW_TOKENS, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=-1)
+    do_sample: bool = Field(default=True, strict=False)
 
 
 class EnginebayLM(LM):
@@ -72,9 +85,9 @@ class EnginebayLM(LM):
         """Of each (context, arguments): the completion, up to one of the texts of `until`, which it
         does not have.
 
-        Of the arguments `until`, `max_gen_toks`, `temperature`, `top_p` and `top_k` are known, and
-        `do_sample`, whose False means a temperature of 0; RequestError for others. A context that
-        is too long loses its beginning.
+        The arguments are those of TaskArguments; `do_sample` False means a temperature of 0.
+        RequestError for others, and for wrong values. A context that is too long loses its
+        beginning.
         """
         params = [_params(request.args[1]) for request in requests]
         prompts = [
@@ -163,25 +176,19 @@ def _likelihood(
     return float(logprobs.sum()), bool((logits.argmax(axis=-1) == np.asarray(continuation)).all())
 
 
-def _params(given: Mapping[str, Any]) -> SamplingParams:
-    rest = {name: value for name, value in given.items() if name not in UNUSED}
-    until = rest.pop("until", ())
-    max_tokens = rest.pop("max_gen_toks", MAX_NEW_TOKENS)
-    temperature = rest.pop("temperature", 0.0) if given.get("do_sample", True) else 0.0
-    rest.pop("temperature", None)
-    top_p, top_k = rest.pop("top_p", 1.0), rest.pop("top_k", 0)
-    if rest:
-        allowed = "until, max_gen_toks, temperature, top_p, top_k, do_sample"
-        raise RequestError(explain(f"gen_kwargs {', '.join(rest)}", allowed, "Leave them out."))
+def _params(given: Any) -> SamplingParams:
+    try:
+        task = TaskArguments.model_validate(given)
+    except RequestError as error:
+        raise RequestError(f"gen_kwargs: {error}") from None
     own: Any = (
         SamplingParams().model_dump()
     )  # every field is set: the checkpoint's own sampling has no place here
-    stop = (until,) if isinstance(until, str) else tuple(until)
     chosen = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "stop": stop,
+        "max_tokens": task.max_gen_toks,
+        "temperature": task.temperature if task.do_sample else 0.0,
+        "top_p": task.top_p,
+        "top_k": task.top_k,
+        "stop": task.until,
     }
     return SamplingParams(**(own | chosen))

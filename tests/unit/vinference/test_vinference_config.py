@@ -244,7 +244,12 @@ def test_tuples_and_numpys_integers_become_what_json_gives_back() -> None:  # ho
         ({"eos_token_id": "x"}, "eos_token_id = 'x'. Allowed: token ids"),
         ({"eos_token_id": [1, None]}, "eos_token_id = None"),
         ({"pad_token_id": 1.5}, "pad_token_id = 1.5"),
-        ({"sampling_params": {"temperature": 1}}, "sampling_params of type dict"),
+        ({"sampling_params": 3}, "sampling_params of type int"),
+        (
+            {"sampling_params": {"temperature": -1}},
+            r"^sampling_params: temperature = -1\. Allowed: a number of at least 0\. Leave",
+        ),
+        ({"sampling_params": {3: 1}}, "^the key 3 of sampling_params"),
         ({"num_return_sequences": {PreCompile(1, 16): 2}}, "get_default_hash"),
     ],
 )
@@ -253,6 +258,12 @@ def test_values_of_another_type_are_refused_when_the_configuration_is_made(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         vInferenceConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_sampling_parameters_may_be_a_dict() -> None:
+    config = vInferenceConfig(sampling_params={"temperature": 0.5})
+    assert config.sampling_params == SamplingParams(temperature=0.5)
+    assert vInferenceConfig.from_json(config.to_json()) == config
 
 
 def test_precompile_flags_and_props_are_checked() -> None:
