@@ -20,7 +20,7 @@ from pathlib import Path
 from safetensors.numpy import load_file, save_file
 
 from enginebay.registry import load_registry
-from enginebay.testing.tiny import write_tiny_checkpoint
+from enginebay_testing.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "backends" / "enginebay_models" / "demo"

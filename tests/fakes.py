@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginebay.build.compose import Composed, build, make_plan
+from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.parts import EngineParts

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from enginebay.build.compose import Plan, Progress, make_engine
+from enginebay.compose.composition import Plan, Progress, make_engine
 from enginebay.engine import Engine
 from enginebay.ops.select import is_import_path
 from enginebay.runner.buckets import BucketSizes, default_sizes
 from tests.fakes import is_installed
 
-MAKERS = ("enginebay.build.compose.make_engine", "enginebay_vinference.subject.make_engine")
+MAKERS = ("enginebay.compose.composition.make_engine", "enginebay_vinference.subject.make_engine")
 """Functions that make an engine from a plan."""
 
 SIZER = "enginebay.runner.parts.default_sizes"

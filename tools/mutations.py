@@ -61,11 +61,11 @@ def draw(text: bytes, seed: int, count: int) -> list[dict[str, Any]]:
             )
     keyed.sort(key=lambda row: row[0])
     drawn: dict[bytes, dict[str, Any]] = {}
-    for most_of_operator, most_of_line in ((-(-count // 4), 1), (count, 1), (count, count)):
+    for max_of_operator, max_of_line in ((-(-count // 4), 1), (count, 1), (count, count)):
         for _, operator, old, new in keyed:
             place = {"line": getattr(old, "lineno", 0), "operator": operator}
             of_line, of_operator = (sum(m[k] == place[k] for m in drawn.values()) for k in place)
-            if len(drawn) < count and of_operator < most_of_operator and of_line < most_of_line:
+            if len(drawn) < count and of_operator < max_of_operator and of_line < max_of_line:
                 mutant = _planted(text, old, new)
                 if mutant is not None:
                     drawn.setdefault(mutant["text"], place | mutant)

@@ -25,7 +25,7 @@ Part = dict[str, Any]
 
 
 def page(parts: Sequence[Part]) -> str:
-    """The page of a support matrix (see enginebay.testing.matrix)."""
+    """The page of a support matrix (see enginebay_testing.matrix)."""
     lines = [*_summary(parts)]
     for part in parts:
         if part["declared"]:

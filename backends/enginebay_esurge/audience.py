@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from enginebay.loop.observer import Observer, Watch
+from enginebay.loop.observer import Observer, Observers
 
 
 class Audience:
@@ -15,13 +15,13 @@ class Audience:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._observers: tuple[Observer, ...] = ()
-        self._watch: Watch | None = None
+        self._watch: Observers | None = None
 
     def __len__(self) -> int:
         """How many observers there are."""
         return len(self._observers)
 
-    def follow(self, watch: Watch) -> None:
+    def follow(self, watch: Observers) -> None:
         """Have the observers told by another loop from now on."""
         with self._lock:
             self._watch = watch

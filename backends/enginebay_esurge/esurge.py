@@ -15,11 +15,11 @@ from typing import Any, Self, Unpack
 
 import jax.numpy as jnp
 
-from enginebay.build.compose import Plan
+from enginebay.compose.composition import Plan
 from enginebay.errors import RequestError, explain
 from enginebay.llm.override import Given
 from enginebay.llm.prepare import Param, Prompt, Prompts, as_prompts
-from enginebay.llm.standing import Priorities, Tenants, standings
+from enginebay.llm.priority import Priorities, Tenants, priorities_of
 from enginebay.model import Checkpoint
 from enginebay.worker.chat import Message
 from enginebay_esurge.audience import Audience
@@ -104,13 +104,13 @@ class eSurge:  # noqa: N801  # the name its users know
             preparer,
             rules,
             decodes_truncated=decode_truncated_prompt,
-            tells_logprobs=sampler_metrics,
+            returns_logprobs=sampler_metrics,
         )
         self._jobs.callback = sampling_params_callback
         self._name, self._silent = esurge_name or subject.default_name(), silent_mode
         self._tokenizer = subject.tokenizer
         parts = load_engine(subject.plan, log, level, compiles=compile_runner)
-        preparer.max_cached = parts.engine.ledger.most_tokens
+        preparer.max_cached = parts.engine.ledger.max_tokens
         self._service = Service(parts, drops_cache=destroy_pages_on_pause)
         self._serving = Serving(self._service, self._tokenizer)
         self._profiler = Profiler(self._service)
@@ -234,7 +234,7 @@ class eSurge:  # noqa: N801  # the name its users know
         """
         self._service.check_running()
         listed = as_prompts(prompts)
-        ids, turns = ids_for(len(listed), request_id), standings(len(listed), priority, tenant)
+        ids, turns = ids_for(len(listed), request_id), priorities_of(len(listed), priority, tenant)
         jobs = self._jobs.make(listed, sampling_params, ids, turns, self)
         return self._serving.collect(jobs, is_shown=use_tqdm and not self._silent)
 
@@ -262,7 +262,7 @@ class eSurge:  # noqa: N801  # the name its users know
                     f"{len(listed)} prompts to stream", "one", "Use generate, or a stream for each."
                 )
             )
-        turns = standings(1, priority, tenant)
+        turns = priorities_of(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
         if job.choice is not None:
             job.choice.refuse_stream(len(job.requests))

@@ -14,7 +14,7 @@ from typing import Any
 from enginebay.errors import RequestError, explain
 from enginebay.llm.choice import Choice
 from enginebay.llm.prepare import Param, Preparer, Prompt
-from enginebay.llm.standing import Standing
+from enginebay.llm.priority import Priority
 from enginebay.types import Request, SamplingParams, as_sampling_params, with_length
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 
@@ -50,13 +50,13 @@ class Jobs:
         rules: ContextRules,
         *,
         decodes_truncated: bool,
-        tells_logprobs: bool,
+        returns_logprobs: bool,
     ) -> None:
         self.rules = rules
         self.callback: SamplingCallback | None = None
         self._preparer = preparer
         self._decodes_truncated = decodes_truncated
-        self._tells_logprobs = tells_logprobs
+        self._returns_logprobs = returns_logprobs
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Jobs:
         prompts: Sequence[Prompt],
         params: Param,
         request_ids: Sequence[str],
-        standing: Sequence[Standing],
+        standing: Sequence[Priority],
         engine: Any,
     ) -> list[Job]:
         """A checked job of each prompt, in order. RequestError (a ValueError) for the first that
@@ -85,7 +85,7 @@ class Jobs:
         prompt: Prompt,
         params: SamplingParams,
         request_id: str,
-        standing: Standing,
+        standing: Priority,
         engine: Any,
     ) -> Job:
         tokenizer = self._preparer.tokenizer
@@ -106,7 +106,7 @@ class Jobs:
             token_ids = truncate(token_ids, lengths.num_prompt, self.rules.truncate_mode)
             text = self._text_of(token_ids) if self._decodes_truncated else text
         changes: dict[str, Any] = {"max_tokens": lengths.num_new}
-        if self._tells_logprobs and own.logprobs is None:
+        if self._returns_logprobs and own.logprobs is None:
             changes["logprobs"] = 0  # of the chosen tokens alone
         fitting = own.model_copy(update=changes)
         with self._lock:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from enginebay.build.compose import Plan
+from enginebay.compose.composition import Plan
 from enginebay.errors import InputError, explain
 from enginebay.loop.observer import Observer
 from enginebay_esurge.grafana import HERE, Grafana, GrafanaSettings

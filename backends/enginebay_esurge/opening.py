@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.build.compose import (
+from enginebay.compose.composition import (
     Composed,
     Plan,
     build,
@@ -91,15 +91,15 @@ def open_subject(
     # A first plan without sizes, to know the model's longest sequence and the devices.
     first = make_plan(make_config(more, {"model": name, "engine": ENGINE}), checkpoint=checkpoint)
     num_devices = len(first.platform.devices())
-    most_tp = most_shards(first, num_devices) if settings.auto_shard_model else 1
+    max_tp = max_shards(first, num_devices) if settings.auto_shard_model else 1
     info = first.model.info
     longest = info.auto_max_model_len or info.max_model_len
-    config = settings.config(name, longest, num_devices, most_tp)
+    config = settings.config(name, longest, num_devices, max_tp)
     plan = make_plan(config, first.registry, first.checkpoint)
     return Subject(plan, find_tokenizer(tokenizer, plan))
 
 
-def most_shards(plan: Plan, num_devices: int) -> int:
+def max_shards(plan: Plan, num_devices: int) -> int:
     """The most of so many devices that the dimensions of a plan's model can be split over."""
     family = find_family(plan.registry, plan.checkpoint.architecture)
     split = {axis for axis, target in DEFAULT_AXIS_RULES.items() if target == "tensor"}

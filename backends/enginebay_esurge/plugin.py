@@ -16,7 +16,7 @@ def register_engines(register: Register) -> None:
         capabilities={
             "priority": -20,
             "logprobs": True,
-            "wide_logprobs": True,
+            "full_vocab_logprobs": True,
             "verifies": True,
             "attention_problems": "enginebay_esurge.engine:attention_problems",
         },

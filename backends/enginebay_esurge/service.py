@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, explain
 from enginebay.llm.override import Given, overridden

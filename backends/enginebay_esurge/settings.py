@@ -84,9 +84,9 @@ class EngineSettings:
                 )
             )
 
-    def config(self, model: str, longest: int, num_devices: int, most_tp: int) -> EngineConfig:
+    def config(self, model: str, longest: int, num_devices: int, max_tp: int) -> EngineConfig:
         """The configuration for a model of at most `longest` tokens on so many devices, of which it
-        can be split over most_tp.
+        can be split over max_tp.
 
         ConfigError for a wrong value.
 
@@ -101,7 +101,7 @@ class EngineSettings:
             else self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "overlap_execution": self.overlap_execution,
-            "mesh": mesh_of(self.sharding_axis_dims, num_devices, most_tp)
+            "mesh": mesh_of(self.sharding_axis_dims, num_devices, max_tp)
             if self.auto_shard_model
             else {},
             "forbid_compiling": self.compile_runner and self.use_aot_forward,
@@ -143,9 +143,9 @@ def dtype_name(dtype: Any) -> str:
         ) from None
 
 
-def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, int]:
+def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int]:
     """The mesh for devices per axis of AXES, of which one may be -1: what the others leave, for tp
-    at most most_tp.
+    at most max_tp.
 
     Only tp, the axis of heads and features, may be more than 1: UnsupportedError. ConfigError for
     dims that are none.
@@ -169,7 +169,7 @@ def mesh_of(dims: Sequence[int], num_devices: int, most_tp: int) -> dict[str, in
         for axis, size in zip(AXES, dims, strict=True)
     }
     if dims[AXES.index("tp")] == -1:
-        sizes["tp"] = min(sizes["tp"], most_tp)
+        sizes["tp"] = min(sizes["tp"], max_tp)
     wrong = [axis for axis, size in sizes.items() if size > 1 and axis != "tp"]
     if wrong:
         raise UnsupportedError(

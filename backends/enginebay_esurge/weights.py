@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from enginebay.build.compose import Plan, open_checkpoint
+from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.errors import InputError, InternalError, UnsupportedError, explain
 from enginebay.model import Checkpoint, Weights
 from enginebay.runner.weights import merge_weights

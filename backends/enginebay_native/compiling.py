@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 
-from enginebay.build.folders import cache_folder, make_private
+from enginebay.compose.folders import cache_folder, make_private
 from enginebay.errors import UnsupportedError, explain, unknown_name
 from enginebay.waits import waiting
 

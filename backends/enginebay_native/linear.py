@@ -14,7 +14,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
 from enginebay_native.calls import register
 
-MOST_ROWS = {"float32": 128, "bfloat16": 48}
+MAX_ROWS = {"float32": 128, "bfloat16": 48}
 """XLA's product is as fast for more, or faster (docs/performance.md)."""
 
 BLOCK_KIB = (32, 64, 128, 256, 512)
@@ -36,7 +36,7 @@ class Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class NativeLinear:
-    """By the contract of the op linear; up to MOST_ROWS rows of its dtypes in C++."""
+    """By the contract of the op linear; up to MAX_ROWS rows of its dtypes in C++."""
 
     name: str = "native"
     version: str = "2"
@@ -70,13 +70,13 @@ class NativeLinear:
         `out_dtype` or x's dtype.
 
         Products are accumulated, and the bias added, in f32; the result is rounded once. Up to
-        MOST_ROWS rows, each one's result is the same bits however many there are.
+        MAX_ROWS rows, each one's result is the same bits however many there are.
         """
         num_in = math.prod(x.shape[1:])
         out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
         matrix = weight.reshape(math.prod(out_dims), num_in)
         flat = x.reshape(x.shape[0], num_in)
-        if flat.dtype == matrix.dtype and 0 < flat.shape[0] <= MOST_ROWS.get(str(flat.dtype), 0):
+        if flat.dtype == matrix.dtype and 0 < flat.shape[0] <= MAX_ROWS.get(str(flat.dtype), 0):
             out = self._in_cpp(flat, matrix)
         else:
             precision = (

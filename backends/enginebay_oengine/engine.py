@@ -110,9 +110,9 @@ class PagedEngine(Engine):
         self.pages.copier(self.ledger.take_copies())
 
     def _prefill(self, plan: StepPlan) -> Pending:
-        fresh = all(row.num_computed == 0 for row in plan.rows)
+        no_prefix = all(row.num_computed == 0 for row in plan.rows)
         num_tokens = sum(row.num_tokens for row in plan.rows)
-        bucket = self.geometry.prefill_bucket(len(plan.rows), num_tokens, fresh=fresh)
+        bucket = self.geometry.prefill_bucket(len(plan.rows), num_tokens, no_prefix=no_prefix)
         inputs, places = prefill_inputs(
             plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
         )

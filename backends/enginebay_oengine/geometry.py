@@ -45,17 +45,17 @@ class Geometry:
             for g in groups
         }
 
-    def prefill_bucket(self, num_rows: int, num_tokens: int, *, fresh: bool) -> Bucket:
-        """`fresh`: no row has a prefix. Rows with one come in one context length only, the longest."""
+    def prefill_bucket(self, num_rows: int, num_tokens: int, *, no_prefix: bool) -> Bucket:
+        """`no_prefix`: no row has a prefix. Rows with one come in one context length only, the longest."""
         seqs = round_up(self.sizes.prefill_rows, num_rows)
         # A step of many rows comes in every other size only: fewer programs for a little more
         # padding. One row does not: what is left of a prompt whose beginning was found would lose
         # half of what that saves.
         sizes = self.sizes.prefill_tokens
         tokens = round_up(sizes if seqs == 1 else sizes[::-2][::-1], num_tokens)
-        kv_len = min(tokens, self.max_model_len) if fresh else self.max_model_len
+        kv_len = min(tokens, self.max_model_len) if no_prefix else self.max_model_len
         pages = pages_for(kv_len, self.page_size)
-        return Bucket(tokens, seqs, pages, tokens, kv_len, "prefill" if fresh else "mixed")
+        return Bucket(tokens, seqs, pages, tokens, kv_len, "prefill" if no_prefix else "mixed")
 
     def decode_key(self, num_rows: int, longest: int) -> StepKey:
         """The program that decodes `num_rows` rows of up to `longest` tokens."""
@@ -80,9 +80,12 @@ class Geometry:
             keys |= dict.fromkeys(self.decode_key(num_rows, kv_len) for kv_len in sizes.kv_lens)
         for num_rows in sizes.prefill_rows:
             for num_tokens in sizes.prefill_tokens:
-                for fresh in (True, False):
+                for no_prefix in (True, False):
                     keys[
-                        StepKey("prefill", self.prefill_bucket(num_rows, num_tokens, fresh=fresh))
+                        StepKey(
+                            "prefill",
+                            self.prefill_bucket(num_rows, num_tokens, no_prefix=no_prefix),
+                        )
                     ] = None
         if self.num_drafts:
             keys |= dict.fromkeys(self.verify_key(num_rows) for num_rows in sizes.verify_rows)
@@ -92,5 +95,5 @@ class Geometry:
 def make_geometry(facts: StepFacts, page_size: int) -> Geometry:
     """The geometry of an engine with the usual sizes of steps."""
     return Geometry(
-        facts.sizes, facts.layout_type, page_size, facts.compact_decode, facts.config.most_drafts
+        facts.sizes, facts.layout_type, page_size, facts.compact_decode, facts.config.max_drafts
     )

@@ -55,7 +55,7 @@ class PageLedger(Ledger):
         return self.store.available() * self.page_size
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         return min(self.max_model_len, self.store.pool.num_usable * self.page_size)
 
     def num_cached_tokens(self, token_ids: np.ndarray) -> int:
@@ -66,7 +66,7 @@ class PageLedger(Ledger):
             raise InternalError(f"row {row} is admitted twice: release its lease first")
         num_prompt = len(prompt_token_ids)
         num_tokens = max(num_tokens, num_prompt)
-        if num_tokens > self.most_tokens or row >= self.num_rows:
+        if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
         found = self.store.find(prompt_token_ids)
         num_cached = min(len(found) * self.page_size, num_prompt - 1)
@@ -86,7 +86,7 @@ class PageLedger(Ledger):
                 f"{lease.row}"
             )
         num_tokens = max(num_tokens, num_cached)
-        if num_tokens > self.most_tokens or row >= self.num_rows:
+        if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
         return self._promise(row, num_cached, num_tokens, lease.pages, parent.digests)
 
@@ -120,7 +120,7 @@ class PageLedger(Ledger):
             return True
         self._held.current(lease)
         missing = pages_for(num_tokens, self.page_size) - len(lease.pages)
-        if num_tokens > self.most_tokens or missing > self.store.available():
+        if num_tokens > self.max_tokens or missing > self.store.available():
             return False
         self._held.add_pages(lease, [self.store.take() for _ in range(missing)])
         return True

@@ -102,8 +102,8 @@ def prefill_part(
     ]
     order = [int(i) for i in np.argsort(np.asarray(kinds), kind="stable")]
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-    fresh = all(chunk.num_computed == 0 for chunk in chunks)
-    bucket = geometry.prefill_bucket(len(chunks), num_tokens, fresh=fresh)
+    no_prefix = all(chunk.num_computed == 0 for chunk in chunks)
+    bucket = geometry.prefill_bucket(len(chunks), num_tokens, no_prefix=no_prefix)
     token_ids = np.zeros(bucket.tokens, np.int32)
     token_ids[:num_tokens] = np.concatenate([chunks[i].token_ids for i in order])
     ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from enginebay.build.compose import make_parts
-from enginebay.build.override import overridden_plan
+from enginebay.compose.composition import make_parts
+from enginebay.compose.override import overridden_plan
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, explain
 from enginebay.llm.override import Given

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.build.compose import Plan, make_parts, make_plan
+from enginebay.compose.composition import Plan, make_parts, make_plan
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.llm import LLM

@@ -16,7 +16,7 @@ def register_engines(register: Register) -> None:
         capabilities={
             "priority": -10,
             "logprobs": True,
-            "wide_logprobs": True,
+            "full_vocab_logprobs": True,
             "verifies": True,
             "attention_problems": "enginebay_oengine.engine:attention_problems",
         },

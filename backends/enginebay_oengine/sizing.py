@@ -35,10 +35,9 @@ def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
     rows' cache.
     """
     compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
-    most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
+    max_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
     return (
-        step_workspace_bytes(parts)
-        + page_bytes(parts, geometry) * most_copied // geometry.page_size
+        step_workspace_bytes(parts) + page_bytes(parts, geometry) * max_copied // geometry.page_size
     )
 
 

@@ -182,7 +182,7 @@ class Call:
             chunk_kv=config.chunk_kv,
             vmem_limit_bytes=config.vmem_limit_bytes,
             one_token=one_token,
-            fresh=new is not None,
+            no_prefix=new is not None,
             unroll_heads=1,
             is_wide=spec.return_lse or spec.sinks,
             is_interpreted=self.is_interpreted,

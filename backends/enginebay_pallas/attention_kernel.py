@@ -74,7 +74,7 @@ def for_each_read(
             skipped, needed, lambda i, _: copy(cache.at[tables.page_table[table + i]], i), None
         )
 
-    if not plan.fresh or plan.one_token:
+    if not plan.no_prefix or plan.one_token:
         pages()
         return
     pl.when(step < span.num_cached)(pages)
@@ -244,7 +244,7 @@ def kernel(plan: Plan, *refs: Any) -> None:
     """
     tables = Tables(*refs[:5])
     q, *rest = refs[5:]
-    new: Any = rest.pop(0) if plan.fresh else None
+    new: Any = rest.pop(0) if plan.no_prefix else None
     rest.pop(0)  # the cache as an argument: the same memory as the result
     out = rest.pop(0)
     lse = rest.pop(0) if plan.is_wide else None
@@ -269,7 +269,7 @@ def kernel(plan: Plan, *refs: Any) -> None:
     # The row's last unit writes, once the row's pages have been read: nobody else reads those it
     # writes to.
     is_last = span.num_blocks > 0
-    if plan.fresh and not plan.one_token:
+    if plan.no_prefix and not plan.one_token:
         is_last &= tables.unit_first[unit] + plan.block_q >= span.q_len
     writing_step = span.num_cached - 1 if plan.one_token else span.num_cached
 
@@ -289,7 +289,7 @@ def kernel(plan: Plan, *refs: Any) -> None:
         def attend() -> None:
             reads(span, step, slot, lambda copy: copy.wait())
             base, limit = place_of_block(plan, span, step)
-            if plan.fresh:
+            if plan.no_prefix:
                 pl.when(is_last & (step == writing_step))(functools.partial(write, slot, base))
             attend_block(plan, q, scratch, slot, base, limit, span)
 
@@ -302,7 +302,7 @@ def kernel(plan: Plan, *refs: Any) -> None:
     scratch.progress[0] = done_before + span.num_blocks
     scratch.progress[1] = ((span.num_blocks > 0) & (following.num_blocks > 0)).astype(jnp.int32)
     finish(plan, out, lse, scratch)
-    if plan.fresh:
+    if plan.no_prefix:
         pl.when(is_last)(lambda: writes(lambda copy: copy.wait()))
 
 
@@ -325,7 +325,7 @@ def paged_attention(
     by_unit = pl.BlockSpec((1, heads, rows, lanes), lambda unit, *_: (unit, 0, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pltpu.HBM)
     in_specs, arguments = [by_unit], [q]
-    if plan.fresh and new is not None:
+    if plan.no_prefix and new is not None:
         most = new.shape[0] - 1
         token = pl.BlockSpec(
             (1, *new.shape[1:]), lambda unit, *_: (jnp.minimum(unit, most), 0, 0, 0)

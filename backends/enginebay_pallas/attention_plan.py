@@ -16,7 +16,7 @@ class Plan:
     """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q`
     tokens.
 
-    `one_token`: each unit is a row's only new token. `fresh`: new keys and values are given, and
+    `one_token`: each unit is a row's only new token. `no_prefix`: new keys and values are given, and
     are written. `is_wide`: outputs are f32 and come with their log-sum-exp.
     """
 
@@ -29,7 +29,7 @@ class Plan:
     chunk_kv: int
     vmem_limit_bytes: int
     one_token: bool
-    fresh: bool
+    no_prefix: bool
     is_wide: bool
     unroll_heads: int
     is_interpreted: bool
@@ -89,7 +89,7 @@ def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
     position = before + tables.unit_first[unit]
     end = jnp.minimum(position + plan.block_q, kv_len) if spec.causal else kv_len
     begin = jnp.int32(0) if spec.window is None else jnp.maximum(position - (spec.window - 1), 0)
-    apart = plan.fresh and not plan.one_token
+    apart = plan.no_prefix and not plan.one_token
     cached = jnp.minimum(before if apart else kv_len, end)
     first_cached = lax.div(begin, jnp.int32(size))
     num_cached = jnp.where(real, jnp.maximum(blocks_of(cached, size) - first_cached, 0), 0)
@@ -116,7 +116,7 @@ def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
 def place_of_block(plan: Plan, span: Span, step: Any) -> tuple[Any, Any]:
     """(first position of the block of a step, position that its keys end before)."""
     base = (span.first_cached + step) * plan.block_kv
-    if not plan.fresh or plan.one_token:
+    if not plan.no_prefix or plan.one_token:
         return base, span.cached
     fresh = span.kv_len - span.q_len + (span.first_fresh + step - span.num_cached) * plan.block_kv
     is_cached = step < span.num_cached

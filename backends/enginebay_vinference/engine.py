@@ -117,9 +117,11 @@ class VInferenceEngine(Engine):
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
 
     def _prefill(self, plan: StepPlan) -> Pending:
-        fresh = all(row.num_computed == 0 for row in plan.rows)
+        no_prefix = all(row.num_computed == 0 for row in plan.rows)
         num_tokens = sum(row.num_tokens for row in plan.rows)
-        bucket = self.geometry.prefill_bucket(self._shape, len(plan.rows), num_tokens, fresh=fresh)
+        bucket = self.geometry.prefill_bucket(
+            self._shape, len(plan.rows), num_tokens, no_prefix=no_prefix
+        )
         inputs, places = prefill_inputs(
             plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
         )
@@ -233,8 +235,8 @@ def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:
     cache_bytes = sum(g.num_layers * layouts[g.name].num_bytes() for g in groups)
     cache_bytes //= parts.placement.num_shards("kv_heads")
     compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
-    most_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
-    copy_bytes = cache_bytes * most_copied // (largest.num_slots * largest.capacity)
+    max_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
+    copy_bytes = cache_bytes * max_copied // (largest.num_slots * largest.capacity)
     return MemoryPlan(
         weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
         cache_bytes=cache_bytes,

@@ -60,19 +60,19 @@ class Geometry:
         }
 
     def prefill_bucket(
-        self, shape: SlotShape, num_rows: int, num_tokens: int, *, fresh: bool
+        self, shape: SlotShape, num_rows: int, num_tokens: int, *, no_prefix: bool
     ) -> Bucket:
-        """`fresh`: no row has a prefix. Rows with one come in one context length only: the slots'
+        """`no_prefix`: no row has a prefix. Rows with one come in one context length only: the slots'
         own.
         """
         seqs = round_up(self.sizes.prefill_rows, num_rows)
         # the rarer shapes come in every other size only: fewer programs for a little more padding
-        common = seqs == 1 and fresh
+        common = seqs == 1 and no_prefix
         tokens = round_up(
             self.sizes.prefill_tokens if common else self.sizes.prefill_tokens[::-2][::-1],
             num_tokens,
         )
-        if fresh:
+        if no_prefix:
             return Bucket(
                 tokens, seqs, shape.pages_per_slot, tokens, min(tokens, shape.capacity), "prefill"
             )
@@ -113,10 +113,11 @@ class Geometry:
             )
         for num_rows in sizes.prefill_rows:
             for num_tokens in sizes.prefill_tokens:
-                for fresh in (True, False):
+                for no_prefix in (True, False):
                     keys[
                         StepKey(
-                            "prefill", self.prefill_bucket(shape, num_rows, num_tokens, fresh=fresh)
+                            "prefill",
+                            self.prefill_bucket(shape, num_rows, num_tokens, no_prefix=no_prefix),
                         )
                     ] = None
         if self.num_drafts:
@@ -134,5 +135,5 @@ def make_geometry(facts: StepFacts, page_size: int) -> Geometry:
         facts.layout,
         page_size,
         facts.compact_decode,
-        facts.config.most_drafts,
+        facts.config.max_drafts,
     )

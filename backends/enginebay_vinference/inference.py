@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from enginebay.build.compose import make_parts
-from enginebay.build.override import overridden_plan
+from enginebay.compose.composition import make_parts
+from enginebay.compose.override import overridden_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import RequestError, explain
 from enginebay.llm import LLM

@@ -147,7 +147,7 @@ def _integers(name: str, value: Any) -> np.ndarray:
 
 def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInferencePreCompileConfig:
     batch, length = mask.shape
-    most_tokens = int((mask > 0).sum(axis=1).max())
+    max_tokens = int((mask > 0).sum(axis=1).max())
     own = vInferencePreCompileConfig(batch, min(length, fit.max_prefill_length), **vision)
     wanted = tuple(own.extract()[name] for name in _VISION)
     able = [
@@ -160,15 +160,15 @@ def _choose(fit: Fit, mask: np.ndarray, vision: Mapping[str, Any]) -> vInference
         return min(fitting, key=_size)
     if able:
         longest = max(able, key=lambda c: (c.prefill_length, -c.batch_size))  # type: ignore[operator]
-        if most_tokens > longest.prefill_length:  # type: ignore[operator]
+        if max_tokens > longest.prefill_length:  # type: ignore[operator]
             _warn(
-                f"a prompt of {most_tokens} tokens is cut to its last {longest.prefill_length}: "
+                f"a prompt of {max_tokens} tokens is cut to its last {longest.prefill_length}: "
                 "precompile a longer prefill_length"
             )
         return longest
-    if most_tokens > fit.max_prefill_length:
+    if max_tokens > fit.max_prefill_length:
         _warn(
-            f"a prompt of {most_tokens} tokens is cut to its last {fit.max_prefill_length}, "
+            f"a prompt of {max_tokens} tokens is cut to its last {fit.max_prefill_length}, "
             "the most that leave room for new tokens"
         )
     _warn(

@@ -16,7 +16,7 @@ def register_engines(register: Register) -> None:
         capabilities={
             "priority": 0,
             "logprobs": True,
-            "wide_logprobs": True,
+            "full_vocab_logprobs": True,
             "verifies": True,
             "attention_problems": "enginebay_vinference.engine:attention_problems",
         },

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.build.compose import Plan
+from enginebay.compose.composition import Plan
 from enginebay.errors import InputError, RequestError, explain
 from enginebay.llm.guide import forms_of
 from enginebay.llm.prepare import Abilities, Preparer

@@ -350,7 +350,7 @@ class Ledger(ABC):
         """Tokens that could still be promised."""
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_tokens(self) -> int | None:
         """The most tokens that a row can have when it is alone; None when max_model_len is the only
         limit.
         """

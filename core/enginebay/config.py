@@ -30,7 +30,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill", "mixed")
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
 
-MOST_PASSES = 4
+MAX_PASSES = 4
 """A step that verifies drafts runs the model so many times at most: again, without the host, while
 all that was drafted holds.
 """
@@ -166,7 +166,7 @@ class TemplateLimits(Frozen):
 
 class EngineConfig(Validated):
     """All choices of one engine. ConfigError for wrong ones. `auto` is replaced by
-    `enginebay.build.resolve`, which keeps its reasons.
+    `enginebay.compose.resolve`, which keeps its reasons.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -264,7 +264,7 @@ class EngineConfig(Validated):
     forbid_compiling: bool = Field(
         default=False, description="after warmup(), a program still to be compiled is an error"
     )
-    wide_logprobs: bool = Field(
+    full_vocab_logprobs: bool = Field(
         default=False,
         description="warmup() compiles for prompt_logprobs and logprobs = -1 too; "
         "false: the first request that asks does",
@@ -348,7 +348,7 @@ class EngineConfig(Validated):
         return self
 
     @property
-    def most_drafts(self) -> int:
+    def max_drafts(self) -> int:
         """Tokens of a row that one pass of the model verifies; 0 without a proposer, and until it
         is settled.
         """
@@ -359,7 +359,7 @@ class EngineConfig(Validated):
         """How many times a step that verifies drafts runs the model at most, and no more than
         `decode_steps` times.
         """
-        return min(MOST_PASSES, self.decode_steps)
+        return min(MAX_PASSES, self.decode_steps)
 
     @property
     def num_devices(self) -> int:

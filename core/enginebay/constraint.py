@@ -88,7 +88,7 @@ class GrammarLibrary(ABC):
 
     UnsupportedError when it cannot be made for this tokenizer. Safe from several threads. It is
     made in a worker process too, where each structure is compiled first (see
-    `enginebay.build.guarded`): there the tokenizer's `inner` has `backend_tokenizer`, encode and
+    `enginebay.compose.guarded`): there the tokenizer's `inner` has `backend_tokenizer`, encode and
     decode alone. Importing its module must not import JAX.
     """
 

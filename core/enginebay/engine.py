@@ -28,7 +28,7 @@ class RowPlan:
 
     `samples` is False for a prompt's chunks but the last. For a decoding row num_computed is an
     upper bound: tokens of launched but unread steps count, and the row may have finished in them.
-    `tells_prompt`: the log-probabilities of the prompt's tokens that follow these are read, too.
+    `returns_prompt`: the log-probabilities of the prompt's tokens that follow these are read, too.
     """
 
     row: int
@@ -38,7 +38,7 @@ class RowPlan:
     samples: bool
     update: tuple[RowValues, ...] = ()
     """Of a row that samples: fields of its logits processors to write before the step."""
-    tells_prompt: bool = False
+    returns_prompt: bool = False
     draft_token_ids: tuple[int, ...] = ()
     """What may come after the row's last token, to be verified."""
 
@@ -58,9 +58,9 @@ class StepPlan:
     """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for
     decoding rows.
 
-    When rows bring drafts all do, MOST_VERIFIED_ROWS at most, without penalties: each gets those
-    that hold and a token more. A row brings config.draft_passes * (config.most_drafts + 1) - 1 of
-    them at most; an engine may look at the first config.most_drafts alone, which is one pass of the
+    When rows bring drafts all do, MAX_VERIFIED_ROWS at most, without penalties: each gets those
+    that hold and a token more. A row brings config.draft_passes * (config.max_drafts + 1) - 1 of
+    them at most; an engine may look at the first config.max_drafts alone, which is one pass of the
     model. Only one that declares the capability "verifies" is given such plans.
     """
 
@@ -155,18 +155,18 @@ class Pending(ABC):
         was sampled from.
 
         Asked for only when the request wants the whole vocabulary, of steps with one token a row,
-        and of engines that declare the capability "wide_logprobs".
+        and of engines that declare the capability "full_vocab_logprobs".
         """
         raise InternalError(
             f"{type(self).__name__} was asked for the whole vocabulary, which it cannot tell"
         )
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
-        """Of the plan's row, which has `tells_prompt`: [tokens, W], the prompt's token after each
+        """Of the plan's row, which has `returns_prompt`: [tokens, W], the prompt's token after each
         of the row's, and the best.
 
         The prompt's last token has none after it. For engines that declare the capability
-        "wide_logprobs".
+        "full_vocab_logprobs".
         """
         raise InternalError(
             f"{type(self).__name__} was asked for those of a prompt, which it cannot tell"

@@ -65,7 +65,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
     "scheduler": ("priority", "order"),
-    "engine": ("priority", "logprobs", "wide_logprobs", "verifies", "attention_problems"),
+    "engine": ("priority", "logprobs", "full_vocab_logprobs", "verifies", "attention_problems"),
 }
 """The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a
 plugin's own.
@@ -185,7 +185,7 @@ class Hooks:
 
     @hookspec
     def register_commands(self, register: Register) -> None:
-        """Commands of the `enginebay` program. Target: a callable argv -> exit code."""
+        """Commands of the `enginebay` program. Target: an `enginebay.cli.command.Command`."""
 
 
 def hook_name(kind: str) -> str:

@@ -80,7 +80,7 @@ class ServingChoices(TypedDict, total=False):
     verify_kernels: bool
     compile_cache: str
     dump_step: str | None
-    wide_logprobs: bool
+    full_vocab_logprobs: bool
 
 
 class EngineChoices(ServingChoices, total=False):

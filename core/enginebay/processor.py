@@ -16,7 +16,7 @@ import numpy as np
 from enginebay.ops.rows import update_rows
 from enginebay.sampler import SamplingState
 
-Own = Mapping[str, jax.Array]
+ProcessorState = Mapping[str, jax.Array]
 """A processor's fields of S rows: each of shape [S, *field.shape]."""
 
 
@@ -57,7 +57,7 @@ class LogitsProcessor(ABC):
     (`Platform.rows_at_once`), and rows that do not use it keep their logits, whatever comes back
     for them: the core sees to both.
 
-    Invariants (held by the conformance suite, enginebay.testing.processors): a row's result depends
+    Invariants (held by the conformance suite, enginebay_testing.processors): a row's result depends
     on its own logits, fields, key, tokens, position and temperature only; it is finite or -inf,
     what was -inf stays so, and some token stays possible wherever one was; with `keeps_argmax` the
     first best token stays the first best. Fields of a row that does not use it may be anything: it
@@ -85,12 +85,20 @@ class LogitsProcessor(ABC):
         """
 
     @abstractmethod
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """logits f32 [S, vocab] (-inf allowed) -> f32 [S, vocab]; traced inside the step. `state`
         is that of the same rows.
         """
 
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
         """The fields after tokens int32 [S] were chosen, given the logits [S, vocab] that the
         processor was given.
 
@@ -155,7 +163,7 @@ def empty_rows(
 def process(
     processors: Processors,
     logits: jax.Array,
-    rows: Mapping[str, Own],
+    rows: Mapping[str, ProcessorState],
     state: SamplingState,
     *,
     rows_at_once: int | None = None,
@@ -178,9 +186,13 @@ def process(
         ) -> jax.Array:
             return processor(logits, *of)
 
-        own = rows[name]
+        processor_state = rows[name]
         logits = update_rows(
-            own[IS_USED], processed, logits, (own, state), rows_at_once=rows_at_once
+            processor_state[IS_USED],
+            processed,
+            logits,
+            (processor_state, state),
+            rows_at_once=rows_at_once,
         )
     return logits, given
 
@@ -189,24 +201,30 @@ def evolve(
     processors: Processors,
     given: Mapping[str, jax.Array],
     tokens: jax.Array,
-    rows: Mapping[str, Own],
+    rows: Mapping[str, ProcessorState],
     state: SamplingState,
     active: jax.Array,
     *,
     rows_at_once: int | None = None,
-) -> dict[str, Own]:
+) -> dict[str, ProcessorState]:
     """The rows' fields after tokens int32 [S] were chosen, where `active` bool [S]."""
     after = dict(rows)
     for name, processor in processors:
         if name not in given:
             continue
 
-        def evolved(own: Own, of: Any, processor: LogitsProcessor = processor) -> Own:
+        def evolved(
+            processor_state: ProcessorState, of: Any, processor: LogitsProcessor = processor
+        ) -> ProcessorState:
             logits, tokens, state = of
-            return {**own, **processor.after(logits, tokens, own, state)}
+            return {**processor_state, **processor.after(logits, tokens, processor_state, state)}
 
-        own, of = dict(rows[name]), (given[name], tokens, state)
+        processor_state, of = dict(rows[name]), (given[name], tokens, state)
         after[name] = update_rows(
-            own[IS_USED] & active, evolved, own, of, rows_at_once=rows_at_once
+            processor_state[IS_USED] & active,
+            evolved,
+            processor_state,
+            of,
+            rows_at_once=rows_at_once,
         )
     return after

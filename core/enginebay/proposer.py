@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-MOST_VERIFIED_ROWS = 8
+MAX_VERIFIED_ROWS = 8
 """A step verifies the drafts of so many rows at most. While more rows run, none speculates: a step
 of many rows is busy with arithmetic, and drafts would make more of it.
 """

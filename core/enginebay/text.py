@@ -14,7 +14,7 @@ from enginebay.worker.chat import Chat, ChatRenderer, Message
 UNFINISHED = "\ufffd"
 """What decoders give for bytes that are no character (yet)."""
 
-MOST_HELD_TOKENS = 8
+MAX_HELD_TOKENS = 8
 """A character is at most 4 bytes, hence 4 tokens: more held tokens than this are no character to
 come.
 """
@@ -161,7 +161,7 @@ class IncrementalDetokenizer:
                 part = self._text_of(self._held[:cut])
                 if part and not part.endswith(UNFINISHED):
                     return self._give(cut, part)
-        return self._give_up_waiting(text) if len(self._held) > MOST_HELD_TOKENS else ""
+        return self._give_up_waiting(text) if len(self._held) > MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
         """What is held back, bytes without a character as U+FFFD. For the end; another push begins

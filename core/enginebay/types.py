@@ -256,7 +256,7 @@ class FrozenSampling:
     """
 
     @property
-    def tells_all(self) -> bool:
+    def returns_all(self) -> bool:
         """Whether more log-probabilities of new tokens are told than a usual step has."""
         return self.num_logprobs is not None and self.num_logprobs > MAX_LOGPROBS
 

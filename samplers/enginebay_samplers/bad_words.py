@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.errors import RequestError, explain
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, check_number, is_among
@@ -85,11 +85,15 @@ class BadWords(LogitsProcessor):
             before[i, MAX_LENGTH - len(ids) :] = ids[:-1]
         return {"last": last, "before": before}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
         vocab = logits.shape[-1]
         where = state.positions[:, None] - jnp.arange(MAX_LENGTH - 1, 0, -1)
         tail = jnp.take_along_axis(state.token_ids, jnp.maximum(where, 0), axis=-1)
         tail = jnp.where(where >= 0, tail, NONE)[:, None]
-        begun = jnp.all((own["before"] == ANY) | (own["before"] == tail), axis=-1)
-        return ban(logits, is_among(jnp.where(begun, own["last"], vocab), vocab))
+        begun = jnp.all(
+            (processor_state["before"] == ANY) | (processor_state["before"] == tail), axis=-1
+        )
+        return ban(logits, is_among(jnp.where(begun, processor_state["last"], vocab), vocab))

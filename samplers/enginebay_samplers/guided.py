@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.constraint import BITS, num_words
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, from_bits, to_bits
@@ -52,10 +52,12 @@ class Guided(LogitsProcessor):
         check_ids("guided", options.token_ids, vocab)
         return {BITS: to_bits(options.token_ids, vocab)}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """The logits, -inf where the bit is not set.
 
         Where nothing would be left they stay: the loop then tells a token that the grammar does not
         allow.
         """
-        return ban(logits, ~from_bits(own[BITS], logits.shape[-1]))
+        return ban(logits, ~from_bits(processor_state[BITS], logits.shape[-1]))

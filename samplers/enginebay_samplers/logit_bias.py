@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.tokens import check_ids, check_number
 
@@ -54,7 +54,9 @@ class LogitBias(LogitsProcessor):
         ids[: len(bias)], values[: len(bias)] = list(bias), list(bias.values())
         return {"ids": ids, "values": values}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
         row = jnp.arange(logits.shape[0])[:, None]
-        return logits.at[row, own["ids"]].add(own["values"], mode="drop")
+        return logits.at[row, processor_state["ids"]].add(processor_state["values"], mode="drop")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay.types import MAX_STOP_TOKENS
 from enginebay_samplers.tokens import (
@@ -57,9 +57,11 @@ class AllowedTokenIds(LogitsProcessor):
         check_ids("allowed_token_ids", ids, vocab)
         return {"allowed": to_bits(ids, vocab)}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
-        return ban(logits, ~from_bits(own["allowed"], logits.shape[-1]))
+        return ban(logits, ~from_bits(processor_state["allowed"], logits.shape[-1]))
 
 
 class MinTokensOptions(BaseModel):
@@ -99,7 +101,9 @@ class MinTokens(LogitsProcessor):
         ids[: len(stops)] = stops
         return {"min_tokens": options.min_tokens, "ids": ids}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
-        early = state.positions - state.prompt_lengths < own["min_tokens"]
-        return ban(logits, early[:, None] & is_among(own["ids"], logits.shape[-1]))
+        early = state.positions - state.prompt_lengths < processor_state["min_tokens"]
+        return ban(logits, early[:, None] & is_among(processor_state["ids"], logits.shape[-1]))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.distribution import Distribution, distribution, keep
 
@@ -60,22 +60,37 @@ class Mirostat(LogitsProcessor):
         """Any options can be served."""
         return {"tau": options.tau, "eta": options.eta, "mu": 2.0 * options.tau}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
         given = distribution(logits, state)
-        return keep(logits, _kept(given, own), given)
+        return keep(logits, _kept(given, processor_state), given)
 
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
         """mu f32 [S]; a token that was impossible, as the one of a row without any, changes
         nothing.
         """
         given = distribution(logits, state)
-        mass = jnp.where(_kept(given, own), jnp.exp(given.log_p), 0.0).sum(axis=-1)
+        mass = jnp.where(_kept(given, processor_state), jnp.exp(given.log_p), 0.0).sum(axis=-1)
         chosen = jnp.take_along_axis(given.log_p, tokens[:, None], axis=-1)[:, 0]
         surprise = (jnp.log(mass) - chosen) / BIT
         known = given.is_drawn[:, 0] & jnp.isfinite(surprise)
-        return {"mu": jnp.where(known, own["mu"] - own["eta"] * (surprise - own["tau"]), own["mu"])}
+        return {
+            "mu": jnp.where(
+                known,
+                processor_state["mu"]
+                - processor_state["eta"] * (surprise - processor_state["tau"]),
+                processor_state["mu"],
+            )
+        }
 
 
-def _kept(given: Distribution, own: Own) -> jax.Array:
-    return (given.log_p >= -own["mu"][:, None] * BIT) | given.best
+def _kept(given: Distribution, processor_state: ProcessorState) -> jax.Array:
+    return (given.log_p >= -processor_state["mu"][:, None] * BIT) | given.best

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.tokens import is_among
 
@@ -132,6 +132,10 @@ class Penalties(LogitsProcessor):
             "repetition": repetition
         }
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
-        return _penalized(logits, _Strengths(*(own[name] for name in _Strengths._fields)), state)
+        return _penalized(
+            logits, _Strengths(*(processor_state[name] for name in _Strengths._fields)), state
+        )

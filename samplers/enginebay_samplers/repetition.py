@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, num_words, to_bits
@@ -86,9 +86,11 @@ class NoRepeatNgram(LogitsProcessor):
         """Any size can be served."""
         return {"size": options.size}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
-        vocab, before = logits.shape[-1], own["size"] - 1
+        vocab, before = logits.shape[-1], processor_state["size"] - 1
         found = _matches(state, before, jnp.zeros_like(before), state.token_ids)
         repeats = (found >= before[:, None]) & (found >= 0)
         return ban(logits, is_among(jnp.where(repeats, state.token_ids, vocab), vocab))
@@ -166,15 +168,19 @@ class Dry(LogitsProcessor):
             "breakers": to_bits(options.sequence_breakers, vocab),
         }
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
         num_rows, vocab = logits.shape
-        stops = in_bits(own["breakers"], state.token_ids)
-        first = jnp.maximum(state.positions - own["range"], 0)
-        limit = jnp.where(own["multiplier"] > 0.0, MAX_MATCH, 0)
+        stops = in_bits(processor_state["breakers"], state.token_ids)
+        first = jnp.maximum(state.positions - processor_state["range"], 0)
+        limit = jnp.where(processor_state["multiplier"] > 0.0, MAX_MATCH, 0)
         found = _matches(state, limit, first, jnp.where(stops, -1, state.token_ids))
-        more = found - own["allowed_length"][:, None]
-        each = own["multiplier"][:, None] * own["base"][:, None] ** more.astype(jnp.float32)
+        more = found - processor_state["allowed_length"][:, None]
+        each = processor_state["multiplier"][:, None] * processor_state["base"][
+            :, None
+        ] ** more.astype(jnp.float32)
         each = jnp.where((more >= 0) & ~stops, each, 0.0)
         row = jnp.arange(num_rows)[:, None]
         cost = (

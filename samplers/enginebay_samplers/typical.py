@@ -11,7 +11,7 @@ from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.ops.sampling import INF_BITS, least_that_holds
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.distribution import distribution, keep
 
@@ -53,14 +53,16 @@ class Typical(LogitsProcessor):
         """Any mass can be served."""
         return {"typical_p": options.typical_p}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
         given = distribution(logits, state)
         p = jnp.exp(given.log_p)
         possible = p > 0.0
         entropy = -jnp.where(possible, p * given.log_p, 0.0).sum(axis=-1, keepdims=True)
         distance = lax.bitcast_convert_type(jnp.abs(given.log_p + entropy), jnp.int32)
-        mass = own["typical_p"][:, None]
+        mass = processor_state["typical_p"][:, None]
         wanted = jnp.where(given.is_drawn, jnp.maximum(mass, jnp.finfo(jnp.float32).tiny), 0.0)
 
         def has_mass(limit: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState, position_keys
 from enginebay_samplers.distribution import distribution, keep
 
@@ -61,15 +61,17 @@ class Xtc(LogitsProcessor):
         """Any options can be served."""
         return {"threshold": options.threshold, "probability": options.probability}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         """f32 [S, vocab]."""
         given = distribution(logits, state)
-        top = jnp.exp(given.log_p) >= own["threshold"][:, None]
+        top = jnp.exp(given.log_p) >= processor_state["threshold"][:, None]
         top = top & jnp.isfinite(logits)
         least = jnp.where(top, logits, jnp.inf).min(axis=-1, keepdims=True)
         # A key's words are random bits themselves: the last step of deriving it was a draw of them.
         bits = jax.random.key_data(position_keys(state, XTC_STREAM))[:, :1]
-        happens = (bits >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24 < own["probability"][
-            :, None
-        ]
+        happens = (bits >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24 < processor_state[
+            "probability"
+        ][:, None]
         return keep(logits, ~happens | ~top | (logits == least), given)

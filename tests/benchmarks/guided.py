@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.grammars import choose_grammars
-from enginebay.build.guarded import GuardedLibrary
+from enginebay.compose.grammars import choose_grammars
+from enginebay.compose.guarded import GuardedLibrary
 from enginebay.constraint import Structure, Vocabulary
 from enginebay_samplers.guided_grammar import Llguidance
 

@@ -38,8 +38,8 @@ from enginebay.loop.messages import Ticket
 from enginebay.runner.logprobs import Logprobs
 from enginebay.runner.runner import Runner, StepKey
 from enginebay.runner.step import Sampled, StepState
-from enginebay.testing.driver import request_of
 from enginebay.types import SamplingParams
+from enginebay_testing.driver import request_of
 
 PROMPT_TOKENS = 16
 TOKEN = 7

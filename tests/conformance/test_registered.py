@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from enginebay.registry import Entry, load_registry
-from enginebay.testing.attention_cases import REPRESENTATIVE
-from enginebay.testing.suites import EVERYTHING, label, part_checks, select
+from enginebay_testing.attention_cases import REPRESENTATIVE
+from enginebay_testing.suites import EVERYTHING, label, part_checks, select
 
 SHARES_STATE = ("engine", "model", "sampler")
 """Kinds whose checks share weights and compiled programs: all of a part in one process."""

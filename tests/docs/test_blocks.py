@@ -52,8 +52,8 @@ def test_code_block_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("enginebay.bench.roofline.STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr("enginebay.bench.roofline.MATRIX", 32)
+    monkeypatch.setattr("enginebay_bench.roofline.STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 32)
     request.getfixturevalue("faked" if block in FAKED else "pooled")
     if language == "python":
         exec(compile(on_brief(code), "block", "exec"), {"__name__": "__main__"})

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from enginebay.registry import load_registry
-from enginebay.testing.matrix import support_matrix
-from enginebay.testing.suites import label
+from enginebay_testing.matrix import support_matrix
+from enginebay_testing.suites import label
 from tools.support_page import page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

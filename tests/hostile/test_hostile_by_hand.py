@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.compose import make_plan
+from enginebay.compose.composition import make_plan
 from enginebay.config import make_config, read_toml
 from enginebay.errors import CheckpointError, ConfigError, InputError
 from enginebay_models.checkpoint import find_tensors

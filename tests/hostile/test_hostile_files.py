@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from enginebay.build.compose import find_family
+from enginebay.compose.composition import find_family
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.registry import Registry, load_registry
 from enginebay_models.safetensors_file import read_file

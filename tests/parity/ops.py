@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from enginebay.build.binding import OpsBinder
-from enginebay.build.kernels import ChosenKernels
 from enginebay.cache import HndLayout, KVLayout
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.kernels import ChosenKernels
 from enginebay.config import PHASES
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import Ops

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
-from enginebay.build.compose import make_plan
-from enginebay.testing.reference import ReferenceModel
-from enginebay.testing.ties import TOLERANCE, assert_same_tokens
+from enginebay.compose.composition import make_plan
+from enginebay_testing.reference import ReferenceModel
+from enginebay_testing.ties import TOLERANCE, assert_same_tokens
 from tests.parity import tiny
 
 GREEDY = SamplingParams(max_tokens=tiny.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from enginebay.testing.model_harness import (
+from enginebay_models.source import CheckpointSource
+from enginebay_testing.model_harness import (
     ModelHarness,
     greedy_mismatch,
     place_over,
     teacher_forced,
 )
-from enginebay_models.source import CheckpointSource
 from tests.parity import tiny
 from tests.parity.ops import plain_ops
 

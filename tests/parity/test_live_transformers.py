@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.testing.model_harness import greedy_mismatch, teacher_forced
+from enginebay_testing.model_harness import greedy_mismatch, teacher_forced
 from tests.parity import reference, tiny
 from tests.parity.test_goldens import TOLERANCE, loaded
 

@@ -11,8 +11,8 @@ import pytest
 
 from enginebay import LLM
 from enginebay.engine import RowState
-from enginebay.testing.driver import Driver
 from enginebay.types import FrozenSampling, Request
+from enginebay_testing.driver import Driver
 from tests.parity import tiny
 
 VARIANT = "qwen3-tied"  # two KV heads: over four devices each is held twice

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from enginebay.model import ModelFamily
-from enginebay.testing.model_harness import random_tensor
+from enginebay_testing.model_harness import random_tensor
 
 SEED = 20
 VOCAB_SIZE = 128

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.testing.model_harness import random_tensor
+from enginebay_testing.model_harness import random_tensor
 from tests.parity.config_zoo import FAMILIES, POINTS, Derived, Generated, build, turns_a_part
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.testing.report import CheckRecord
+from enginebay_testing.report import CheckRecord
 from tests.plugins.install import command, put, pytest_within, run, visible
 
 pytestmark = pytest.mark.xdist_group("check")
@@ -129,7 +129,7 @@ def test_table_shows_the_error_against_its_bound(
             tell(record)
         return records
 
-    monkeypatch.setattr("enginebay.cli.check.check", found)
+    monkeypatch.setattr("enginebay_testing.cli.check", found)
     with visible(site):
         done = command("check", "kernel:rms_norm:wrong")
     assert done.returncode == 1
@@ -212,7 +212,7 @@ def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
 
 
 def test_levels_of_the_pytest_plugin_are_those_of_the_command(site: Path) -> None:
-    options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
+    options = ("-p", "enginebay_testing", "-p", "no:cacheprovider", "-q", "-rA")
     part = ("--enginebay-check", "toy_norm", "--enginebay-level")
     few = (
         "-k",

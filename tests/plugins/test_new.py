@@ -144,7 +144,7 @@ def what_pytest_says(site: Path, plugins: dict[str, Path], kinds: Iterable[str],
     """
     parts = [word for kind in kinds for word in ("--enginebay-check", f"{KINDS[kind]}my_{kind}")]
     tests = [str(plugins[kind]) for kind in kinds]
-    options = ("-q", "-rA", "-p", "enginebay.testing", "-p", "no:cacheprovider", "-W", "error")
+    options = ("-q", "-rA", "-p", "enginebay_testing", "-p", "no:cacheprovider", "-W", "error")
     rootdir = ("--rootdir", str(site), "-c", "/dev/null")
     done = python(site, "-m", "pytest", *options, *rootdir, *parts, *more, *tests)
     assert done.returncode == 0, done.stdout + done.stderr

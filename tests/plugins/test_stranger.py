@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.testing import plugin
+from enginebay_testing import pytest_plugin as plugin
 from tests.brief import TINY
 from tests.plugins.install import EXAMPLES, command, install, listed, python, read, visible
 
@@ -106,7 +106,7 @@ def conformance(site: Path, *more: str) -> str:
     would.
     """
     chosen = [word for part in PARTS for word in ("--enginebay-check", part)]
-    options = ("-p", "enginebay.testing", "-p", "no:cacheprovider", "-q", "-rA")
+    options = ("-p", "enginebay_testing", "-p", "no:cacheprovider", "-q", "-rA")
     done = python(site, "-m", "pytest", *options, *chosen, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.build.compose import Composed, Plan, Progress, build
+from enginebay.compose.composition import Composed, Plan, Progress, build
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.build.compose import Composed, build, make_plan
+from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, StepPlan
 from enginebay.loop.loop import EngineLoop

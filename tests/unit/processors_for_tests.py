@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from enginebay.errors import RequestError
 from enginebay.hooks import Declaration
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.sampler import SamplingState
 
@@ -37,9 +37,11 @@ class Only(LogitsProcessor):
             raise RequestError(f"only: token id {options.token_id}")
         return {"token_id": options.token_id}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         ids = jnp.arange(logits.shape[1])
-        return jnp.where(ids == own["token_id"][:, None], logits, -jnp.inf)
+        return jnp.where(ids == processor_state["token_id"][:, None], logits, -jnp.inf)
 
 
 class CountingOptions(BaseModel):
@@ -61,12 +63,20 @@ class Counting(LogitsProcessor):
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         return {"next": options.first, "seen": [0, 0]}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         ids = jnp.arange(logits.shape[1])
-        return jnp.where(ids == own["next"][:, None], 0.0, -jnp.inf)
+        return jnp.where(ids == processor_state["next"][:, None], 0.0, -jnp.inf)
 
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
-        return {"next": tokens + 1, "seen": own["seen"].at[:, 0].add(1)}
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
+        return {"next": tokens + 1, "seen": processor_state["seen"].at[:, 0].add(1)}
 
 
 def registry() -> Registry:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import EnginebayError, InternalError, StoppedError
 from enginebay.loop.loop import EngineLoop

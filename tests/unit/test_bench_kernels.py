@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.bench.kernels import OPS, Bench, Figure, Limits, judged, measure_shape
-from enginebay.bench.problem import Setting
-from enginebay.bench.roofline import Roofline, measure_roofline
-from enginebay.bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
-from enginebay.bench.tune import merge, tune_shape, write_table
-from enginebay.build.candidates import candidates
 from enginebay.cache import BUILTIN_LAYOUTS
+from enginebay.compose.candidates import candidates
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunedTable
 from enginebay.registry import load_registry
+from enginebay_bench.kernels import OPS, Bench, Figure, Limits, judged, measure_shape
+from enginebay_bench.problem import Setting
+from enginebay_bench.roofline import Roofline, measure_roofline
+from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
+from enginebay_bench.tune import merge, tune_shape, write_table
 
 ENV = Env("cpu", "", "a processor")
 TINY = LayerShape("tiny", 32, 4, 2, 16, 64, 96, window=20, softcap=5.0)
@@ -266,8 +266,8 @@ def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
 def test_the_program_measures_and_tunes_and_engines_find_it(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginebay.bench.roofline.STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr("enginebay.bench.roofline.MATRIX", 32)
+    monkeypatch.setattr("enginebay_bench.roofline.STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 32)
     common = ("--rounds", "1", "--shapes", "smollm2-135m/prefill/b1/c32", "--impl", "xla", "--json")
     code, out, err = run("bench", "kernels", *common)
     assert (code, err) == (0, "")
@@ -288,8 +288,8 @@ def test_the_program_measures_and_tunes_and_engines_find_it(
 def test_the_buckets_of_an_engine_are_tuned(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginebay.bench.roofline.STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr("enginebay.bench.roofline.MATRIX", 32)
+    monkeypatch.setattr("enginebay_bench.roofline.STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 32)
     config = tmp_path / "small.toml"
     sizes = "max_model_len = 16\nmax_num_seqs = 1\nmax_num_batched_tokens = 16"
     config.write_text(f'{sizes}\nlayout = "hnd"\ncompile_cache = "off"\nkernels.attention = "xla"')

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from enginebay.bench.kernels import Figure
-from enginebay.bench.problem import Parity
-from enginebay.bench.timing import Timing
-from enginebay.bench.tune import Tuned
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
 from enginebay.registry import Registry, load_registry
-from enginebay.testing.cases import part_cases
-from enginebay.testing.models import tiny_config
-from enginebay.testing.report import CheckRecord, Filter, has_text
-from enginebay.testing.suites import Choices, part_checks, platform_of
-from enginebay.testing.workers import CaseName
+from enginebay_bench.kernels import Figure
+from enginebay_bench.problem import Parity
+from enginebay_bench.timing import Timing
+from enginebay_bench.tune import Tuned
 from enginebay_models.llama import family
+from enginebay_testing.cases import part_cases
+from enginebay_testing.models import tiny_config
+from enginebay_testing.report import CheckRecord, Filter, has_text
+from enginebay_testing.suites import Choices, part_checks, platform_of
+from enginebay_testing.workers import CaseName
 from enginebay_xla.platforms import CpuPlatform
 from tests.unit.test_compose import with_parts
 
@@ -157,7 +157,7 @@ def checking(monkeypatch: pytest.MonkeyPatch, *records: CheckRecord) -> dict[str
             asked.setdefault("between", []).append(record.case)
         return list(records)
 
-    monkeypatch.setattr("enginebay.cli.check.check", check)
+    monkeypatch.setattr("enginebay_testing.cli.check", check)
     return asked
 
 
@@ -205,7 +205,7 @@ def test_results_are_printed_when_each_case_has_ended(
         seen.append(capsys.readouterr().out)
         return [RECORD]
 
-    monkeypatch.setattr("enginebay.cli.check.check", check)
+    monkeypatch.setattr("enginebay_testing.cli.check", check)
     assert run("check", "kernel:rms_norm:xla")[0] == 0
     assert seen[0].splitlines()[0].split() == [
         "verdict",
@@ -253,8 +253,8 @@ def figure(share: float) -> Figure:
 
 @pytest.fixture
 def quick_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginebay.bench.roofline.STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr("enginebay.bench.roofline.MATRIX", 32)
+    monkeypatch.setattr("enginebay_bench.roofline.STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 32)
 
 
 BENCH = ("bench", "kernels", "--op", "rms_norm", "--rounds", "1")
@@ -271,7 +271,7 @@ def test_a_wrong_result_makes_the_exit_code_of_a_benchmark_1(
         printed.append(shape.name)
         return [dataclasses.replace(figure(share), shape=shape.name)]
 
-    monkeypatch.setattr("enginebay.bench.kernels.measure_shape", measure)
+    monkeypatch.setattr("enginebay_bench.kernels.measure_shape", measure)
     code, out, _ = run(
         *BENCH, "--shapes", "smollm2-135m", "--case", "prefill", "--case", "decode/*32"
     )
@@ -289,7 +289,7 @@ def test_a_wrong_configuration_makes_the_exit_code_of_tuning_1(
     found = [
         Tuned("rms_norm", "xla", "1", "prefill", "float32", reason="it has nothing to choose here")
     ]
-    monkeypatch.setattr("enginebay.bench.tune.tune_op", lambda *_: found)
+    monkeypatch.setattr("enginebay_bench.tune.tune_op", lambda *_: found)
     command = ("tune", "--op", "rms_norm", "--shapes", "smollm2-135m/prefill")
     assert run(*command)[0] == 0
     found[0] = dataclasses.replace(
@@ -348,7 +348,7 @@ def test_a_named_kernel_of_another_platform_is_interpreted_for_a_benchmark(
         seen.extend(candidates)
         return []
 
-    monkeypatch.setattr("enginebay.bench.kernels.measure_shape", measure)
+    monkeypatch.setattr("enginebay_bench.kernels.measure_shape", measure)
     assert run(*BENCH, "--impl", "sized", *flags)[0] == 0
     assert {(one.name, one.unavailable) for one in seen} == {("sized", reason)}
     assert run(*BENCH, "--impl", "sized", "--interpret", "--target", "cpu")[0] == 0
@@ -362,7 +362,7 @@ def test_a_model_family_is_checked_with_the_configuration_of_a_file(
     file.write_text(json.dumps(config), encoding="utf-8")
     seen: list[Any] = []
     monkeypatch.setattr(
-        "enginebay.testing.models.model_checks", lambda *_, config, **__: seen.append(config) or []
+        "enginebay_testing.models.model_checks", lambda *_, config, **__: seen.append(config) or []
     )
     entry = load_registry().find("model", "llama")
     part_checks(load_registry(), entry, Choices(config=str(file)))

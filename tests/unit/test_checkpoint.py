@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.model import Model, TokenInfo, WeightSpec
-from enginebay.testing.model_harness import place_over, random_tensor
 from enginebay_models.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -28,6 +27,7 @@ from enginebay_models.llama import family
 from enginebay_models.load import has_non_finite, load_weights
 from enginebay_models.safetensors_file import read_file
 from enginebay_models.source import CheckpointSource
+from enginebay_testing.model_harness import place_over, random_tensor
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

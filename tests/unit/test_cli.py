@@ -17,7 +17,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams, __version__
 from enginebay.cli.generate import add_sampling_arguments, sampling_from
-from enginebay.cli.main import COMMANDS, main
+from enginebay.cli.main import main, summaries
 from enginebay.hooks import Declaration
 from enginebay.registry import Entry, Registry
 from enginebay.types import StreamChunk
@@ -362,13 +362,13 @@ def test_help_names_the_commands_of_plugins(
 
 
 def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in [["--help"], ["--version"]] + [[command, "--help"] for command in COMMANDS]:
+    for arguments in [["--help"], ["--version"]] + [[command, "--help"] for command in summaries()]:
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 0
     out = capsys.readouterr().out
     assert f"enginebay {__version__}" in out
-    assert all(command in out for command in COMMANDS)
+    assert all(command in out for command in summaries())
 
 
 # SIGINT may be ignored in what a shell starts in the background: the first line makes it as on a

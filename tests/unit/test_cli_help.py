@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from typing import Any
 
 import pytest
 
-from enginebay.cli.main import COMMANDS, main
+from enginebay.cli.main import load_command, main, summaries
 from enginebay.cli.options import add_engine_arguments, config_from, with_default
 from enginebay.cli.parsing import HelpWithDefaults, Parser
 from enginebay.config import EngineConfig
@@ -18,11 +17,11 @@ IS_HELP = (argparse._HelpAction, argparse._VersionAction)
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"enginebay {command}")
-    importlib.import_module(COMMANDS[command][0]).add_arguments(command, parser)
+    load_command(command).add_arguments(command, parser)
     return parser
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", summaries())
 def test_every_flag_has_a_help_text_with_its_default(command: str) -> None:
     parser = parser_of(command)
     formatter = HelpWithDefaults(parser.prog)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.testing.reference import ReferenceModel
+from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY
 from tests.unit.serving import SIZES
 

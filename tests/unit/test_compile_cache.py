@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from enginebay.build import jaxconfig
-from enginebay.build.jaxconfig import configure_compile_cache, default_cache_folder
+from enginebay.compose import jaxconfig
+from enginebay.compose.jaxconfig import configure_compile_cache, default_cache_folder
 from enginebay.errors import ConfigError
 
 SETTINGS = (
@@ -124,7 +124,7 @@ def test_a_user_without_a_home_goes_without(
 LATE = """
 import sys, jax
 jax.jit(lambda x: x + 1)(1)
-from enginebay.build.jaxconfig import configure_compile_cache
+from enginebay.compose.jaxconfig import configure_compile_cache
 configure_compile_cache(sys.argv[1])
 jax.jit(lambda x: x * 3)(1)
 """

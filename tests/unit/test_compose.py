@@ -8,7 +8,7 @@ import dataclasses
 
 import pytest
 
-from enginebay.build.compose import make_plan
+from enginebay.compose.composition import make_plan
 from enginebay.config import Reason, make_config
 from enginebay.errors import PluginError, UnsupportedError
 from enginebay.hooks import Declaration

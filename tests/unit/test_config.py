@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.build.resolve import Facts, NamedFact, pick, resolve
 from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.compose.resolve import Facts, NamedFact, pick, resolve
 from enginebay.config import Choice, EngineConfig, KernelChoice, make_config, read_toml
 from enginebay.errors import ConfigError, InputError
 
@@ -270,7 +270,7 @@ def test_small_models_get_more_drafts_unless_their_number_is_chosen(
     config, reasons = resolve(
         EngineConfig(proposer=Choice(name="ngram"), draft_tokens=chosen), facts
     )
-    assert (config.draft_tokens, config.most_drafts) == (drafts, drafts)
+    assert (config.draft_tokens, config.max_drafts) == (drafts, drafts)
     why = next(reason.why for reason in reasons if reason.setting == "draft_tokens")
     assert ("by name" in why) == (chosen is not None)
     assert all(reason.setting != "draft_tokens" for reason in resolve(EngineConfig(), facts)[1])

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from enginebay.ops.axes import ATTENTION, AXES, OpAxes, Row
-from enginebay.testing.covering import PAIRS, TRIPLES, covering_rows
+from enginebay_testing.covering import PAIRS, TRIPLES, covering_rows
 
 SMALL = OpAxes(
     "small",

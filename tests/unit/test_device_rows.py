@@ -17,9 +17,9 @@ from enginebay.ops.spec import Bucket
 from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import prefill_inputs
 from enginebay.runner.device import COLUMNS, DeviceRows, write_history
-from enginebay.testing.driver import Driver, request_of
-from enginebay.testing.subject import penalised
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
+from enginebay_testing.driver import Driver, request_of
+from enginebay_testing.subject import penalised
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.ledger import SlotLedger
 from tests.brief import LEAST

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.bench.evaluate import Passages, Sizes, compare, evaluate, split
-from enginebay.bench.scoring import Scored, scoring
-from enginebay.cli.eval import print_tables, reference_config
 from enginebay.config import make_config
 from enginebay.errors import InputError, RequestError
-from enginebay.testing.driver import request_of
-from enginebay.testing.reference import ReferenceModel
+from enginebay_bench.cli.eval import print_tables, reference_config
+from enginebay_bench.evaluate import Passages, Sizes, compare, evaluate, split
+from enginebay_bench.scoring import Scored, scoring
+from enginebay_testing.driver import request_of
+from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES, assert_idle
 

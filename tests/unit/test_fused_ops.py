@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.build.binding import OpsBinder
-from enginebay.build.compose import make_plan
-from enginebay.build.fused import COMPOSED, Part, choose_fused
-from enginebay.build.kernels import ChosenKernels
 from enginebay.cache import HndLayout
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.composition import make_plan
+from enginebay.compose.fused import COMPOSED, Part, choose_fused
+from enginebay.compose.kernels import ChosenKernels
 from enginebay.config import AUTO, PHASES, make_config
 from enginebay.errors import UnsupportedError
 from enginebay.hooks import Declaration
@@ -25,7 +25,7 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.spec import AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay.runner.sharding import make_placement
-from enginebay.testing import fused, kernels
+from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.linear import embedding, linear

@@ -16,7 +16,7 @@ import pytest
 
 from enginebay.constraint import Constraint, Grammar, Structure, Vocabulary, num_words, with_tokens
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay.llm.guide import MOST_GRAMMARS, Guides, structure_of
+from enginebay.llm.guide import MAX_GRAMMARS, Guides, structure_of
 from enginebay.processor import Sizes
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
@@ -215,15 +215,15 @@ def test_compiled_grammars_are_kept_and_their_number_is_bounded(tokenizer: Token
             return library.compile(structure)
 
     guides = Guides(Counting)
-    asked = [SamplingParams(choice=[str(i)]) for i in range(MOST_GRAMMARS + 1)]
+    asked = [SamplingParams(choice=[str(i)]) for i in range(MAX_GRAMMARS + 1)]
     assert guides.grammar(asked[0]) is guides.grammar(asked[0])
     for params in asked:
         guides.grammar(params)
-    assert len(compiled) == MOST_GRAMMARS + 1
+    assert len(compiled) == MAX_GRAMMARS + 1
     guides.grammar(asked[-1])
-    assert len(compiled) == MOST_GRAMMARS + 1
+    assert len(compiled) == MAX_GRAMMARS + 1
     guides.grammar(asked[0])  # the oldest was forgotten
-    assert len(compiled) == MOST_GRAMMARS + 2
+    assert len(compiled) == MAX_GRAMMARS + 2
 
 
 def test_a_schema_as_text_is_the_schema_as_a_dict_in_the_same_order() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.grammars import ChosenGrammars, choose_grammars
-from enginebay.build.guarded import GuardedLibrary, with_stack
+from enginebay.compose.grammars import ChosenGrammars, choose_grammars
+from enginebay.compose.guarded import GuardedLibrary, with_stack
 from enginebay.config import make_config
 from enginebay.constraint import Constraint, GrammarLibrary, Structure, Vocabulary
 from enginebay.errors import ConfigError, RequestError, UnsupportedError

@@ -9,11 +9,11 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
-from enginebay.testing.ledgers import ledger_checks
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.store import PageStore
+from enginebay_testing.ledgers import ledger_checks
 from enginebay_vinference.ledger import SlotLedger
 
 NUM_ROWS, MAX_TOKENS = 4, 64

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.bench.evaluate import log_softmax
-from enginebay.bench.scoring import Scored
 from enginebay.errors import RequestError, UnsupportedError
-from enginebay.testing.reference import ReferenceModel
+from enginebay_bench.evaluate import log_softmax
+from enginebay_bench.scoring import Scored
+from enginebay_testing.reference import ReferenceModel
 
 pytestmark = pytest.mark.xdist_group("llm")
-MODULE = "enginebay.bench.lm_eval"
+MODULE = "enginebay_bench.lm_eval"
 
 
 class LM:

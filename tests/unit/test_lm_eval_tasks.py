@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.bench.evaluate import log_softmax
-from enginebay.testing.reference import ReferenceModel
+from enginebay_bench.evaluate import log_softmax
+from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
@@ -57,7 +57,7 @@ def results_of(llm: LLM, folder: Path, name: str) -> dict[str, Any]:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    from enginebay.bench.lm_eval import EnginebayLM
+    from enginebay_bench.lm_eval import EnginebayLM
 
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     found = lm_eval.simple_evaluate(model=EnginebayLM(llm), tasks=[name], task_manager=manager)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.compose import make_plan
-from enginebay.build.grammars import choose_grammars
 from enginebay.cli import generate
+from enginebay.compose.composition import make_plan
+from enginebay.compose.grammars import choose_grammars
 from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
@@ -24,9 +24,9 @@ from enginebay.llm.prepare import Abilities
 from enginebay.registry import Registry, load_registry
 from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.runner import LaunchedStep
-from enginebay.testing.engine_logprobs import asking, check_logprobs, log_softmax
-from enginebay.testing.reference import ReferenceModel
 from enginebay.types import MAX_LOGPROBS, CompletionOutput
+from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
+from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY
 from tests.fakes import install
 from tests.unit.changing import Changing
@@ -221,9 +221,9 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(
     read, sent = [], []
     begin = LaunchedStep.__init__
 
-    def counted(self: LaunchedStep, *args: Any, tells_logprobs: bool) -> None:
-        sent.append(tells_logprobs)
-        begin(self, *args, tells_logprobs=tells_logprobs)
+    def counted(self: LaunchedStep, *args: Any, returns_logprobs: bool) -> None:
+        sent.append(returns_logprobs)
+        begin(self, *args, returns_logprobs=returns_logprobs)
 
     fetch = LaunchedStep.read_logprobs
     monkeypatch.setattr(LaunchedStep, "__init__", counted)
@@ -274,7 +274,7 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
         False, True, plan.processors, grammars, True, True, plan.sampling_defaults
     )
     install(monkeypatch)
-    monkeypatch.setattr("enginebay.build.compose.load_registry", lambda: Registry(entries))
+    monkeypatch.setattr("enginebay.compose.composition.load_registry", lambda: Registry(entries))
     with LLM(TINY, engine="oengine", **SMALL) as llm:
         for params in (with_(GREEDY, logprobs=0), [GREEDY, with_(GREEDY, logprobs=4)]):
             with pytest.raises(RequestError, match=r"logprobs = \d with an engine that tells no"):

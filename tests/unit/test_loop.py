@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, StoppedError
 from enginebay.loop.loop import EngineLoop

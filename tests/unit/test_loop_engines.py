@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.errors import InternalError, StoppedError
 from enginebay.loop.messages import Ticket
 from tests.pool import EnginePool

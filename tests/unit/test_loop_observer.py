@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.observer import Ending, Execution, Observer, Update, Watch
+from enginebay.loop.observer import Ending, Execution, Observer, Observers, Update
 from tests.pool import EnginePool
 from tests.unit.loops import (
     MAX_NUM_SEQS,
@@ -157,7 +157,7 @@ def test_a_removed_observer_hears_nothing_and_nobody_is_no_cost(
     assert min(heard) > 0
     assert not loop.watch.is_on
     for name in ("decided", "carried_out", "launched", "read", "ended", "preempted"):
-        monkeypatch.setattr(Watch, name, None)  # calling it would fail the step
+        monkeypatch.setattr(Observers, name, None)  # calling it would fail the step
     assert len(tokens(loop.submit([request("unheard", max_tokens=3)])[0])) == 3
     assert heard == (len(notes.updates), len(notes.executions), len(notes.endings))
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from enginebay.registry import load_registry
-from enginebay.testing.mixed_draws import NUM_DRAWS, Mix, check_mixed_draws
-from enginebay.testing.sampler_runs import History, logits_of
-from enginebay.testing.sampling_oracle import Params, penalised, probabilities
 from enginebay_samplers import standard
+from enginebay_testing.mixed_draws import NUM_DRAWS, Mix, check_mixed_draws
+from enginebay_testing.sampler_runs import History, logits_of
+from enginebay_testing.sampling_oracle import Params, penalised, probabilities
 from enginebay_xla import sample as draw
 
 REGISTRY = load_registry()

@@ -16,10 +16,10 @@ from enginebay.cache import CacheArrays
 from enginebay.model import Model, ModelCache, ModelFamily, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch
-from enginebay.testing.models import Check, model_checks, tiny_config
 from enginebay_models.blocks import Batches
 from enginebay_models.decoder import NnxModel
 from enginebay_models.llama import family as llama
+from enginebay_testing.models import Check, model_checks, tiny_config
 from tests.parity.ops import plain_ops
 
 # One layer, where one is enough: tests/conformance runs two of each family.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginebay.build.compose import make_plan
+from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.model import count_weights

@@ -18,9 +18,9 @@ import pytest
 from enginebay.cache import HndLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay.testing import kernels, oracle
-from enginebay.testing.attention_cases import AttentionProblem, make_problem
-from enginebay.testing.kernels import AttentionCase
+from enginebay_testing import kernels, oracle
+from enginebay_testing.attention_cases import AttentionProblem, make_problem
+from enginebay_testing.kernels import AttentionCase
 
 pytestmark = pytest.mark.xdist_group("native")
 
@@ -66,7 +66,7 @@ left over.
 def test_a_rows_product_is_the_same_bits_alone_and_among_others(
     module: Any, num_in: int, num_out: int, dtype: str
 ) -> None:
-    x, weight = arrays(module.MOST_ROWS[dtype], num_in, num_out, dtype)
+    x, weight = arrays(module.MAX_ROWS[dtype], num_in, num_out, dtype)
     product = jax.jit(functools.partial(module.linear, out_dtype="float32"))
     assert is_native(product, x, weight)
     alone = np.concatenate([np.asarray(product(row, weight)) for row in np.split(x, x.shape[0])])
@@ -101,10 +101,10 @@ def test_a_long_products_bits_do_not_depend_on_how_it_is_shared_out(
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
 def test_many_rows_are_left_to_xla(module: Any, dtype: str) -> None:
-    x, weight = arrays(module.MOST_ROWS[dtype] + 1, 40, 24, dtype)
+    x, weight = arrays(module.MAX_ROWS[dtype] + 1, 40, 24, dtype)
     assert not is_native(module.linear, x, weight)
     assert is_native(module.linear, x[:-1], weight)
-    for rows in (module.MOST_ROWS[dtype], module.MOST_ROWS[dtype] + 1):
+    for rows in (module.MAX_ROWS[dtype], module.MAX_ROWS[dtype] + 1):
         kernels.check_linear(module.linear, dtype, rows=rows, bias=True)
 
 

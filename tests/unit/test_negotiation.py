@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from enginebay.build.compose import find_family, make_engine, make_plan
-from enginebay.build.fused import Part, choose_fused
-from enginebay.build.kernels import choose_kernels
-from enginebay.build.platforms import find_platform
 from enginebay.cache import KVLayout
+from enginebay.compose.composition import find_family, make_engine, make_plan
+from enginebay.compose.fused import Part, choose_fused
+from enginebay.compose.kernels import choose_kernels
+from enginebay.compose.platforms import find_platform
 from enginebay.config import EngineConfig, Reason, make_config
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError
@@ -118,10 +118,10 @@ def test_limits_of_rows_and_contexts_are_held_against_the_engines(
 def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout() -> None:
     plan = make_plan(make_config(SMALL, paged(64)))
     info, (group,) = plan.model.info, plan.model.info.groups
-    wide = dataclasses.replace(group, name="wide", head_dim=128, v_head_dim=128)
+    wide = dataclasses.replace(group, name="full_vocab", head_dim=128, v_head_dim=128)
     spec = dataclasses.replace(info.attention[group.name], head_dim=128)
     two = dataclasses.replace(
-        info, groups=(group, wide), attention={**info.attention, "wide": spec}
+        info, groups=(group, wide), attention={**info.attention, "full_vocab": spec}
     )
     seen = []
 
@@ -129,7 +129,7 @@ def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout()
         problems: list[AttentionProblem] = []
         for bucket, layouts in plan.kernels.steps(decode):
             other = dataclasses.replace(layouts[group.name], head_dim=128)
-            problems.append((bucket, {**layouts, "wide": other}))
+            problems.append((bucket, {**layouts, "full_vocab": other}))
         seen.append(layout)
         return problems
 
@@ -230,7 +230,7 @@ class EqualPlatform(CpuPlatform):
 
 
 def test_a_strangers_platform_and_family_of_equal_priority_are_not_taken() -> None:
-    from enginebay.testing.suites import best_platform
+    from enginebay_testing.suites import best_platform
 
     platform = Declaration("platform", "aaa", f"{__name__}:EqualPlatform")
     family = Declaration(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
@@ -117,7 +117,9 @@ def test_what_is_shared_is_counted_once_in_the_cache(start: Loops) -> None:
         most = max(most, len(plan.rows) if plan.is_decode else 0)
 
     with seeing(loop.engine, launch=look):
-        assert [len(one) for one in all_tokens(loop.submit(family("wide", 101, 12)))] == [12] * 4
+        assert [len(one) for one in all_tokens(loop.submit(family("full_vocab", 101, 12)))] == [
+            12
+        ] * 4
     assert most == 4, f"{most} completions ran together"
 
 

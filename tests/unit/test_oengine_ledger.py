@@ -12,12 +12,12 @@ import pytest
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
 from enginebay.rows import PageTable
-from enginebay.testing.ledger_machine import LedgerWorld
 from enginebay_oengine.held import HeldPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex, Salt
 from enginebay_oengine.store import PageStore
+from enginebay_testing.ledger_machine import LedgerWorld
 
 PAGE, ROWS, MOST = 8, 4, 64
 

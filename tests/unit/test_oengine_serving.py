@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginebay.build.compose import Composed
+from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError, RequestError
 from enginebay.loop.loop import MAX_IN_FLIGHT, EngineLoop

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.fused import COMPOSED
+from enginebay.compose.fused import COMPOSED
 from enginebay.errors import (
     IncorrectError,
     InputError,

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from enginebay.processor import LogitsProcessor, Own, RowFacts, RowField, Sizes
+from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
-from enginebay.testing.processors import processor_checks
+from enginebay_testing.processors import processor_checks
 
 
 class Options(BaseModel):
@@ -33,12 +33,16 @@ class Right(LogitsProcessor):
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         return {"first": options.first, "cost": options.cost}
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        return jnp.where(first(logits, own), logits - own["cost"][:, None], logits)
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
+        return jnp.where(
+            first(logits, processor_state), logits - processor_state["cost"][:, None], logits
+        )
 
 
-def first(logits: jax.Array, own: Own) -> jax.Array:
-    return jnp.arange(logits.shape[1]) < own["first"][:, None]
+def first(logits: jax.Array, processor_state: ProcessorState) -> jax.Array:
+    return jnp.arange(logits.shape[1]) < processor_state["first"][:, None]
 
 
 class Counting(Right):
@@ -46,8 +50,17 @@ class Counting(Right):
 
     evolves = True
 
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
-        return {"cost": own["cost"] + jnp.where(tokens < own["first"], 0.25, 0.0)}
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
+        return {
+            "cost": processor_state["cost"]
+            + jnp.where(tokens < processor_state["first"], 0.25, 0.0)
+        }
 
 
 class ShapeByPrompt(Right):
@@ -66,39 +79,59 @@ class TakesTheCoresName(Right):
 
 
 class OtherDtype(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         return logits.astype(jnp.bfloat16)
 
 
 class Nothing(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         return logits
 
 
 class MeanOfTheBatch(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        return logits - own["cost"].sum() * jnp.where(first(logits, own), 1.0, 0.0)
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
+        return logits - processor_state["cost"].sum() * jnp.where(
+            first(logits, processor_state), 1.0, 0.0
+        )
 
 
 class CostOfTheFirstRow(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         return jnp.where(
-            first(logits, own), logits - own["cost"][0] * (state.positions % 3)[0], logits
+            first(logits, processor_state),
+            logits - processor_state["cost"][0] * (state.positions % 3)[0],
+            logits,
         )
 
 
 class Infinite(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        return jnp.where(first(logits, own), logits - logits.max(axis=-1, keepdims=True), logits)
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
+        return jnp.where(
+            first(logits, processor_state), logits - logits.max(axis=-1, keepdims=True), logits
+        )
 
 
 class BansAll(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
-        return jnp.where(first(logits, own), -jnp.inf, logits)
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
+        return jnp.where(first(logits, processor_state), -jnp.inf, logits)
 
 
 class BringsBack(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         return jnp.maximum(logits, -1e4)
 
 
@@ -107,7 +140,9 @@ class DeclaresArgmax(Right):
 
 
 class ReadsInSecret(Right):
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         row = jnp.arange(logits.shape[0])
         return logits.at[row, state.token_ids[row, jnp.maximum(state.positions - 1, 0)]].add(-1.0)
 
@@ -115,7 +150,9 @@ class ReadsInSecret(Right):
 class ReadsTheFuture(Right):
     reads_tokens = True
 
-    def __call__(self, logits: jax.Array, own: Own, state: SamplingState) -> jax.Array:
+    def __call__(
+        self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState
+    ) -> jax.Array:
         row = jnp.arange(logits.shape[0])
         return logits.at[row, state.token_ids[row, state.positions]].add(-1.0)
 
@@ -125,18 +162,36 @@ class EvolvesInSecret(Counting):
 
 
 class EvolvesNever(Counting):
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
         return {}
 
 
 class EvolvesTogether(Counting):
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
-        return {"cost": own["cost"] + jnp.arange(tokens.size)}
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
+        return {"cost": processor_state["cost"] + jnp.arange(tokens.size)}
 
 
 class EvolvesOutOfBounds(Counting):
-    def after(self, logits: jax.Array, tokens: jax.Array, own: Own, state: SamplingState) -> Own:
-        return {"cost": own["cost"] / (tokens - tokens)}
+    def after(
+        self,
+        logits: jax.Array,
+        tokens: jax.Array,
+        processor_state: ProcessorState,
+        state: SamplingState,
+    ) -> ProcessorState:
+        return {"cost": processor_state["cost"] / (tokens - tokens)}
 
 
 def examples() -> list[Options]:

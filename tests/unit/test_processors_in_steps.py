@@ -15,7 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
 from enginebay.processor import RowFacts, Sizes
-from enginebay.testing.driver import Driver, request_of
+from enginebay_testing.driver import Driver, request_of
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit import processors_for_tests
@@ -48,7 +48,7 @@ def made(engine: Any, sampler: str) -> Iterator[Changing]:
     No prompt is cut, and none is found in the cache, so that there is one program of prefill.
     """
     with few_sizes(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay.build.compose.load_registry", processors_for_tests.registry)
+        patch.setattr("enginebay.compose.composition.load_registry", processors_for_tests.registry)
         sizes = SIZES | {"max_num_batched_tokens": 128}
         with changing(LEAST, engine=engine, sampler=sampler, processors=CHOSEN, **sizes) as made:
             yield made

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from enginebay.build.compose import make_engine, make_plan, make_proposer
+from enginebay.compose.composition import make_engine, make_plan, make_proposer
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, EnginebayError, UnsupportedError
-from enginebay.loop.standing import Standing
+from enginebay.loop.draft_stats import DraftStats
 from enginebay.registry import Registry, load_registry
 from enginebay.runner.buckets import BucketSizes
-from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay_samplers.ngram import NgramOptions, NgramProposer
+from enginebay_testing.tiny import write_tiny_checkpoint
 
 MOST = 8
 
 
-def looked_up(tokens: list[int], most: int, least_n: int, most_n: int) -> list[int]:
+def looked_up(tokens: list[int], most: int, least_n: int, max_n: int) -> list[int]:
     """The same by definition: try every length and place."""
-    for n in range(min(most_n, len(tokens) - 1), least_n - 1, -1):
+    for n in range(min(max_n, len(tokens) - 1), least_n - 1, -1):
         for start in range(len(tokens) - n - 1, -1, -1):
             if tokens[start : start + n] == tokens[-n:]:
                 after = tokens[start + n :]
@@ -66,10 +66,10 @@ def test_ngram_options_are_checked() -> None:
 def test_a_row_that_gets_nothing_of_its_drafts_gives_them_up_at_once_and_one_that_gets_all_does_not() -> (
     None
 ):
-    assert Standing().is_good
-    assert not Standing().after(0, MOST, MOST).is_good
-    assert Standing().after(MOST, MOST, MOST).is_good
-    best = Standing()
+    assert DraftStats().is_good
+    assert not DraftStats().after(0, MOST, MOST).is_good
+    assert DraftStats().after(MOST, MOST, MOST).is_good
+    best = DraftStats()
     for _ in range(10):
         best = best.after(MOST, MOST, MOST)
     assert best.after(0, MOST, MOST).is_good, "one proposal that fails is forgiven"
@@ -77,14 +77,14 @@ def test_a_row_that_gets_nothing_of_its_drafts_gives_them_up_at_once_and_one_tha
 
 
 def test_proposals_of_nothing_are_given_up_later_than_wrong_ones() -> None:
-    standing, tries = Standing(), 0
+    standing, tries = DraftStats(), 0
     while standing.is_good:
         standing, tries = standing.after_none(), tries + 1
     assert tries == 4
 
 
 def test_a_row_takes_drafts_up_again_when_they_would_have_held() -> None:
-    given_up = Standing(0.0)
+    given_up = DraftStats(0.0)
     assert given_up.after(MOST, MOST, MOST).is_good
     assert not given_up.after(MOST // 2, MOST, MOST).is_good
     one_by_one = given_up
@@ -94,7 +94,7 @@ def test_a_row_takes_drafts_up_again_when_they_would_have_held() -> None:
 
 
 def test_a_share_stays_between_none_and_all() -> None:
-    rng, standing = np.random.default_rng(0), Standing()
+    rng, standing = np.random.default_rng(0), DraftStats()
     for _ in range(500):
         asked = int(rng.integers(1, MOST + 1))
         standing = standing.after(int(rng.integers(0, asked + 1)), asked, MOST)
@@ -145,13 +145,13 @@ def test_programs_that_verify_are_compiled_only_when_a_proposer_is_chosen(
 def test_nothing_is_drafted_unless_a_proposer_is_named(model: Path) -> None:
     plan = make_plan(make_config({"model": str(model)}))
     assert plan.config.proposer.name == "none"
-    assert plan.config.most_drafts == 0
+    assert plan.config.max_drafts == 0
     assert "unless" in next(r.why for r in plan.reasons if r.setting == "proposer")
     named = make_plan(make_config({"model": str(model), "proposer": {"name": "ngram", "max_n": 6}}))
     made = make_proposer(named.registry, named.config)
     assert isinstance(made, NgramProposer)
     assert made.options == NgramOptions(max_n=6)
-    assert named.config.most_drafts == 15
+    assert named.config.max_drafts == 15
 
 
 @pytest.mark.parametrize(

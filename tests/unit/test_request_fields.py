@@ -22,10 +22,10 @@ from enginebay.cli import generate
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.runner import wide
-from enginebay.runner.wide import log_softmax as device_log_softmax
-from enginebay.runner.wide import prompt_logprobs
-from enginebay.testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
-from enginebay.testing.reference import ReferenceModel
+from enginebay.runner.full_vocab import log_softmax as device_log_softmax
+from enginebay.runner.full_vocab import prompt_logprobs
+from enginebay_testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
+from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit.changing import Changing
@@ -89,7 +89,7 @@ def reference(references: dict[str, ReferenceModel]) -> ReferenceModel:
 
 
 def wide_programs(llm: LLM) -> set[str]:
-    return {str(key) for key in llm.engine.runner.programs if key.wide}
+    return {str(key) for key in llm.engine.runner.programs if key.full_vocab}
 
 
 def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None:  # holds G101
@@ -298,7 +298,7 @@ def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
     fake: LLM, changes: dict[str, Any], text: str
 ) -> None:  # holds G101, G102, G103
     abilities = dataclasses.replace(
-        Abilities.of(fake.plan), tells_logprobs="best_of" not in changes, tells_wide=False
+        Abilities.of(fake.plan), returns_logprobs="best_of" not in changes, returns_full_vocab=False
     )
     token_info, info = fake.plan.checkpoint.token_info, fake.plan.model.info
     preparer = Preparer(
@@ -311,7 +311,7 @@ def test_what_an_engine_cannot_tell_is_refused_before_anything_is_queued(
 def test_what_would_compile_when_that_is_forbidden_is_refused(faked: None) -> None:  # holds G105
     with LLM(BRIEF, forbid_compiling=True, **SMALL) as llm:
         for field, value in (("prompt_logprobs", 1), ("logprobs", -1)):
-            match = rf"^{field} = {value} under forbid_compiling.*wide_logprobs = true"
+            match = rf"^{field} = {value} under forbid_compiling.*full_vocab_logprobs = true"
             with pytest.raises(RequestError, match=match):
                 llm.generate([SHORT], SamplingParams(**{field: value}))
 
@@ -319,7 +319,7 @@ def test_what_would_compile_when_that_is_forbidden_is_refused(faked: None) -> No
 @pytest.mark.slow
 def test_warmup_compiles_for_them_when_it_is_told_to() -> None:  # holds G105
     sizes: dict[str, Any] = SMALL | {"max_model_len": 16, "max_num_seqs": 1}
-    with LLM(BRIEF, forbid_compiling=True, wide_logprobs=True, **sizes) as llm:
+    with LLM(BRIEF, forbid_compiling=True, full_vocab_logprobs=True, **sizes) as llm:
         llm.warmup()
         output = llm.generate([SHORT], with_(GREEDY, max_tokens=3, prompt_logprobs=1, logprobs=-1))[
             0

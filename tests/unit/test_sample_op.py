@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.build.compose import make_sampler
-from enginebay.build.kernels import choose_plain
+from enginebay.compose.composition import make_sampler
+from enginebay.compose.kernels import choose_plain
 from enginebay.config import Choice, EngineConfig
 from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
 from enginebay.ops.sampling import gumbel_noise
 from enginebay.registry import load_registry
-from enginebay.testing import sample_op
-from enginebay.testing.sampling_oracle import Params, kept_tokens
+from enginebay_testing import sample_op
+from enginebay_testing.sampling_oracle import Params, kept_tokens
 from enginebay_xla import sample as xla
 from tests.unit.test_samplers import greedy_state
 

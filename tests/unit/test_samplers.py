@@ -16,10 +16,10 @@ import pytest
 
 from enginebay.ops.sampling import gumbel_noise
 from enginebay.sampler import SamplingState
-from enginebay.testing import sampler_runs
-from enginebay.testing.samplers import sampler_checks
 from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
+from enginebay_testing import sampler_runs
+from enginebay_testing.samplers import sampler_checks
 from enginebay_xla import sample as draw
 
 sample = functools.partial(standard.sample, draw=draw.sample)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.sampling_defaults import choose_sampling_defaults
+from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError
 from enginebay.loop.loop import EngineLoop

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay.scheduler import Limits, RunningView, Scheduler, SchedulerView, WaitingView
-from enginebay.testing.scheduler_world import POOL, ROWS, Setting, World
 from enginebay_schedulers.counters import Account, Counters
 from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs
+from enginebay_testing.scheduler_world import POOL, ROWS, Setting, World
 
 
 def running(name: str, arrival_s: float, tenant: str) -> RunningView:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from enginebay.loop.book import Book, Tracked
 from enginebay.loop.messages import Ticket
+from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
-from enginebay.testing.scheduler_world import POOL, ROWS, Setting, World
 from enginebay.types import FrozenSampling, Request
 from enginebay_schedulers.fcfs import Fcfs
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
 from enginebay_schedulers.priority import Priority, PriorityOptions
 from enginebay_schedulers.sjf import Sjf, SjfOptions
+from enginebay_testing.scheduler_world import POOL, ROWS, Setting, World
 
 
 def decide(
@@ -186,12 +186,12 @@ def test_short_prompts_wait_less_by_sjf_than_by_arrival() -> None:
 # What the loop tells them.
 
 
-def book_of_one() -> tuple[Book, Tracked]:
+def book_of_one() -> tuple[RequestTable, RequestState]:
     sampling = FrozenSampling(4, 0.0, 0, 1.0, 0.0, (), (), False, True)
     one = Request(
         "a", np.asarray([5, 6], np.int32), sampling, (0, 1), 2.0, priority=3, tenant="ours"
     )
-    book = Book()
+    book = RequestTable()
     book.add(Ticket(one))
     return book, book.waiting["a"]
 

@@ -12,14 +12,14 @@ import pytest
 from pydantic import ValidationError
 
 from enginebay.scheduler import Decision, Limits, RunningView, Scheduler, SchedulerView, WaitingView
-from enginebay.testing.scheduler_world import ROWS, Setting, World
-from enginebay.testing.schedulers import scheduler_checks
 from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs, FcfsOptions
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
 from enginebay_schedulers.priority import Priority, PriorityOptions
 from enginebay_schedulers.sjf import Sjf, SjfOptions
 from enginebay_schedulers.static_batch import StaticBatch, StaticBatchOptions
+from enginebay_testing.scheduler_world import ROWS, Setting, World
+from enginebay_testing.schedulers import scheduler_checks
 
 MAKERS: dict[str, Callable[[], Scheduler]] = {
     "fcfs-1-step": lambda: Fcfs(FcfsOptions(decode_steps_when_waiting=1)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.build.shadowing import choose_shadow
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.ops.shadow import ShadowReport

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.compose import build, make_parts, make_plan
+from enginebay.compose.composition import build, make_parts, make_plan
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError, RequestError, UnsupportedError
 from enginebay.rows import SequenceBuffer

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.testing.subject import greedy, prompts_of, seeded
+from enginebay_testing.subject import greedy, prompts_of, seeded
 from tests.brief import TINY
 from tests.fakes import install
 from tests.unit.changing import Changing, changing

@@ -15,7 +15,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from enginebay.build import jaxconfig, start
+from enginebay.compose import jaxconfig
+from enginebay.compose import platform_startup as start
 
 BOTH_EXTRAS = all(importlib.util.find_spec(name) is not None for name in ("libtpu", "jax_plugins"))
 SHAPE = "smollm2-135m/decode/b2/c64"

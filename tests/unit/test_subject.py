@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.testing.driver import Driver, request_of
-from enginebay.testing.subject import Subject, generate, greedy
+from enginebay_testing.driver import Driver, request_of
+from enginebay_testing.subject import Subject, generate, greedy
 from tests.brief import TINY
 
 pytestmark = pytest.mark.usefixtures("faked")

@@ -189,7 +189,7 @@ def test_an_error_in_the_last_prompt_surfaces_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(engine)
-    monkeypatch.setattr(type(engine.engine.ledger), "most_tokens", 50)
+    monkeypatch.setattr(type(engine.engine.ledger), "max_tokens", 50)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     thread, found = in_thread(
         lambda: engine.generate(["A", "A", "A long prompt: " + "fox " * 40], params)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
-from enginebay.testing.ties import assert_same_tokens, first_impossible_token, possible_tokens
 from enginebay_samplers import standard
+from enginebay_testing.ties import assert_same_tokens, first_impossible_token, possible_tokens
 from enginebay_xla.sample import sample as draw
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.build.compose import kernel_configs, make_engine, make_plan
-from enginebay.build.tuned import load_tuned, table_name, tuned_folder
 from enginebay.cache import HndLayout
+from enginebay.compose.composition import kernel_configs, make_engine, make_plan
+from enginebay.compose.tuned import load_tuned, table_name, tuned_folder
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.hooks import Declaration
@@ -298,7 +298,7 @@ def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
     """OpsBinder hands the kernel what the tables say, and what the kernel computes with it stays
     the same.
     """
-    from enginebay.build.binding import OpsBinder
+    from enginebay.compose.binding import OpsBinder
 
     config = tmp_path / "small.toml"
     config.write_text(SMALL)

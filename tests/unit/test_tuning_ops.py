@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay.bench.kernels import measure_shape
-from enginebay.bench.shapes import Shape
-from enginebay.bench.tune import tune_op
-from enginebay.build.compose import make_parts
-from enginebay.build.override import overridden_plan
+from enginebay.compose.composition import make_parts
+from enginebay.compose.override import overridden_plan
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import OpProblem, TunableOp, TunedConfigs, TunedEntry, TunedTable
+from enginebay_bench.kernels import measure_shape
+from enginebay_bench.shapes import Shape
+from enginebay_bench.tune import tune_op
 from enginebay_xla.norm import rms_norm
 from tests.unit.test_bench_kernels import ENV, TINY, bench, setting, xla
 
@@ -186,9 +186,9 @@ def test_the_program_tunes_native_products_and_engines_read_the_table(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = pytest.importorskip("enginebay_native.linear", exc_type=UnsupportedError)
-    monkeypatch.setattr("enginebay.bench.roofline.STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr("enginebay.bench.roofline.MATRIX", 32)
-    monkeypatch.setattr("enginebay.bench.timing.ROTATED_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay_bench.roofline.STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 32)
+    monkeypatch.setattr("enginebay_bench.timing.ROTATED_BYTES", 1 << 20)
     shapes = ("--op", "linear", "--impl", "native", "--shapes", "smollm2-135m/decode/b2/o")
     folder = ("--tuned-folder", str(tmp_path))
     code, out, err = run("tune", *shapes, "--dtype", "float32", "--rounds", "1", *folder, "--json")

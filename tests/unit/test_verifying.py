@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.testing.engine_logprobs import check_logprobs
-from enginebay.testing.reference import ReferenceModel
-from enginebay.testing.subject import greedy, penalised, prompts_of, seeded
-from enginebay.testing.ties import assert_same_tokens
+from enginebay_testing.engine_logprobs import check_logprobs
+from enginebay_testing.reference import ReferenceModel
+from enginebay_testing.subject import greedy, penalised, prompts_of, seeded
+from enginebay_testing.ties import assert_same_tokens
 from tests.brief import LEAST, TINY
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, changing
@@ -195,11 +195,11 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
     """Steps that verify tell no wide ones: rows that ask for them are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
-    with LLM(LEAST, engine="oengine", sampler="greedy", wide_logprobs=True, **sizes) as llm:
+    with LLM(LEAST, engine="oengine", sampler="greedy", full_vocab_logprobs=True, **sizes) as llm:
         runner = llm.engine.runner
         keys = [key for key in llm.engine.geometry.all_steps() if key.kind in ("decode", "verify")]
         llm.run_on_engine(lambda: runner.compile_all(keys))
-        compiled = sorted((key.kind, key.wide) for key in runner.programs)
+        compiled = sorted((key.kind, key.full_vocab) for key in runner.programs)
     assert compiled == [("decode", False), ("decode", True), ("verify", False)]
 
 
@@ -277,7 +277,7 @@ def test_frequencies_are_those_of_the_model(
     pages: Changing, reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pairs of tokens, the second of which is verified: chi-square, 8 degrees of freedom."""
-    monkeypatch.setattr("enginebay.loop.standing.ENOUGH", 0.0)
+    monkeypatch.setattr("enginebay.loop.draft_stats.ENOUGH", 0.0)
     prompt = prompts_of(90, (8,), seed=3)[0]
     params = SamplingParams(
         max_tokens=3, temperature=1.0, top_k=PAIRS_TOP_K, n=100, ignore_eos=True

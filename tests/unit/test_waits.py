@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, waits
-from enginebay.bench.measure import measure
-from enginebay.bench.workload import mixed_batch
 from enginebay.cli.generate import after_first
 from enginebay.cli.show import PlainProgress, plain_waits, progress
 from enginebay.errors import UnsupportedError
 from enginebay.types import StreamChunk
 from enginebay.waits import waiting
+from enginebay_bench.measure import measure
+from enginebay_bench.workload import mixed_batch
 from enginebay_native import compiling
 from tests.unit.serving import DEADLOCK_S
 
@@ -195,7 +195,7 @@ def test_an_interrupted_bench_prints_what_there_is(
     run: Run, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "enginebay.bench.measure.throughput_round", lambda *_: rounds_until_interrupted(1)
+        "enginebay_bench.measure.throughput_round", lambda *_: rounds_until_interrupted(1)
     )
     sizes = ("--prompt-len", "4", "--new-tokens", "2", "--num-requests", "1")
     code, out, err = run("bench", "throughput", *sizes, "--config", config)

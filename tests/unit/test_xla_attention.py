@@ -19,9 +19,9 @@ from jax.sharding import Mesh, PartitionSpec
 from enginebay.cache import CacheArrays, HndLayout, KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
-from enginebay.testing import kernels
-from enginebay.testing.attention_cases import make_problem
-from enginebay.testing.kernels import AttentionCase, attention_cases
+from enginebay_testing import kernels
+from enginebay_testing.attention_cases import make_problem
+from enginebay_testing.kernels import AttentionCase, attention_cases
 from enginebay_xla import attention_decode
 from enginebay_xla.attention import XlaAttention, xla_attention
 

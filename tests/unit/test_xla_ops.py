@@ -14,8 +14,8 @@ import pytest
 from enginebay.cache import BUILTIN_LAYOUTS, HndLayout
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
-from enginebay.testing import kernels, oracle
-from enginebay.testing.layouts import check_layout
+from enginebay_testing import kernels, oracle
+from enginebay_testing.layouts import check_layout
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.linear import linear
 from enginebay_xla.rope import rope

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
-from enginebay.testing.ledgers import Check, ledger_checks
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.store import PageStore
+from enginebay_testing.ledgers import Check, ledger_checks
 
 NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
 
@@ -34,12 +34,12 @@ class Generous(PageLedger):
         return super().num_free_tokens + 1
 
 
-class Wide(PageLedger):
+class FullVocab(PageLedger):
     """Promises a row more than it can have when it is alone."""
 
     @property
-    def most_tokens(self) -> int:
-        return super().most_tokens + PAGE_SIZE
+    def max_tokens(self) -> int:
+        return super().max_tokens + PAGE_SIZE
 
 
 class Forgetful(PageLedger):
@@ -128,7 +128,7 @@ class Uncopied(PageLedger):
 FAULTS: dict[str, type[PageLedger]] = {
     kind.__name__: kind
     for kind in (
-        *(Generous, Wide, Forgetful, Whole, Leaky, Lenient, Silent),
+        *(Generous, FullVocab, Forgetful, Whole, Leaky, Lenient, Silent),
         *(Shrinking, Refusing, Dirty, Sorted, Uncopied),
     )
 }

@@ -15,9 +15,9 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.engine import Pending, RowState, StepPlan
-from enginebay.testing.engines import engine_checks
-from enginebay.testing.subject import Subject
 from enginebay_oengine.engine import PagedEngine
+from enginebay_testing.engines import engine_checks
+from enginebay_testing.subject import Subject
 from tests.brief import LATE
 
 Check = tuple[str, Callable[[], None]]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from enginebay.testing.verdicts import FAULTS as FAULTY_VERDICTS
-from enginebay.testing.verdicts import judge
+from enginebay_testing.verdicts import FAULTS as FAULTY_VERDICTS
+from enginebay_testing.verdicts import judge
 from tests.zoo.table import put_into
 
 Check = tuple[str, Callable[[], None]]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, HndLayout, KVLayout, NhdLayout
-from enginebay.testing.layouts import check_layout
+from enginebay_testing.layouts import check_layout
 
 Check = tuple[str, Callable[[], None]]
 Arrays = dict[str, jax.Array]

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.model import Model, ModelFamily, TensorSource, WeightSpec
-from enginebay.testing.models import model_checks
 from enginebay_models.llama import LlamaFamily
+from enginebay_testing.models import model_checks
 from tests.parity.ops import plain_ops
 
 Check = tuple[str, Callable[[], None]]

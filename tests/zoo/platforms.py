@@ -11,7 +11,7 @@ import jax
 from enginebay.ops.caps import Env
 from enginebay.platform import Hardware, Platform
 from enginebay.registry import load_registry
-from enginebay.testing.platforms import platform_checks
+from enginebay_testing.platforms import platform_checks
 from enginebay_xla.platforms import CpuPlatform
 
 Check = tuple[str, Callable[[], None]]

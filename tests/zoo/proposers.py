@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from enginebay.proposer import Proposer
-from enginebay.testing.proposers import proposer_checks
 from enginebay_samplers.ngram import NgramOptions, NgramProposer
+from enginebay_testing.proposers import proposer_checks
 
 Check = tuple[str, Callable[[], None]]
 Propose = Callable[[np.ndarray, int], Any]

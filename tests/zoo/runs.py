@@ -9,8 +9,8 @@ from typing import Any
 from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.ops.caps import Env
 from enginebay.registry import load_registry
-from enginebay.testing.op_cases import Extent, op_cases
-from enginebay.testing.verdicts import FAULTS, judge
+from enginebay_testing.op_cases import Extent, op_cases
+from enginebay_testing.verdicts import FAULTS, judge
 from tests.zoo.faults import DEVICE_PACKAGES, Fault, planted, right_kernel
 
 

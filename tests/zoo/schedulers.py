@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from enginebay.scheduler import Decision, RunningView, Scheduler, SchedulerView, WaitingView
-from enginebay.testing.schedulers import Check, scheduler_checks
 from enginebay_schedulers.batch import everybody, oldest_first, run_batch
 from enginebay_schedulers.fcfs import Fcfs
+from enginebay_testing.schedulers import Check, scheduler_checks
 
 Decide = Callable[[SchedulerView, Any], tuple[Decision, Any]]
 

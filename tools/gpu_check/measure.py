@@ -24,13 +24,13 @@ import numpy as np
 
 import shapes
 from enginebay import LLM, SamplingParams
-from enginebay.build.start import start_jax
 from enginebay.cache import BUILTIN_LAYOUTS
+from enginebay.compose.platform_startup import start_jax
 from enginebay.ops.cost import attention_cost
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.registry import load_registry
-from enginebay.testing.suites import best_platform
-from enginebay.testing.verdicts import FAULTS
+from enginebay_testing.suites import best_platform
+from enginebay_testing.verdicts import FAULTS
 from lifetime import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,10 +41,10 @@ AWAKE_S = 0.5
 CHAIN_BYTES = 1 << 30
 """Caches that one program reads in turn, as it does those of layers, are about this large together.
 """
-MOST_CACHES = 64
+MAX_CACHES = 64
 
 LIBRARIES = ("jax", "jaxlib", "jax-triton", "triton", "torch", "transformers")
-MOST_F32_KL = 1e-4
+MAX_F32_KL = 1e-4
 """Of a random model's logits, between two orders of the same float32 sums; a wrong kernel gives
 1e-2 and more.
 """
@@ -193,7 +193,7 @@ def kernel(args: argparse.Namespace) -> int:
         batch = derive_batch(
             jnp.ones(rows, jnp.int32), jnp.asarray(lens, jnp.int32), order, page, bucket
         )
-        count = 2 if args.tiny else max(2, min(MOST_CACHES, -(-CHAIN_BYTES // layout.num_bytes())))
+        count = 2 if args.tiny else max(2, min(MAX_CACHES, -(-CHAIN_BYTES // layout.num_bytes())))
         caches = [
             {
                 key: jax.random.normal(jax.random.key(number), s.shape, s.dtype)
@@ -259,8 +259,8 @@ def eval_(args: argparse.Namespace) -> int:
                 "nats at most",
             )
         worst = max(told[phase]["max"] for phase in ("prefill", "decode"))
-        if dtype == "float32" and not worst < MOST_F32_KL:
-            print(f"a KL divergence of {worst} in float32, over {MOST_F32_KL}", file=sys.stderr)
+        if dtype == "float32" and not worst < MAX_F32_KL:
+            print(f"a KL divergence of {worst} in float32, over {MAX_F32_KL}", file=sys.stderr)
             failed = 1
     return failed
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from enginebay.build.compose import make_title
 from enginebay.cli.generate import (
     add_sampling_arguments,
     after_first,
@@ -25,6 +24,7 @@ from enginebay.cli.generate import (
     sampling_from,
 )
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
+from enginebay.compose.composition import make_title
 from enginebay.errors import EnginebayError, InputError, RequestError, explain, unknown_name
 from enginebay.llm import LLM
 from enginebay.types import RequestMetrics, SamplingParams

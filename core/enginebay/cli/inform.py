@@ -13,7 +13,7 @@ from enginebay.cli.show import print_table
 from enginebay.config import EngineConfig, make_config, read_toml
 
 if TYPE_CHECKING:
-    from enginebay.build.tuned import BucketConfig
+    from enginebay.compose.tuned import BucketConfig
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def _print_json(value: Any) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
-    from enginebay.build.compose import kernel_configs, make_engine, make_plan
+    from enginebay.compose.composition import kernel_configs, make_engine, make_plan
 
     plan = make_plan(config_from(args))
     engine = make_engine(plan)
@@ -126,7 +126,7 @@ def _config(args: argparse.Namespace) -> None:
 
 
 def _env(args: argparse.Namespace) -> None:
-    from enginebay.bench.environment import environment
+    from enginebay.cli.environment import environment
 
     record = environment()
     if args.json:

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from enginebay import __version__
+from enginebay.cli.command import Command
 from enginebay.cli.interrupts import second_ends
 from enginebay.cli.parsing import Parser, refuse_rest
 from enginebay.cli.show import INTERRUPTED, plain_waits
-from enginebay.errors import EnginebayError, InputError, explain, unknown_name
+from enginebay.errors import EnginebayError, InputError, PluginError, explain, unknown_name
 
 COMMANDS = {
     "generate": ("enginebay.cli.generate", "complete a prompt"),
@@ -27,29 +28,13 @@ COMMANDS = {
         "show a configuration in full, or the schema of configurations",
     ),
     "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
-    "check": (
-        "enginebay.cli.check",
-        "hold registered parts to their contracts, each case in a process of its own",
-    ),
-    "bench": (
-        "enginebay.cli.bench",
-        "measure engines side by side, or every implementation of an op",
-    ),
-    "tune": ("enginebay.cli.tune", "search the fastest configurations of kernels on this machine"),
-    "eval": (
-        "enginebay.cli.eval",
-        (
-            "hold a configuration against a reference on a text: perplexity, KL divergence, "
-            "greedy tokens"
-        ),
-    ),
     "new": (
         "enginebay.cli.new",
         "write a plugin to begin with: a kernel, scheduler, sampler, processor, platform or engine",
     ),
 }
-"""Each command: the module with its `add_arguments(name, parser)` and `run(name, args)`, and what
-it does.
+"""The core's commands: the module with `add_arguments(name, parser)` and `run(name, args)`, and a
+summary. Plugins bring the others.
 """
 
 WITHOUT_JAX = ("plugins", "config")
@@ -81,32 +66,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     name = next((a for a in arguments if not a.startswith("-")), None)
     _refuse_flags_before(arguments)
-    if name is not None and name not in COMMANDS:
-        return _run_plugin_command(name, arguments)
-    if name is not None and name not in WITHOUT_JAX and not {"-h", "--help"} & set(arguments):
-        from enginebay.build.start import start_jax
+    wants_help = bool({"-h", "--help"} & set(arguments))
+    if name is not None and name not in WITHOUT_JAX and not wants_help:
+        from enginebay.compose.platform_startup import start_jax
 
         start_jax()
+    command = None if name is None else load_command(name)
     parser = Parser(
         prog="enginebay", description="Serve language models with JAX out of replaceable parts."
     )
     parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command, (module, summary) in COMMANDS.items():
-        sub = commands.add_parser(
-            command, help=summary, description=summary[0].upper() + summary[1:] + "."
-        )
+    for listed, summary in summaries(with_plugins=name not in COMMANDS).items():
+        text = summary.replace("%", "%%")
+        sub = commands.add_parser(listed, help=text, description=text[:1].upper() + text[1:] + ".")
         sub.add_argument(
             "--log-level",
             default="warning",
             choices=["debug", "info", "warning", "error"],
             help="least severe messages that are written to stderr",
         )
-        if command == name:
-            importlib.import_module(module).add_arguments(command, sub)
-    if name is None and {"-h", "--help"} & set(arguments):
-        for command, summary in _plugin_commands():
-            commands.add_parser(command, help=summary)
+        if command is not None and listed == name:
+            command.add_arguments(listed, sub)
     args, rest = parser.parse_known_args(arguments)
     refuse_rest(commands.choices[args.command], args, rest)
     logging.basicConfig(
@@ -114,46 +95,52 @@ def _dispatch(arguments: list[str]) -> int:
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
+    assert command is not None, "argparse requires a command"
     with plain_waits(args.log_level):
-        code: int = importlib.import_module(COMMANDS[args.command][0]).run(args.command, args)
-    return code
+        return command.run(args.command, args)
+
+
+def load_command(name: str) -> Command:
+    """The command of a name, of the core or of a plugin; UnknownNameError names the nearest."""
+    if name in COMMANDS:
+        module = importlib.import_module(COMMANDS[name][0])
+        return Command(module.add_arguments, module.run)
+    from enginebay.registry import load_registry
+
+    registry = load_registry()
+    if name not in registry.names("command"):
+        raise unknown_name("command", name, list(summaries()), "See `enginebay --help`.")
+    command = registry.load(registry.find("command", name))
+    if not isinstance(command, Command):
+        raise PluginError(
+            explain(
+                f"command {name} is a {type(command).__name__}",
+                "an enginebay.cli.command.Command",
+                "Ask the plugin's author to register one.",
+            )
+        )
+    return command
+
+
+def summaries(*, with_plugins: bool = True) -> dict[str, str]:
+    """Names and summaries of all commands, the core's first."""
+    found = {name: summary for name, (_, summary) in COMMANDS.items()}
+    if with_plugins:
+        from enginebay.registry import load_registry
+
+        for entry in load_registry().entries:
+            if entry.kind == "command" and entry.state == "ready" and entry.declaration is not None:
+                found.setdefault(entry.declaration.name, entry.declaration.summary)
+    return found
 
 
 def _refuse_flags_before(arguments: list[str]) -> None:
     """InputError for a flag before the command: the program itself has two."""
     first = arguments[0] if arguments else ""
-    command = next((a for a in arguments if a in COMMANDS), None)
+    command = next((a for a in arguments if not a.startswith("-")), None)
     if first.startswith("-") and first not in ("-h", "--help", "--version") and command is not None:
         todo = f"Put it behind the command: enginebay {command} {first}"
         raise InputError(explain(f"{first} before the command", "--help or --version", todo))
-
-
-def _plugin_commands() -> list[tuple[str, str]]:
-    """Names and summaries of the commands of plugins, for the program's help."""
-    from enginebay.registry import load_registry
-
-    found = [
-        e.declaration for e in load_registry().entries if e.kind == "command" and e.state == "ready"
-    ]
-    return [
-        (d.name, d.summary.replace("%", "%%"))
-        for d in found
-        if d is not None and d.name not in COMMANDS
-    ]
-
-
-def _run_plugin_command(name: str, arguments: list[str]) -> int:
-    from enginebay.registry import load_registry
-
-    registry = load_registry()
-    if name not in registry.names("command"):
-        raise unknown_name(
-            "command", name, [*COMMANDS, *registry.names("command")], "See `enginebay --help`."
-        )
-    code: int = registry.load(registry.find("command", name))(
-        arguments[arguments.index(name) + 1 :]
-    )
-    return code
 
 
 if __name__ == "__main__":

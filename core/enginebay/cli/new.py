@@ -37,7 +37,7 @@ HOW_TO_CHOOSE: Mapping[str, str] = {
 }
 """The command that uses the part; a logits processor is asked for by requests."""
 
-MOST_CHARACTERS = 24
+MAX_CHARACTERS = 24
 """Of a name: the lines of what is written stay as short as they are laid out."""
 
 
@@ -132,11 +132,11 @@ def _check_name(name: str) -> None:
     """InputError unless the name can be that of a part, a module and a distribution, and nobody has
     it.
     """
-    is_right = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and len(name) <= MOST_CHARACTERS
+    is_right = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and len(name) <= MAX_CHARACTERS
     if not is_right or name == AUTO or keyword.iskeyword(name):
         allowed = (
             "lower-case words of letters and digits with _ between them, at most "
-            f"{MOST_CHARACTERS} characters, not auto and no keyword"
+            f"{MAX_CHARACTERS} characters, not auto and no keyword"
         )
         raise InputError(explain(f"name {name!r}", allowed, "Choose a name such as my_kernel."))
     from enginebay.registry import load_registry

@@ -133,7 +133,7 @@ class CompletionReader:
         told: tuple[dict[int, float], ...] = ()
         if event.logprobs is not None:
             ids, values = event.logprobs.token_ids[:num_tokens], event.logprobs.values[:num_tokens]
-            told = _best_first(ids, values, by_id=self.request.sampling.tells_all)
+            told = _best_first(ids, values, by_id=self.request.sampling.returns_all)
             self.cumulative_logprob = sum(values[:, 0].tolist(), self.cumulative_logprob)
         self.logprobs += told
         return told

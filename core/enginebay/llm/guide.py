@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from enginebay.build.guarded import GuardedLibrary
+from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config import GuidedLimits
 from enginebay.constraint import Form, Grammar, GrammarLibrary, Structure
 from enginebay.errors import RequestError, explain
 from enginebay.llm.guide_limits import check_size
 from enginebay.types import SamplingParams
 
-MOST_GRAMMARS = 64
+MAX_GRAMMARS = 64
 """Compiled grammars that are kept for requests to come."""
 
 DEFAULT_LIMITS = GuidedLimits()
@@ -56,7 +56,7 @@ class Guides:
         made = self._library.compile(structure)  # without the lock: others need not wait for it
         with self._lock:
             self._compiled[structure] = made
-            while len(self._compiled) > MOST_GRAMMARS:
+            while len(self._compiled) > MAX_GRAMMARS:
                 self._compiled.popitem(last=False)
         return made
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from enginebay.build.compose import Composed, Plan, Progress, build, make_plan, make_title
+from enginebay.compose.composition import Composed, Plan, Progress, build, make_plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError, explain
 from enginebay.llm.assemble import CompletionReader, output_of
@@ -29,6 +29,7 @@ from enginebay.llm.prepare import (
     Prompts,
     check_streamable,
 )
+from enginebay.llm.priority import Priorities, Tenants
 from enginebay.llm.reading import (
     AsyncStream,
     Ends,
@@ -40,7 +41,6 @@ from enginebay.llm.reading import (
     takes,
     tell_on_loop,
 )
-from enginebay.llm.standing import Priorities, Tenants
 from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
 from enginebay.text import Tokenizer
@@ -98,7 +98,7 @@ class LLM:
             abilities=Abilities.of(plan),
             seed=plan.config.seed,
         )
-        self._preparer.max_cached = self._parts.engine.ledger.most_tokens
+        self._preparer.max_cached = self._parts.engine.ledger.max_tokens
         self._loop = EngineLoop(
             self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer
         )

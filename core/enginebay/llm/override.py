@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from enginebay.build.compose import Composed, make_parts
-from enginebay.build.override import overridden_plan
+from enginebay.compose.composition import Composed, make_parts
+from enginebay.compose.override import overridden_plan
 from enginebay.errors import EnginebayError, RequestError, StoppedError, explain
 
 

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from enginebay.build.compose import Plan
-from enginebay.build.grammars import ChosenGrammars, choose_grammars
-from enginebay.build.processors import ChosenProcessors
-from enginebay.build.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from enginebay.compose.composition import Plan
+from enginebay.compose.grammars import ChosenGrammars, choose_grammars
+from enginebay.compose.processors import ChosenProcessors
+from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.constraint import Vocabulary
 from enginebay.errors import RequestError, explain
-from enginebay.llm.asked import PENALTIES, asked_processors
 from enginebay.llm.choice import Choice
 from enginebay.llm.guide import Guides
-from enginebay.llm.standing import Priorities, Standing, Tenants, is_list, standings
+from enginebay.llm.priority import Priorities, Priority, Tenants, is_list, priorities_of
+from enginebay.llm.requested_processors import PENALTIES, asked_processors
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
 from enginebay.text import Tokenizer
@@ -46,10 +46,10 @@ Param = SamplingParams | Mapping[str, Any] | None
 Params = Param | Sequence[Param]
 
 
-MOST_TEMPERATURE = 1e30
+MAX_TEMPERATURE = 1e30
 """Higher ones make no difference, and would not fit the f32 of the device."""
 
-MOST_REPETITION_PENALTY = 1e30
+MAX_REPETITION_PENALTY = 1e30
 """Higher ones, and lower ones than its inverse, would leave no finite f32 scores."""
 
 
@@ -70,10 +70,10 @@ class Abilities:
     """What requests may ask of the parts of a plan, by what these declare."""
 
     greedy_only: bool
-    tells_logprobs: bool
+    returns_logprobs: bool
     processors: ChosenProcessors
     grammars: ChosenGrammars
-    tells_wide: bool = False
+    returns_full_vocab: bool = False
     """Log-probabilities of prompts and of the whole vocabulary."""
     compiles_wide: bool = True
     """Whether the programs that tell them are there after warmup(), or may be compiled later."""
@@ -87,11 +87,11 @@ class Abilities:
         sampler, engine = (plan.registry.find(kind, name).declaration for kind, name in chosen)
         return Abilities(
             greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
-            tells_logprobs=bool(engine and engine.capabilities.get("logprobs")),
+            returns_logprobs=bool(engine and engine.capabilities.get("logprobs")),
             processors=plan.processors,
             grammars=choose_grammars(plan.registry, plan.config),
-            tells_wide=bool(engine and engine.capabilities.get("wide_logprobs")),
-            compiles_wide=plan.config.wide_logprobs or not plan.config.forbid_compiling,
+            returns_full_vocab=bool(engine and engine.capabilities.get("full_vocab_logprobs")),
+            compiles_wide=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
             defaults=plan.sampling_defaults,
         )
 
@@ -114,7 +114,7 @@ class Preparer:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.max_cached: int | None = None
-        """Most tokens that the cache holds for one request (`Ledger.most_tokens`); None:
+        """Most tokens that the cache holds for one request (`Ledger.max_tokens`); None:
         max_model_len is the limit.
         """
         self.abilities = abilities
@@ -139,7 +139,7 @@ class Preparer:
         cannot be served.
         """
         listed = as_prompts(prompts)
-        return self._prepare_all(listed, params, standings(len(listed), priority, tenant))
+        return self._prepare_all(listed, params, priorities_of(len(listed), priority, tenant))
 
     def prepare_one(
         self, prompt: Prompt, params: Param, *, priority: int = 0, tenant: str | None = None
@@ -148,7 +148,7 @@ class Preparer:
         prompts.
         """
         check_prompt(prompt)
-        return self._prepare_all([prompt], params, standings(1, priority, tenant))
+        return self._prepare_all([prompt], params, priorities_of(1, priority, tenant))
 
     def room(self, num_prompt: int) -> int:
         """Most new tokens that context and cache hold after a prompt of so many tokens; at least 1."""
@@ -169,7 +169,7 @@ class Preparer:
         )
 
     def _prepare_all(
-        self, prompts: list[Prompt], params: Params, standing: Sequence[Standing]
+        self, prompts: list[Prompt], params: Params, standing: Sequence[Priority]
     ) -> list[Prepared]:
         given = (
             list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
@@ -185,7 +185,7 @@ class Preparer:
             )
         return [self._prepare_one(*one) for one in zip(prompts, each, standing, strict=True)]
 
-    def _prepare_one(self, prompt: Prompt, params: SamplingParams, standing: Standing) -> Prepared:
+    def _prepare_one(self, prompt: Prompt, params: SamplingParams, standing: Priority) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
         token_ids = (
             self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
@@ -283,7 +283,7 @@ class Preparer:
             max_tokens=self.room(len(prompt))
             if params.max_tokens is None
             else min(params.max_tokens, room),
-            temperature=min(params.temperature, MOST_TEMPERATURE),
+            temperature=min(params.temperature, MAX_TEMPERATURE),
             top_k=params.top_k if 0 < params.top_k < self.vocab_size else 0,
             top_p=params.top_p,
             min_p=params.min_p,
@@ -294,7 +294,7 @@ class Preparer:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=min(
-                max(params.repetition_penalty, 1 / MOST_REPETITION_PENALTY), MOST_REPETITION_PENALTY
+                max(params.repetition_penalty, 1 / MAX_REPETITION_PENALTY), MAX_REPETITION_PENALTY
             ),
             num_logprobs=self._num_logprobs(params),
             num_prompt_logprobs=params.prompt_logprobs,
@@ -338,7 +338,7 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
 def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
     """RequestError for log-probabilities that the engine cannot tell."""
     chooses = Choice.of(params) is not None
-    if not abilities.tells_logprobs and (params.logprobs is not None or chooses):
+    if not abilities.returns_logprobs and (params.logprobs is not None or chooses):
         field, value = (
             ("best_of", params.best_of)
             if params.logprobs is None
@@ -351,11 +351,11 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
                 "Leave it out, or choose an engine that declares logprobs, such as oengine.",
             )
         )
-    wide = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
+    full_vocab = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
     if params.prompt_logprobs is not None:
-        wide["prompt_logprobs"] = params.prompt_logprobs
-    for field, value in wide.items():
-        if not abilities.tells_wide:
+        full_vocab["prompt_logprobs"] = params.prompt_logprobs
+    for field, value in full_vocab.items():
+        if not abilities.returns_full_vocab:
             raise RequestError(
                 explain(
                     f"{field} = {value} with an engine that tells neither of prompts nor of the "
@@ -363,7 +363,7 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
                     f"{field} = None"
                     if field == "prompt_logprobs"
                     else f"logprobs = 0 to {MAX_LOGPROBS}",
-                    "Leave it out, or choose an engine that declares wide_logprobs, "
+                    "Leave it out, or choose an engine that declares full_vocab_logprobs, "
                     "such as oengine.",
                 )
             )
@@ -372,7 +372,7 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
                 explain(
                     f"{field} = {value} under forbid_compiling, without the programs for it",
                     "requests that warmup() compiles for",
-                    "Set wide_logprobs = true in the configuration, so that it compiles these too.",
+                    "Set full_vocab_logprobs = true in the configuration, so that it compiles these too.",
                 )
             )
 

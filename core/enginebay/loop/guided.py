@@ -14,20 +14,20 @@ from collections.abc import Iterable
 from enginebay.blame import failure
 from enginebay.constraint import BITS, GUIDED, with_tokens
 from enginebay.errors import EnginebayError, RequestError
-from enginebay.loop.book import Tracked
+from enginebay.loop.request_table import RequestState
 from enginebay.processor import RowValues
 
 log = logging.getLogger("enginebay.loop")
 
 
-def sits_out(tracked: Tracked) -> bool:
+def sits_out(tracked: RequestState) -> bool:
     """Whether the row cannot be launched yet, because its next mask depends on a token that is not
     read.
     """
     return tracked.constraint is not None and tracked.num_launched > len(tracked.output)
 
 
-def next_mask(tracked: Tracked) -> tuple[RowValues, ...]:
+def next_mask(tracked: RequestState) -> tuple[RowValues, ...]:
     """What its next step must find in the row: tokens that go on, and where the text may end those
     that end it.
     """
@@ -41,7 +41,7 @@ def next_mask(tracked: Tracked) -> tuple[RowValues, ...]:
     )
 
 
-def follow(tracked: Tracked, token_ids: Iterable[int]) -> EnginebayError | None:
+def follow(tracked: RequestState, token_ids: Iterable[int]) -> EnginebayError | None:
     """Go on behind committed tokens, and compute the next mask. The error with which the request
     must end, or None.
     """

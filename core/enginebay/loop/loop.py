@@ -15,7 +15,6 @@ from enginebay.blame import failure
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, StoppedError
-from enginebay.loop.book import Book
 from enginebay.loop.delivery import Delivery
 from enginebay.loop.messages import (
     Abort,
@@ -28,6 +27,7 @@ from enginebay.loop.messages import (
     Ticket,
     TokenEvent,
 )
+from enginebay.loop.request_table import RequestTable
 from enginebay.loop.steps import Steps
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Scheduler
@@ -63,9 +63,9 @@ class EngineLoop:
         self.engine = engine
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
-        self._book = Book()
+        self._book = RequestTable()
         self._steps = Steps(engine, config, self._book, proposer)
-        self._most_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
+        self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()
         self._delivery = Delivery(self.abort)
@@ -180,7 +180,7 @@ class EngineLoop:
                 self.watch.carried_out(self._book, ledger)
         if launched:
             while (
-                len(self._steps.in_flight) > self._most_unread
+                len(self._steps.in_flight) > self._max_unread
             ):  # a decision may launch several steps
                 self._steps.commit_next()
         elif self._steps.in_flight:

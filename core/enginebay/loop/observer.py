@@ -16,7 +16,7 @@ import numpy as np
 
 from enginebay.cache import Ledger
 from enginebay.engine import StepPlan
-from enginebay.loop.book import Book, Tracked
+from enginebay.loop.request_table import RequestState, RequestTable
 from enginebay.types import FinishReason, Request, RequestMetrics
 
 log = logging.getLogger("enginebay.loop")
@@ -94,7 +94,7 @@ class Observer(ABC):
         """A request ended; its reader does not know yet."""
 
 
-class Watch:
+class Observers:
     """Tells a loop's observers. The loop asks `is_on` before it measures anything.
 
     `add` and `remove` may be called from any thread; the rest belongs to the loop's.
@@ -132,7 +132,7 @@ class Watch:
         self._schedule = began_s, time.monotonic()
         self._num_rows = self._num_tokens = 0
 
-    def carried_out(self, book: Book, ledger: Ledger) -> None:
+    def carried_out(self, book: RequestTable, ledger: Ledger) -> None:
         """The decision was carried out. A preemption alone is told with the next update."""
         if self._schedule is None or not self._num_rows:
             return
@@ -164,7 +164,7 @@ class Watch:
     def read(
         self,
         launched_s: float,
-        rows: Iterable[Tracked],
+        rows: Iterable[RequestState],
         tokens: np.ndarray,
         now_s: float,
         num_drafts: Sequence[int] = (),
@@ -195,7 +195,7 @@ class Watch:
         )
         self._tell(lambda observer: observer.executed(execution))
 
-    def ended(self, tracked: Tracked, reason: FinishReason) -> None:
+    def ended(self, tracked: RequestState, reason: FinishReason) -> None:
         """A request has ended, and its metrics are final."""
         ending = Ending(tracked.request, reason, tracked.metrics)
         self._tell(lambda observer: observer.ended(ending))

@@ -8,8 +8,8 @@ import numpy as np
 
 from enginebay.config import EngineConfig
 from enginebay.errors import InternalError, explain
-from enginebay.loop.book import Tracked
-from enginebay.proposer import MOST_VERIFIED_ROWS, Proposer
+from enginebay.loop.request_table import RequestState
+from enginebay.proposer import MAX_VERIFIED_ROWS, Proposer
 from enginebay.rows import SequenceBuffer
 from enginebay.types import FrozenSampling
 
@@ -26,7 +26,7 @@ def can_speculate(sampling: FrozenSampling) -> bool:
     Penalties and logits processors may look at tokens that are drafts then, grammars have a mask
     for one token alone, and log-probabilities of the whole vocabulary come one token at a time.
     """
-    return not (sampling.penalises or sampling.processors or sampling.tells_all)
+    return not (sampling.penalises or sampling.processors or sampling.returns_all)
 
 
 class Speculation:
@@ -36,7 +36,7 @@ class Speculation:
         self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer
     ) -> None:
         self.proposer = proposer
-        self.most = config.most_drafts
+        self.most = config.max_drafts
         self.passes = config.draft_passes
         self.table = table
 
@@ -45,19 +45,19 @@ class Speculation:
         """Tokens of a row in one pass of the model: its last one, and its drafts."""
         return self.most + 1
 
-    def waits(self, tracked: Tracked, num_running: int) -> bool:
+    def waits(self, tracked: RequestState, num_running: int) -> bool:
         """Whether a row is not launched ahead of its last token: drafts follow from tokens that the
         host knows.
         """
         return (
             self.proposer is not None
-            and num_running <= MOST_VERIFIED_ROWS
+            and num_running <= MAX_VERIFIED_ROWS
             and tracked.num_launched > len(tracked.output)
             and tracked.standing.is_good
             and can_speculate(tracked.request.sampling)
         )
 
-    def drafts(self, tracked: Tracked, num_running: int) -> tuple[int, ...]:
+    def drafts(self, tracked: RequestState, num_running: int) -> tuple[int, ...]:
         """What may follow a row's tokens, which are all known; nothing where it does not pay, or
         cannot be verified.
         """
@@ -67,7 +67,7 @@ class Speculation:
         most = min(far, tracked.num_new_left - 1)
         if (
             most < 1
-            or num_running > MOST_VERIFIED_ROWS
+            or num_running > MAX_VERIFIED_ROWS
             or tracked.num_launched > len(tracked.output)
             or not tracked.standing.is_good
             or not can_speculate(tracked.request.sampling)
@@ -78,7 +78,7 @@ class Speculation:
             tracked.standing = tracked.standing.after_none()
         return tuple(drafts.tolist())
 
-    def fewer_steps(self, rows: Sequence[Tracked], steps: int) -> int:
+    def fewer_steps(self, rows: Sequence[RequestState], steps: int) -> int:
         """How many steps rows decode for which nothing was proposed: few while all of them hope for
         drafts afterwards.
         """
@@ -93,7 +93,7 @@ class Speculation:
         most = max(0, passes * self.width - 1)
         return [min(drafts, most) for drafts in num_drafts]
 
-    def learn(self, tracked: Tracked, num_drafts: int, num_new: int) -> None:
+    def learn(self, tracked: RequestState, num_drafts: int, num_new: int) -> None:
         """A step of a row was read: with so many verified drafts, or of `num_new` tokens without,
         which show what drafts were worth.
 
@@ -119,7 +119,7 @@ class Speculation:
             accepted = int(wrong[0]) if len(wrong) else len(drafts)
             tracked.standing = tracked.standing.after(accepted, most, self.most)
 
-    def _tokens(self, tracked: Tracked) -> np.ndarray:
+    def _tokens(self, tracked: RequestState) -> np.ndarray:
         """A running row's tokens, as far as they were read."""
         assert tracked.lease is not None, "running requests have a lease"
         row = tracked.lease.row

@@ -13,13 +13,13 @@ import numpy as np
 from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
-from enginebay.loop.book import Book, Tracked, record_tokens
+from enginebay.loop.admission import Admission
 from enginebay.loop.guided import follow, next_mask, sits_out
 from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.loop.observer import Watch
-from enginebay.loop.places import Places
+from enginebay.loop.observer import Observers
+from enginebay.loop.request_table import RequestState, RequestTable, record_tokens
 from enginebay.loop.speculation import Speculation
-from enginebay.proposer import MOST_VERIFIED_ROWS, Proposer
+from enginebay.proposer import MAX_VERIFIED_ROWS, Proposer
 from enginebay.scheduler import Decision, Limits
 from enginebay.types import FinishReason, with_processors
 
@@ -32,7 +32,7 @@ class InFlight:
 
     pending: Pending
     plan: StepPlan
-    rows: list[Tracked]
+    rows: list[RequestState]
     launched_s: float = math.nan
     num_drafts: Sequence[int] | None = None
     """Those of each row, when they are verified."""
@@ -42,7 +42,7 @@ class InFlight:
         if self.plan.is_decode:
             return
         for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
-            if plan.tells_prompt and tracked.prompt is not None and not tracked.finished:
+            if plan.returns_prompt and tracked.prompt is not None and not tracked.finished:
                 tracked.prompt.add(self.pending.read_prompt_logprobs(row))
 
     def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
@@ -56,7 +56,7 @@ class InFlight:
         told = self.pending.read_logprobs()
 
         def of_row(row: int, num_best: int) -> TokenLogprobs:
-            if not self.rows[row].request.sampling.tells_all:
+            if not self.rows[row].request.sampling.returns_all:
                 return told.of_row(row, counts[row], num_best)
             own = tokens[row, : counts[row]]
             return TokenLogprobs.of_all(own, self.pending.read_all_logprobs(row)[: len(own)])
@@ -73,16 +73,20 @@ class Steps:
     """
 
     def __init__(
-        self, engine: Engine, config: EngineConfig, book: Book, proposer: Proposer | None = None
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        book: RequestTable,
+        proposer: Proposer | None = None,
     ) -> None:
         self.engine = engine
         self.config = config
         self.book = book
-        self.places = Places(engine, book)
+        self.places = Admission(engine, book)
         self.speculation = Speculation(proposer, config, engine.rows)
-        self.watch = Watch()
+        self.watch = Observers()
         self.in_flight: collections.deque[InFlight] = collections.deque()
-        self.at_work: Sequence[Tracked] | None = None
+        self.at_work: Sequence[RequestState] | None = None
         """The requests of the step that is being launched or read: when that fails, theirs is the
         step that failed.
         """
@@ -179,7 +183,7 @@ class Steps:
             self.commit_next()
 
     def end(
-        self, tracked: Tracked, reason: FinishReason, error: EnginebayError | None = None
+        self, tracked: RequestState, reason: FinishReason, error: EnginebayError | None = None
     ) -> None:
         """End a request before its natural end."""
         tracked.finished = True
@@ -241,7 +245,7 @@ class Steps:
                 self.places.set_computed(tracked, tracked.num_computed)
         return launched
 
-    def _plan_chunk(self, tracked: Tracked, num_tokens: int) -> RowPlan:
+    def _plan_chunk(self, tracked: RequestState, num_tokens: int) -> RowPlan:
         lease = tracked.lease
         assert lease is not None, "only admitted requests are planned"
         start = tracked.num_computed
@@ -260,9 +264,9 @@ class Steps:
                 f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
             )
         mask = next_mask(tracked) if samples else ()
-        return RowPlan(lease.row, lease, start, count, samples, mask, tracked.tells_prompt)
+        return RowPlan(lease.row, lease, start, count, samples, mask, tracked.returns_prompt)
 
-    def _reserve(self, decision: Decision) -> tuple[int, list[Tracked]]:
+    def _reserve(self, decision: Decision) -> tuple[int, list[RequestState]]:
         """How many steps to decode, and the rows that have cache for them; the others are passed
         over.
         """
@@ -275,19 +279,19 @@ class Steps:
         steps = min(decision.decode_steps, self.config.decode_steps, most)
         if chosen and steps < 1:
             raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
-        if any(t.request.sampling.tells_all for t in chosen):
+        if any(t.request.sampling.returns_all for t in chosen):
             steps = 1  # a row of the whole vocabulary for each token is much to keep
-        able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + t.most_steps(steps))]
+        able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
         return steps, able
 
-    def _launch_decode(self, rows: Sequence[Tracked], steps: int) -> bool:
+    def _launch_decode(self, rows: Sequence[RequestState], steps: int) -> bool:
         """Rows whose next tokens are guessed come first, then guided ones, whose tokens are read
         while the others run.
         """
         verified = False
         if self.speculation.proposer is not None:
             rows, verified = _launch_verify(self, rows)
-            if len(self.book.running) <= MOST_VERIFIED_ROWS:
+            if len(self.book.running) <= MAX_VERIFIED_ROWS:
                 steps = self.speculation.fewer_steps(rows, steps)
         guided = [t for t in rows if t.constraint is not None] if steps > 1 else []
         if guided:
@@ -298,7 +302,7 @@ class Steps:
         return _launch_rows(self, rows, steps) or bool(guided) or verified
 
 
-def _leave(steps: Steps, tracked: Tracked, last: TokenEvent) -> None:
+def _leave(steps: Steps, tracked: RequestState, last: TokenEvent) -> None:
     """Forget a request that has ended and free what it held. Its reader is answered, whatever an
     observer or a ledger raises.
     """
@@ -313,7 +317,7 @@ def _leave(steps: Steps, tracked: Tracked, last: TokenEvent) -> None:
             tracked.ticket.put(last)
 
 
-def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
+def _launch_rows(steps: Steps, rows: Sequence[RequestState], num_steps: int) -> bool:
     plans: list[RowPlan] = []
     for tracked in rows:
         lease = tracked.lease
@@ -322,21 +326,21 @@ def _launch_rows(steps: Steps, rows: Sequence[Tracked], num_steps: int) -> bool:
         plans.append(
             RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, update=mask)
         )
-        tracked.num_launched += tracked.most_steps(num_steps)
+        tracked.num_launched += tracked.max_steps(num_steps)
     if plans:
         _launch_step(steps, StepPlan(tuple(plans), num_steps, steps.book.demand()), list(rows))
     return bool(plans)
 
 
-def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked], bool]:
+def _launch_verify(steps: Steps, rows: Sequence[RequestState]) -> tuple[list[RequestState], bool]:
     """Launch the rows whose next tokens are guessed, as far as there is cache for the guesses: the
     others, and whether any.
 
     Theirs is the first step to be read, and they are the rows that wait for it.
     """
-    others: list[Tracked] = []
+    others: list[RequestState] = []
     plans: list[RowPlan] = []
-    chosen: list[Tracked] = []
+    chosen: list[RequestState] = []
     for tracked in rows:
         steps.at_work = [tracked]
         drafts = steps.speculation.drafts(tracked, len(steps.book.running))
@@ -364,7 +368,7 @@ def _launch_verify(steps: Steps, rows: Sequence[Tracked]) -> tuple[list[Tracked]
     return others, bool(plans)
 
 
-def _launch_step(steps: Steps, plan: StepPlan, rows: list[Tracked]) -> None:
+def _launch_step(steps: Steps, plan: StepPlan, rows: list[RequestState]) -> None:
     steps.at_work = rows
     pending = steps.engine.step(plan)
     launched_s = steps.watch.launched(plan) if steps.watch.is_on else math.nan

@@ -2,7 +2,7 @@
 from them.
 
 A value of an axis is plain data. Where a number would depend on the kernel (its blocks, its pages)
-the value is a word, which `enginebay.testing` resolves from the kernel's own configuration. The
+the value is a word, which `enginebay_testing` resolves from the kernel's own configuration. The
 first value of each axis is the ordinary one, which names of cases leave out.
 """
 

@@ -48,7 +48,7 @@ class SequenceBuffer:
                              f32 [max_num_reqs]                    initially 0, 0, 1
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
-        tells_logprobs       bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
+        returns_logprobs       bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
         scopes               int8 [max_num_reqs]                   what a step must be able to do for the row (enginebay.runner.step)
 
     Besides the columns, `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a
@@ -95,7 +95,7 @@ class SequenceBuffer:
         self.repetition_penalties = np.ones(max_num_reqs, np.float32)
         self.stop_token_ids = np.full((max_num_reqs, MAX_STOP_TOKENS), -1, np.int32)
         self.keys = np.zeros((max_num_reqs, 2), np.uint32)
-        self.tells_logprobs = np.zeros(max_num_reqs, bool)
+        self.returns_logprobs = np.zeros(max_num_reqs, bool)
         self.scopes = np.zeros(max_num_reqs, np.int8)
         self.page_tables = tuple(
             PageTable(max_num_reqs, -(-max_model_len // size), size) for size in page_sizes
@@ -118,7 +118,7 @@ class SequenceBuffer:
             (self.repetition_penalties, 1),
             (self.stop_token_ids, -1),
             (self.keys, 0),
-            (self.tells_logprobs, 0),
+            (self.returns_logprobs, 0),
             (self.scopes, 0),
         )
 
@@ -270,7 +270,7 @@ class SequenceBuffer:
         self.repetition_penalties[row] = sampling.repetition_penalty
         self.stop_token_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.keys[row] = request.key
-        self.tells_logprobs[row] = sampling.num_logprobs is not None
+        self.returns_logprobs[row] = sampling.num_logprobs is not None
         self.scopes[row] = sampling.scope
         self.sparse[row] = entry.sparse
         for table, page_ids in zip(self.page_tables, entry.page_ids, strict=False):

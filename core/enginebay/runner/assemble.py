@@ -12,11 +12,11 @@ from enginebay.engine import RowPlan
 from enginebay.ops.spec import Bucket
 from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
+from enginebay.runner.full_vocab import full_vocab_decode, full_vocab_prefill
 from enginebay.runner.rowwriter import RowUpdate
 from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs
 from enginebay.runner.scoping import Need
 from enginebay.runner.step import SCOPES
-from enginebay.runner.wide import wide_decode, wide_prefill
 from enginebay.types import FrozenSampling
 
 
@@ -64,12 +64,12 @@ def prefill_inputs(
         floats,
         dict.fromkeys(groups, pages),
         _known(rows, table),
-        tells_logprobs=bool(table.tells_logprobs[sampled].any()),
+        returns_logprobs=bool(table.returns_logprobs[sampled].any()),
         need=_need(
             table, [row.row for row in rows]
         ),  # of those that do not sample too: full keeps their history
         used=tuple(_used(row, table) for row in rows if row.samples),
-        wide=wide_prefill(rows, order.tolist(), bucket.tokens, table),
+        full_vocab=full_vocab_prefill(rows, order.tolist(), bucket.tokens, table),
     ), places
 
 
@@ -150,10 +150,10 @@ def decode_inputs(
         row_ids,
         num_steps,
         dict.fromkeys(groups, pages),
-        tells_logprobs=bool(table.tells_logprobs[own].any()),
+        returns_logprobs=bool(table.returns_logprobs[own].any()),
         need=_need(table, own),
         updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
-        wide=wide_decode(rows, table),
+        full_vocab=full_vocab_decode(rows, table),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from enginebay.errors import InternalError
-from enginebay.proposer import MOST_VERIFIED_ROWS
+from enginebay.proposer import MAX_VERIFIED_ROWS
 
 
 def doubling(low: int, high: int) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class BucketSizes:
         """Rows of a step that verifies drafts: every other size of a decode step's, the smallest
         among them.
         """
-        largest = round_up(self.decode_rows, min(MOST_VERIFIED_ROWS, self.decode_rows[-1]))
+        largest = round_up(self.decode_rows, min(MAX_VERIFIED_ROWS, self.decode_rows[-1]))
         sizes = [size for size in self.decode_rows if size <= largest]
         return tuple(sorted({sizes[0], *sizes[::-2]}))
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InternalError
+from enginebay.runner.full_vocab import FullVocab, FullVocabInputs
 from enginebay.runner.step import Sampled
-from enginebay.runner.wide import Wide, WideInputs
 
 
 class LaunchedStep(Pending):
@@ -23,19 +23,19 @@ class LaunchedStep(Pending):
         self,
         sampled: Sampled,
         order: np.ndarray,
-        wide: WideInputs | None = None,
+        full_vocab: FullVocabInputs | None = None,
         *,
-        tells_logprobs: bool,
+        returns_logprobs: bool,
     ) -> None:
         self._sampled = sampled
         self._order = order
-        self._asked = wide
+        self._asked = full_vocab
         if all(device.platform == "cpu" for device in sampled.tokens.devices()):
             return
         told = (
-            sampled.logprobs if tells_logprobs else None,
-            self._wide().prompt if wide is not None and wide.spans else None,
-            self._wide().rows if wide is not None and wide.tells_all else None,
+            sampled.logprobs if returns_logprobs else None,
+            self._wide().prompt if full_vocab is not None and full_vocab.spans else None,
+            self._wide().rows if full_vocab is not None and full_vocab.returns_all else None,
         )
         for array in jax.tree.leaves((sampled.tokens, told)):
             array.copy_to_host_async()
@@ -68,7 +68,7 @@ class LaunchedStep(Pending):
         logits = np.asarray(self._sampled.logits)
         return logits if logits.ndim == 2 else logits[self._order[0]]
 
-    def _wide(self) -> Wide:
-        if self._sampled.wide is None:
+    def _wide(self) -> FullVocab:
+        if self._sampled.full_vocab is None:
             raise InternalError("wide log-probabilities are read of a step that does not tell them")
-        return self._sampled.wide
+        return self._sampled.full_vocab

@@ -15,7 +15,7 @@ from enginebay.engine import AttentionProblem
 from enginebay.model import Model, Weights
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
-from enginebay.proposer import MOST_VERIFIED_ROWS
+from enginebay.proposer import MAX_VERIFIED_ROWS
 from enginebay.runner.buckets import BucketSizes, default_sizes
 from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
@@ -96,7 +96,7 @@ class EngineParts:
     """The functions outside XLA that they call."""
     shadow: ShadowParts | None = None
     """What is compared with the chosen kernels on live steps."""
-    tells_logits: bool = False
+    returns_logits: bool = False
     """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not
     count.
     """
@@ -130,7 +130,7 @@ class EngineParts:
             self.model,
             self.ops,
             self.sampler,
-            self.tells_logits,
+            self.returns_logits,
             self.has_greedy,
             self.processors,
             rows_at_once=self.platform.rows_at_once,
@@ -160,8 +160,8 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     row = 4 * info.vocab_size + 2 * config.max_model_len
     verified = (
-        min(config.max_num_seqs, MOST_VERIFIED_ROWS) * (config.most_drafts + 1)
-        if config.most_drafts
+        min(config.max_num_seqs, MAX_VERIFIED_ROWS) * (config.max_drafts + 1)
+        if config.max_drafts
         else 0
     )
     rows = max(config.max_num_seqs * row, verified * 4 * info.vocab_size)

@@ -22,7 +22,7 @@ def resize_cache(
     `resize` gives an array of the new size for one of the layout that it is called with.
     """
     state = runner.state
-    rows, own = state.rows, state.own
+    rows, processor_state = state.rows, state.processor_state
     remaining = {group: list(layers) for group, layers in state.cache.items()}
     runner.state = (
         None  # neither the runner nor this frame may hold the old layers while new ones are made
@@ -39,4 +39,4 @@ def resize_cache(
             )
         cache[group] = tuple(resized)
     runner.layouts = dict(layouts)
-    runner.state = StepState(cache, rows, own)
+    runner.state = StepState(cache, rows, processor_state)

@@ -22,7 +22,9 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
     """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
     state = runner.state
     columns = {f: np.array(np.asarray(getattr(state.rows, f))[row]) for f in COLUMNS}
-    own = {f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()}
+    processor_state = {
+        f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()
+    }
     num_cached = max(int(columns["length"]) - 1, 0)
     keys: dict[str, np.ndarray] = {}
     values: dict[str, np.ndarray] = {}
@@ -43,7 +45,7 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
         last_token=int(columns["last_token"]),
         k=keys,
         v=values,
-        sampling=columns | own,
+        sampling=columns | processor_state,
     )
 
 
@@ -102,9 +104,9 @@ _put = jax.jit(DeviceRows.put)  # one program, instead of some for each column
 
 def _own_of(saved: RowState) -> list[RowValues]:
     """The fields of logits processors among a row's columns, which are called "processor/field"."""
-    own: dict[str, dict[str, np.ndarray]] = {}
+    processor_state: dict[str, dict[str, np.ndarray]] = {}
     for column, value in saved.sampling.items():
         name, _, field = column.rpartition("/")
         if name:
-            own.setdefault(name, {})[field] = value
-    return [RowValues(name, values) for name, values in own.items()]
+            processor_state.setdefault(name, {})[field] = value
+    return [RowValues(name, values) for name, values in processor_state.items()]

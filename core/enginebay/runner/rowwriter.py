@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import CompilationError, InternalError, explain
-from enginebay.processor import IS_USED, Own, RowValues
+from enginebay.processor import IS_USED, ProcessorState, RowValues
 from enginebay.runner import device
 
 if TYPE_CHECKING:
@@ -56,8 +56,12 @@ class RowWriter:
         """Have a row use these processors, with these fields, and no others."""
         used = frozenset(value.name for value in values)
         for name in self._used.get(row, frozenset()) - used:
-            own = self._runner.state.own[name]
-            blank = {n: np.zeros(a.shape[1:], a.dtype) for n, a in own.items() if n != IS_USED}
+            processor_state = self._runner.state.processor_state[name]
+            blank = {
+                n: np.zeros(a.shape[1:], a.dtype)
+                for n, a in processor_state.items()
+                if n != IS_USED
+            }
             self._write(name, row, blank, is_used=False)
         for value in values:
             self._write(value.name, row, value.values, is_used=True)
@@ -73,9 +77,12 @@ class RowWriter:
 
     def read(self, row: int) -> tuple[RowValues, ...]:
         """The fields of the processors that a row uses, read to the host."""
-        own = self._runner.state.own
+        processor_state = self._runner.state.processor_state
         return tuple(
-            RowValues(name, {n: np.asarray(a[row]) for n, a in own[name].items() if n != IS_USED})
+            RowValues(
+                name,
+                {n: np.asarray(a[row]) for n, a in processor_state[name].items() if n != IS_USED},
+            )
             for name in sorted(self._used.get(row, frozenset()))
         )
 
@@ -94,13 +101,15 @@ class RowWriter:
         self, name: str, row: int, values: Mapping[str, np.ndarray], *, is_used: bool
     ) -> None:
         state = self._runner.state
-        if name not in state.own:
+        if name not in state.processor_state:
             raise InternalError(
                 f"a row uses the logits processor {name!r}, which the engine was made without"
             )
         whole = {**values, IS_USED: np.bool_(is_used)}
-        own = self._program(name)(state.own[name], np.int32(row), whole)
-        self._runner.state = dataclasses.replace(state, own={**state.own, name: own})
+        processor_state = self._program(name)(state.processor_state[name], np.int32(row), whole)
+        self._runner.state = dataclasses.replace(
+            state, processor_state={**state.processor_state, name: processor_state}
+        )
 
     def _program(self, name: str, *, ahead: bool = False) -> Any:
         found = self._programs.get(name)
@@ -124,7 +133,7 @@ class RowWriter:
             held, function = state.rows, device.write_history
             values: Any = jax.ShapeDtypeStruct(state.rows.token_ids.shape[1:], jnp.int32)
         else:
-            held, function = state.own[name], write_fields
+            held, function = state.processor_state[name], write_fields
             values = {n: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for n, a in held.items()}
         outputs = None if self._runner.placement.mesh is None else self._runner.placement.replicated
         write = jax.jit(function, donate_argnums=0, out_shardings=outputs)
@@ -134,6 +143,8 @@ class RowWriter:
         return write.lower(described, row, values)
 
 
-def write_fields(own: Own, row_id: jax.Array, values: Own) -> Own:
+def write_fields(
+    processor_state: ProcessorState, row_id: jax.Array, values: ProcessorState
+) -> ProcessorState:
     """A processor's fields [R, ...] with `values` as those of one row."""
-    return {name: array.at[row_id].set(values[name]) for name, array in own.items()}
+    return {name: array.at[row_id].set(values[name]) for name, array in processor_state.items()}

@@ -26,6 +26,7 @@ from enginebay.runner import device
 from enginebay.runner.ahead import compile_ahead
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import dump_program, make_writable
+from enginebay.runner.full_vocab import FullVocabInputs
 from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowwriter import RowUpdate, RowWriter
@@ -42,7 +43,6 @@ from enginebay.runner.step import (
     prefill_step,
 )
 from enginebay.runner.verify import draft_rows, verify_step
-from enginebay.runner.wide import WideInputs
 from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.runner")
@@ -67,15 +67,15 @@ class StepKey:
     kind: Kind
     bucket: Bucket
     scope: Scope = "full"
-    wide: bool = False
+    full_vocab: bool = False
     names: frozenset[str] | None = None
 
     def __str__(self) -> str:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
         scope = "" if self.scope == "full" else f", {self.scope}"
-        wide = ", wide log-probabilities" if self.wide else ""
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{wide}"
+        full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{full_vocab}"
 
     def attention(
         self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
@@ -109,7 +109,7 @@ class PrefillInputs:
     before, and `used`, an entry for each row that samples, becomes all that these rows have of
     logits processors.
 
-    `tells_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the
+    `returns_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the
     tokens. `need`: the least that serves the rows. `wide`: what a wide step is asked for.
     """
 
@@ -118,10 +118,10 @@ class PrefillInputs:
     floats: np.ndarray
     tables: Mapping[str, np.ndarray]
     known: tuple[KnownTokens, ...] = ()
-    tells_logprobs: bool = False
+    returns_logprobs: bool = False
     need: Need = UNKNOWN
     used: tuple[RowUpdate, ...] = ()
-    wide: WideInputs | None = None
+    full_vocab: FullVocabInputs | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ class DecodeInputs:
     row_ids: np.ndarray
     num_steps: int
     tables: Mapping[str, np.ndarray]
-    tells_logprobs: bool = False
+    returns_logprobs: bool = False
     need: Need = UNKNOWN
     updates: tuple[RowUpdate, ...] = ()
-    wide: WideInputs | None = None
+    full_vocab: FullVocabInputs | None = None
     draft_ids: np.ndarray | None = None
 
 
@@ -236,11 +236,11 @@ class Runner:
             for group in self.info.groups
         }
         rows = DeviceRows.empty(self.num_rows, self.max_model_len)
-        own = empty_rows(
+        processor_state = empty_rows(
             self.program.processors, self.num_rows, Sizes(self.info.vocab_size, self.max_model_len)
         )
-        rows, own = jax.device_put((rows, own), self.placement.replicated)
-        self._state = StepState(cache, rows, own)
+        rows, processor_state = jax.device_put((rows, processor_state), self.placement.replicated)
+        self._state = StepState(cache, rows, processor_state)
         self.writer.forget()
 
     def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
@@ -253,8 +253,10 @@ class Runner:
             self.writer.write_known(known)
         for used in inputs.used:
             self.writer.write_all(used.row, used.values)
-        wide = inputs.wide
-        key = self._scoped(StepKey("prefill", bucket, wide=wide is not None), inputs.need)
+        full_vocab = inputs.full_vocab
+        key = self._scoped(
+            StepKey("prefill", bucket, full_vocab=full_vocab is not None), inputs.need
+        )
         step = self._compiled(key)
         if self.shadow is not None:
             self.shadow.watch(self, key, inputs)
@@ -265,9 +267,9 @@ class Runner:
             inputs.ints,
             inputs.floats,
             inputs.tables,
-            *(() if wide is None else (wide.targets,)),
+            *(() if full_vocab is None else (full_vocab.targets,)),
         )
-        return LaunchedStep(sampled, order, wide, tells_logprobs=inputs.tells_logprobs)
+        return LaunchedStep(sampled, order, full_vocab, returns_logprobs=inputs.returns_logprobs)
 
     def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
         """Launch a decode of up to inputs.num_steps tokens a row, or verify drafts; `order` as for
@@ -275,8 +277,10 @@ class Runner:
         """
         for update in inputs.updates:
             self.writer.update(update.row, update.values)
-        key = self._scoped(dataclasses.replace(key, wide=inputs.wide is not None), inputs.need)
-        if key.wide and inputs.num_steps > 1:
+        key = self._scoped(
+            dataclasses.replace(key, full_vocab=inputs.full_vocab is not None), inputs.need
+        )
+        if key.full_vocab and inputs.num_steps > 1:
             raise InternalError(
                 f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary"
             )
@@ -285,7 +289,9 @@ class Runner:
             self.shadow.watch(self, key, inputs)
         what = np.int32(inputs.num_steps) if inputs.draft_ids is None else inputs.draft_ids
         self._state, sampled = step(self.weights, self.state, inputs.row_ids, what, inputs.tables)
-        return LaunchedStep(sampled, order, inputs.wide, tells_logprobs=inputs.tells_logprobs)
+        return LaunchedStep(
+            sampled, order, inputs.full_vocab, returns_logprobs=inputs.returns_logprobs
+        )
 
     def _scoped(self, key: StepKey, need: Need) -> StepKey:
         """The key of the least form that serves and is compiled, or of what is to be compiled."""
@@ -323,8 +329,13 @@ class Runner:
         What `progress` raises ends it, after the programs that are being compiled.
         """
         num_writers = self.writer.compile_all()
-        can_be_wide = [key for key in keys if key.kind != "verify"] if self._warms_wide else []
-        keys = [*keys, *(dataclasses.replace(key, wide=True) for key in can_be_wide)]
+        can_return_full_vocab = (
+            [key for key in keys if key.kind != "verify"] if self._warms_wide else []
+        )
+        keys = [
+            *keys,
+            *(dataclasses.replace(key, full_vocab=True) for key in can_return_full_vocab),
+        ]
         missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
         done = itertools.count(1)
 
@@ -370,7 +381,9 @@ class Runner:
             for name, one in self.program.processors
             if key.names is None or name in key.names
         )
-        program = dataclasses.replace(self.program, is_wide=key.wide, processors=processors)
+        program = dataclasses.replace(
+            self.program, full_vocab=key.full_vocab, processors=processors
+        )
         if key.kind == "prefill":
             step = functools.partial(
                 prefill_step, program, dict(self.layouts), bucket, scope=key.scope
@@ -380,11 +393,11 @@ class Runner:
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_FLOAT_COLUMNS), jnp.float32),
                 tables,
-                *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.wide else ()),
+                *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.full_vocab else ()),
             )
         else:
             verifies = key.kind == "verify"
-            sizes = (bucket,) if verifies else (bucket, 1 if key.wide else self.max_steps)
+            sizes = (bucket,) if verifies else (bucket, 1 if key.full_vocab else self.max_steps)
             step = functools.partial(
                 STEPS[key.kind], program, dict(self.layouts), *sizes, scope=key.scope
             )
@@ -426,7 +439,7 @@ def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
         config.max_model_len,
         parts.shadow,
         config.dump_step,
-        config.wide_logprobs,
+        config.full_vocab_logprobs,
         parts.title,
     )
     program = parts.program()

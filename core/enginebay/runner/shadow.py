@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("enginebay.runner")
 
-MOST_TIMES = 1024
+MAX_TIMES = 1024
 """The last so many steps are what medians are taken of."""
 
 QKV = tuple[jax.Array, jax.Array | None, jax.Array | None]
@@ -200,7 +200,7 @@ class _Phase:
 
     def __init__(self) -> None:
         self.num_steps = self.num_compared = 0
-        self.times: collections.deque[tuple[float, float]] = collections.deque(maxlen=MOST_TIMES)
+        self.times: collections.deque[tuple[float, float]] = collections.deque(maxlen=MAX_TIMES)
 
     def median(self, side: int) -> float:
         """Of the seconds that one side's steps took."""

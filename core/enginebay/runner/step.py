@@ -16,11 +16,11 @@ from enginebay.model import Model, ModelCache, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
-from enginebay.processor import Own, Processors, evolve, process
+from enginebay.processor import Processors, ProcessorState, evolve, process
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.full_vocab import FullVocab, log_softmax, prompt_logprobs
 from enginebay.runner.logprobs import Logprobs, logprobs_of
-from enginebay.runner.wide import Wide, log_softmax, prompt_logprobs
 from enginebay.sampler import Sampler
 
 PENALTIES = "penalties"
@@ -34,25 +34,25 @@ OpsFactory = Callable[[Bucket, Layouts], Ops]
 
 
 @functools.partial(
-    tree_util.register_dataclass, data_fields=["cache", "rows", "own"], meta_fields=[]
+    tree_util.register_dataclass, data_fields=["cache", "rows", "processor_state"], meta_fields=[]
 )
 @dataclasses.dataclass(frozen=True)
 class StepState:
     """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a
     whole.
 
-    `own` are the fields of logits processors by name, arrays [R, ...] each
+    `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
     (enginebay.processor.empty_rows).
     """
 
     cache: Any
     rows: DeviceRows
-    own: Mapping[str, Own] = dataclasses.field(default_factory=dict)
+    processor_state: Mapping[str, ProcessorState] = dataclasses.field(default_factory=dict)
 
 
 @functools.partial(
     tree_util.register_dataclass,
-    data_fields=["tokens", "logprobs", "logits", "wide"],
+    data_fields=["tokens", "logprobs", "logits", "full_vocab"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Sampled:
     tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens
     of -1, and where all rows that were sampled with have a num_logprobs of -1. logits f32 where the
     program tells them: of a prefill [T, vocab], those after each of its tokens, of a decode [S, N,
-    vocab], those that each token was sampled from. wide: where the program tells it.
+    vocab], those that each token was sampled from. full_vocab: where the program tells it.
     """
 
     tokens: jax.Array
     logprobs: Logprobs
     logits: jax.Array | None = None
-    wide: Wide | None = None
+    full_vocab: FullVocab | None = None
 
 
 Scope = Literal["greedy", "draw", "full"]
@@ -80,7 +80,7 @@ less.
 SCOPES: tuple[Scope, ...] = ("greedy", "draw", "full")
 """From the least to the largest."""
 
-_Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, Own], Sampled]
+_Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, ProcessorState], Sampled]
 """Steps done, and what they have made so far."""
 
 
@@ -91,7 +91,7 @@ class Program:
     model: Model
     make_ops: OpsFactory
     sampler: Sampler
-    tells_logits: bool = False
+    returns_logits: bool = False
     """Whether its steps give all their logits too, which costs memory: it is for measuring, not for
     serving.
     """
@@ -101,7 +101,7 @@ class Program:
     """
     processors: Processors = ()
     """Logits processors in the order in which they are applied."""
-    is_wide: bool = False
+    full_vocab: bool = False
     """Whether its steps tell wide log-probabilities too; a decode then has room for one token a
     row.
     """
@@ -119,34 +119,50 @@ class Program:
         return self.draft_passes * bucket.max_q_len - 1
 
     def sample(
-        self, logits: jax.Array, rows: DeviceRows, own: Mapping[str, Own], scope: Scope
-    ) -> tuple[Sampled, Mapping[str, Own]]:
+        self,
+        logits: jax.Array,
+        rows: DeviceRows,
+        processor_state: Mapping[str, ProcessorState],
+        scope: Scope,
+    ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
         """One token for each row of logits f32 [S, vocab] that has not finished, and the rows'
         fields after it.
 
         What is sampled comes without the axis of tokens: [S] and [S, W].
         """
-        told = logits if self.tells_logits else None
-        wide = Wide(log_softmax(logits)) if self.is_wide else None
+        told = logits if self.returns_logits else None
+        full_vocab = FullVocab(log_softmax(logits)) if self.full_vocab else None
         if scope == "greedy":
             best = jnp.where(rows.finished, -1, first_best(logits.astype(jnp.float32)))
-            return Sampled(best, Logprobs.empty(best.shape, logits.shape[1]), told, wide), own
+            return Sampled(
+                best, Logprobs.empty(best.shape, logits.shape[1]), told, full_vocab
+            ), processor_state
         state, scores = rows.sampling_state(), logits
         given: Mapping[str, jax.Array] = {}
         if scope == "full":
             scores = logits.astype(jnp.float32)
             scores, given = process(
-                self.processors, scores, own, state, rows_at_once=self.rows_at_once
+                self.processors, scores, processor_state, state, rows_at_once=self.rows_at_once
             )
-        plain = scope == "draw" or (PENALTIES in own and PENALTIES in dict(self.processors))
+        plain = scope == "draw" or (
+            PENALTIES in processor_state and PENALTIES in dict(self.processors)
+        )
         tokens = self.sampler(scores, state.without_penalties() if plain else state)
         active = ~rows.finished
-        own = evolve(
-            self.processors, given, tokens, own, state, active, rows_at_once=self.rows_at_once
+        processor_state = evolve(
+            self.processors,
+            given,
+            tokens,
+            processor_state,
+            state,
+            active,
+            rows_at_once=self.rows_at_once,
         )
         asks = active & (rows.num_logprobs >= 0)
         logprobs = logprobs_of(logits, tokens, asks, rows_at_once=self.rows_at_once)
-        return Sampled(jnp.where(rows.finished, -1, tokens), logprobs, told, wide), own
+        return Sampled(
+            jnp.where(rows.finished, -1, tokens), logprobs, told, full_vocab
+        ), processor_state
 
 
 def _batches(
@@ -197,20 +213,22 @@ def prefill_step(
     rows = device.rows_from_plan(
         ints, floats, whole.history(row_ids, _history_length(bucket, scope))
     )
-    own = _take(program, state.own, row_ids, scope)
-    sampled, own = program.sample(
-        program.model.logits(weights, ops, hidden[last]), rows, own, scope
+    processor_state = _take(program, state.processor_state, row_ids, scope)
+    sampled, processor_state = program.sample(
+        program.model.logits(weights, ops, hidden[last]), rows, processor_state, scope
     )
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
-    if sampled.wide is not None and targets is not None:
+    if sampled.full_vocab is not None and targets is not None:
         logits_of = functools.partial(program.model.logits, weights, ops)
         told = prompt_logprobs(logits_of, hidden, targets, program.model.info.vocab_size)
-        sampled = dataclasses.replace(sampled, wide=Wide(sampled.wide.rows, told))
-    if program.tells_logits:
+        sampled = dataclasses.replace(sampled, full_vocab=FullVocab(sampled.full_vocab.rows, told))
+    if program.returns_logits:
         sampled = dataclasses.replace(sampled, logits=program.model.logits(weights, ops, hidden))
     return StepState(
-        cache, whole.put(row_ids, rows), _put(program, state.own, row_ids, own)
+        cache,
+        whole.put(row_ids, rows),
+        _put(program, state.processor_state, row_ids, processor_state),
     ), sampled
 
 
@@ -220,21 +238,31 @@ def _history_length(bucket: Bucket, scope: Scope) -> int:
 
 
 def _take(
-    program: Program, own: Mapping[str, Own], row_ids: jax.Array, scope: Scope
-) -> Mapping[str, Own]:
+    program: Program,
+    processor_state: Mapping[str, ProcessorState],
+    row_ids: jax.Array,
+    scope: Scope,
+) -> Mapping[str, ProcessorState]:
     """The fields of rows [S] of the processors that the step applies; a row past the end uses none."""
     if scope != "full":
         return {}
-    applied = {name: dict(own[name]) for name, _ in program.processors if name in own}
-    taken: Mapping[str, Own] = jax.tree.map(
+    applied = {
+        name: dict(processor_state[name])
+        for name, _ in program.processors
+        if name in processor_state
+    }
+    taken: Mapping[str, ProcessorState] = jax.tree.map(
         lambda a: a.at[row_ids].get(mode="fill", fill_value=0), applied
     )
     return taken
 
 
 def _put(
-    program: Program, own: Mapping[str, Own], row_ids: jax.Array, rows: Mapping[str, Own]
-) -> Mapping[str, Own]:
+    program: Program,
+    processor_state: Mapping[str, ProcessorState],
+    row_ids: jax.Array,
+    rows: Mapping[str, ProcessorState],
+) -> Mapping[str, ProcessorState]:
     """`own` with those fields of rows [S] that a step may have changed; a row past the end is
     dropped.
     """
@@ -243,7 +271,7 @@ def _put(
         name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
         if name in evolving and name in rows
         else fields
-        for name, fields in own.items()
+        for name, fields in processor_state.items()
     }
 
 
@@ -275,27 +303,35 @@ def decode_step(
         return (step < num_steps) & ~rows.finished.all()
 
     def one(carry: _Carry) -> _Carry:
-        step, cache, rows, own, sampled = carry
+        step, cache, rows, processor_state, sampled = carry
         active = ~rows.finished
         batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
-        new, own = program.sample(program.model.logits(weights, ops, hidden), rows, own, scope)
+        new, processor_state = program.sample(
+            program.model.logits(weights, ops, hidden), rows, processor_state, scope
+        )
         sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
-        return step + 1, cache, rows.advanced(new.tokens, active), own, sampled
+        return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
 
     shape, vocab_size = (bucket.seqs, max_steps), program.model.info.vocab_size
-    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
-    wide = Wide(jnp.zeros((*shape, vocab_size), jnp.float32)) if program.is_wide else None
+    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.returns_logits else None
+    full_vocab = (
+        FullVocab(jnp.zeros((*shape, vocab_size), jnp.float32)) if program.full_vocab else None
+    )
     start = (
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, _history_length(bucket, scope)),
-        _take(program, state.own, row_ids, scope),
-        Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, wide),
+        _take(program, state.processor_state, row_ids, scope),
+        Sampled(
+            jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, full_vocab
+        ),
     )
-    _, cache, rows, own, sampled = jax.lax.while_loop(unfinished, one, start)
+    _, cache, rows, processor_state, sampled = jax.lax.while_loop(unfinished, one, start)
     return StepState(
-        cache, state.rows.put(row_ids, rows), _put(program, state.own, row_ids, own)
+        cache,
+        state.rows.put(row_ids, rows),
+        _put(program, state.processor_state, row_ids, processor_state),
     ), sampled
 
 
@@ -328,12 +364,21 @@ def compact_decode_step(
     }
     small = {g: copies[g][0][0] for g in groups}
     cache = {g: tuple(arrays for _, arrays in copies[g]) for g in groups}
-    own = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
+    processor_state = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
-    inside = StepState(cache, state.rows, state.own)
+    inside = StepState(cache, state.rows, state.processor_state)
     done, sampled = decode_step(
-        program, small, inner, max_steps, weights, inside, row_ids, num_steps, own, scope=scope
+        program,
+        small,
+        inner,
+        max_steps,
+        weights,
+        inside,
+        row_ids,
+        num_steps,
+        processor_state,
+        scope=scope,
     )
     after = _lengths(done.rows, row_ids)
     whole = {
@@ -343,7 +388,7 @@ def compact_decode_step(
         )
         for g in groups
     }
-    return StepState(whole, done.rows, done.own), sampled
+    return StepState(whole, done.rows, done.processor_state), sampled
 
 
 def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:

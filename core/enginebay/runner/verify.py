@@ -84,7 +84,7 @@ def verify_step(
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = _advanced(rows, guessed, new.tokens)
         new = dataclasses.replace(
-            new, tokens=kept, wide=None
+            new, tokens=kept, full_vocab=None
         )  # rows that ask for wide ones are not drafted
         put = functools.partial(
             jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1
@@ -99,13 +99,13 @@ def verify_step(
         )
 
     shape, vocab_size = (len(row_ids), passes * width), program.model.info.vocab_size
-    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.tells_logits else None
+    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.returns_logits else None
     empty = Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits)
     start = (jnp.int32(0), state.cache, state.rows.take(row_ids, 0), empty, jnp.bool_(True))
     _, cache, rows, sampled, _ = (
         one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
     )
-    return StepState(cache, state.rows.put(row_ids, rows), state.own), sampled
+    return StepState(cache, state.rows.put(row_ids, rows), state.processor_state), sampled
 
 
 class _Fed(NamedTuple):

@@ -125,7 +125,9 @@ def test_prompts_are_told_where_programs_may_be_compiled(
     real_engine: eSurge,
 ) -> None:  # holds G101, G105
     for changes in ({"prompt_logprobs": 2}, {"logprobs": -1}):
-        with pytest.raises(RequestError, match=r"under forbid_compiling.*wide_logprobs = true"):
+        with pytest.raises(
+            RequestError, match=r"under forbid_compiling.*full_vocab_logprobs = true"
+        ):
             real_engine.generate(PROMPT, with_(GREEDY_ON, **changes))
     compiling = REAL | {"use_aot_forward": False, "compile_runner": False}
     with eSurge(BRIEF, **compiling) as free:

@@ -12,7 +12,7 @@ import pytest
 
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_esurge import eSurge
-from enginebay_esurge.opening import most_shards, open_subject
+from enginebay_esurge.opening import max_shards, open_subject
 from enginebay_esurge.settings import EngineSettings, mesh_of
 from enginebay_models.checkpoint import find_folder
 
@@ -113,7 +113,7 @@ def test_devices_go_along_the_axis_that_can_be_split() -> None:  # holds S03
     assert settings(auto_shard_model=False).config("demo", 64, 4, 4).mesh == {}
     assert mesh_of((-1, 1, 1, 1, 1), 1, 1) == {}
     plan = open_subject("demo", None, settings(auto_shard_model=False)).plan
-    assert [most_shards(plan, n) for n in (1, 2, 3, 4, 6, 8)] == [1, 2, 2, 2, 2, 2], (
+    assert [max_shards(plan, n) for n in (1, 2, 3, 4, 6, 8)] == [1, 2, 2, 2, 2, 2], (
         "it has 2 KV heads, and 448 features"
     )
     with pytest.raises(UnsupportedError, match="dp"):

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from enginebay.build.shadowing import choose_shadow
+from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import make_config
 from enginebay.runner.shadow import Shadow
 from enginebay_esurge import eSurge

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from enginebay.config import MOST_PASSES
+from enginebay.config import MAX_PASSES
 from enginebay_esurge import eSurge
 from enginebay_esurge.console import figures_table
 from enginebay_esurge.dashboard import make_dashboard
@@ -82,7 +82,7 @@ def test_drafts_are_counted_everywhere(drafting: eSurge, tmp_path: Path) -> None
     num_drafts, num_drafted, num_accepted = (
         seen[f"esurge_spec_decode_{name}_total"] for name in NAMES
     )
-    assert 0 < num_accepted < num_drafted <= (MOST_PASSES * (3 + 1) - 1) * num_drafts
+    assert 0 < num_accepted < num_drafted <= (MAX_PASSES * (3 + 1) - 1) * num_drafts
     counts = [drafted(output.metrics) for output in outputs]
     assert counts[2][1] < counts[2][0]
     assert (num_drafted, num_accepted) == tuple(map(sum, zip(*counts, strict=True)))

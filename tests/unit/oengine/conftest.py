@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.testing.reference import ReferenceModel
 from enginebay_oengine import OpenedModel, oEngine, open_model
+from enginebay_testing.reference import ReferenceModel
 from tests.pool import EnginePool
 from tests.unit.oengine.small import (
     GREEDY,

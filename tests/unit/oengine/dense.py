@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.build.binding import OpsBinder
+from enginebay.compose.binding import OpsBinder
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay_oengine import ActiveSequenceBatch, OpenedModel, oEngine
 

@@ -22,7 +22,6 @@ from enginebay.engine import Compilations
 from enginebay.errors import CompilationError, ConfigError, UnsupportedError
 from enginebay.registry import load_registry
 from enginebay.runner.step import Program
-from enginebay.testing.tiny import write_tiny_checkpoint
 from enginebay_oengine import (
     AbstractInferenceEngine,
     ActiveSequenceBatch,
@@ -39,6 +38,7 @@ from enginebay_oengine import (
     open_model,
 )
 from enginebay_oengine.forward import GraphDef
+from enginebay_testing.tiny import write_tiny_checkpoint
 from tests.unit.oengine.small import MODEL, NUM_PAGES, NUM_SLOTS, PAGE_SIZE, make_engine, prefill
 
 pytestmark = pytest.mark.xdist_group("oengine_api")

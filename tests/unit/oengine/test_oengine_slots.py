@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
-from enginebay.testing.reference import ReferenceModel
-from enginebay.testing.ties import TOLERANCE, first_impossible_token
 from enginebay_oengine import oEngine
+from enginebay_testing.reference import ReferenceModel
+from enginebay_testing.ties import TOLERANCE, first_impossible_token
 from tests.unit.oengine.small import (
     CHUNK,
     GREEDY,

@@ -20,15 +20,15 @@ from enginebay.cache import HndLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
-from enginebay.testing import kernels
-from enginebay.testing.attention_cases import attention_cases, make_problem
-from enginebay.testing.kernels import AttentionCase
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention import attention, check_table
 from enginebay_pallas.attention_kernel import load_head
 from enginebay_pallas.attention_plan import Plan
 from enginebay_pallas.attention_units import chunk_units
 from enginebay_pallas.generations import GENERATIONS, generation
+from enginebay_testing import kernels
+from enginebay_testing.attention_cases import attention_cases, make_problem
+from enginebay_testing.kernels import AttentionCase
 
 CASES = {case.name: case for case in attention_cases()}
 OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")
@@ -61,7 +61,7 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 def test_wide_heads_and_large_pages(page_size: int, dtype: str) -> None:
     spec = AttnSpec(2, 1, 256, q_dtype=dtype, kv_dtype=dtype)
     case = AttentionCase(
-        "wide",
+        "full_vocab",
         "mixed",
         (1, 5, 20),
         (270, 5, 290),

@@ -11,7 +11,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.registry import load_registry
-from enginebay.testing.tiny import write_tiny_checkpoint
+from enginebay_testing.tiny import write_tiny_checkpoint
 
 SIZES: dict[str, Any] = {
     "platform": "cpu",

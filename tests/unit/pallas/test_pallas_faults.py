@@ -14,11 +14,11 @@ import pytest
 
 from enginebay.cache import TpuRpaLayout
 from enginebay.ops.spec import AttnSpec
-from enginebay.testing import kernels
-from enginebay.testing.attention_cases import make_problem
-from enginebay.testing.kernels import AttentionCase
 from enginebay_pallas import attention_kernel
 from enginebay_pallas.attention import attention
+from enginebay_testing import kernels
+from enginebay_testing.attention_cases import make_problem
+from enginebay_testing.kernels import AttentionCase
 
 # Two blocks of two pages for one row: the smallest that prefetches.
 DECODE = AttentionCase(

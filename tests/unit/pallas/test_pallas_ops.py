@@ -18,13 +18,13 @@ from enginebay.cache import HndLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
-from enginebay.testing import kernels, sample_op
 from enginebay_pallas.compiler import compiler
 from enginebay_pallas.flash import flash_attention
 from enginebay_pallas.generations import generation
 from enginebay_pallas.kv_write import IN_FLIGHT, RUN, kv_write
 from enginebay_pallas.rms_norm import rms_norm
 from enginebay_pallas.sample import sample
+from enginebay_testing import kernels, sample_op
 
 NEWEST = ("v5e", "v6e", "7x")
 

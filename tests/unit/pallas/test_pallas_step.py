@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from enginebay.build.abroad import DecodeShape, StepReport, compile_decode_step
+from enginebay.compose.cross_compile import DecodeShape, StepReport, compile_decode_step
 from enginebay.config import EngineConfig
 from enginebay.registry import load_registry
 from enginebay_pallas.compiler import compiler

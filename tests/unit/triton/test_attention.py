@@ -15,8 +15,8 @@ pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra
 from enginebay.cache import HndLayout, NhdLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.testing.attention_cases import AttentionCase, attention_cases, make_problem
-from enginebay.testing.kernels import (
+from enginebay_testing.attention_cases import AttentionCase, attention_cases, make_problem
+from enginebay_testing.kernels import (
     check_attention,
     check_result,
     check_rows_are_independent,

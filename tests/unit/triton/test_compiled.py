@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
-from enginebay.build.binding import OpsBinder
-from enginebay.build.compose import make_sampler
-from enginebay.build.kernels import choose_kernels
 from enginebay.cache import NhdLayout
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.composition import make_sampler
+from enginebay.compose.kernels import choose_kernels
 from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig, KernelChoice
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
@@ -28,8 +28,8 @@ from enginebay.registry import load_registry
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.sharding import make_placement
 from enginebay.runner.step import Program, StepState, decode_step
-from enginebay.testing.models import harness_steps
 from enginebay_models import llama
+from enginebay_testing.models import harness_steps
 from enginebay_triton.attention import attention
 from enginebay_triton.call import graph_features
 from enginebay_triton.compiler import compiler

@@ -15,9 +15,9 @@ import numpy as np
 
 from enginebay.cache import HndLayout, KVLayout, NhdLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
-from enginebay.testing import fused, kernels
-from enginebay.testing.sample_op import VOCABS, check_sample, sample_cases, sample_checks
-from enginebay.testing.suites import check_kv_write
+from enginebay_testing import fused, kernels
+from enginebay_testing.sample_op import VOCABS, check_sample, sample_cases, sample_checks
+from enginebay_testing.suites import check_kv_write
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import SampleConfig, sample
 from enginebay_triton.write import kv_write, rope_kv_write

@@ -13,8 +13,8 @@ from enginebay.cache import HndLayout, KVLayout, NhdLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
-from enginebay.testing import kernels
-from enginebay.testing.attention_cases import AttentionCase
+from enginebay_testing import kernels
+from enginebay_testing.attention_cases import AttentionCase
 from enginebay_triton import cudnn as cudnn_module
 from enginebay_triton.cudnn import cudnn
 

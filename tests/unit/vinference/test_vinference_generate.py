@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from enginebay import LLM, SamplingParams
-from enginebay.build.compose import make_plan
-from enginebay.testing.reference import ReferenceModel
-from enginebay.testing.ties import TOLERANCE
+from enginebay.compose.composition import make_plan
 from enginebay.types import FrozenSampling
+from enginebay_testing.reference import ReferenceModel
+from enginebay_testing.ties import TOLERANCE
 from enginebay_vinference import InferenceWarning, vInference, vInferencePreCompileConfig
 from tests.unit.vinference.hostside import HostFunctions
 from tests.unit.vinference.small import (

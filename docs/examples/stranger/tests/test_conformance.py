@@ -8,14 +8,14 @@ import pytest
 from enginebay_stranger.shortest_prompt_first import ShortestPromptFirst, ShortestPromptFirstOptions
 
 from enginebay.registry import load_registry
-from enginebay.testing.schedulers import scheduler_checks
-from enginebay.testing.suites import part_checks, select
+from enginebay_testing.schedulers import scheduler_checks
+from enginebay_testing.suites import part_checks, select
 
 PARTS = ("scheduler:shortest_prompt_first", "kernel:attention:chunked_scan")
 
 
 def registered() -> list[pytest.ParameterSet]:
-    """The checks of our parts: what `pytest -p enginebay.testing --enginebay-check NAME` runs too."""
+    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME` runs too."""
     registry = load_registry()
     entries = [entry for name in PARTS for entry in select(registry, name)]
     return [

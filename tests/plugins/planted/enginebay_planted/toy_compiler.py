@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from enginebay.ops.levels import CompileReport
+from enginebay.ops.toolchains import CompileReport
 
 
 class ToyCompiler:

@@ -1,0 +1,121 @@
+"""Binding the chosen implementations into what a model calls in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.compose.fused import add_rms_norm_of
+from enginebay.compose.kernels import ChosenKernels, writes_cache
+from enginebay.model import ModelInfo
+from enginebay.ops.bound import AttentionImpl, Ops
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
+from enginebay.runner.sharding import Placement
+from enginebay.runner.step import Layouts
+
+
+@dataclasses.dataclass(frozen=True)
+class OpsBinder:
+    """Makes the Ops of a step: attention by phase, with its layout found by the layer's spec,
+    sharded over heads.
+    """
+
+    chosen: ChosenKernels
+    info: ModelInfo
+    placement: Placement
+
+    def __call__(self, bucket: Bucket, layouts: Layouts) -> Ops:
+        impl = self.chosen.attention[bucket.mode]
+        by_spec = {self.info.attention[group]: layout for group, layout in layouts.items()}
+        plain = self.chosen.bound()
+
+        def attention(
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: CacheArrays,
+            batch: AttnBatch,
+            *,
+            spec: AttnSpec,
+            rope: RopeSpec | None = None,
+        ) -> tuple[jax.Array, CacheArrays]:
+            fuses = "rope_kv_write" in plain and not writes_cache(impl) and k is not None
+            if rope is not None and not fuses:
+                q = plain["rope"](q, batch.positions, spec=rope)
+                k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
+            args = (q, k, v, cache, batch)
+            return self._attention(
+                impl, plain, bucket, by_spec[spec], spec, rope if fuses else None, args
+            )
+
+        return Ops(
+            attention,
+            plain["embedding"],
+            plain["linear"],
+            plain["rms_norm"],
+            add_rms_norm_of(plain),
+            plain["rope"],
+            self.chosen.names,
+        )
+
+    def _attention(
+        self,
+        impl: AttentionImpl,
+        plain: Mapping[str, Any],
+        bucket: Bucket,
+        layout: KVLayout,
+        spec: AttnSpec,
+        rope: RopeSpec | None,
+        args: tuple[Any, ...],
+    ) -> tuple[jax.Array, CacheArrays]:
+        """Write and attend, per shard. With `rope` the op rope_kv_write rotates q and k, which come
+        as they are.
+        """
+        shards = self.placement.num_shards("kv_heads")
+        local_spec = spec.per_shard(shards)
+        local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
+        config, _ = self.chosen.tuned.config(
+            "attention", impl, self.chosen.env, local_spec, bucket, local
+        )
+
+        def run(
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: CacheArrays,
+            batch: AttnBatch,
+        ) -> tuple[jax.Array, CacheArrays]:
+            if not writes_cache(impl) and k is not None:
+                if rope is None:
+                    cache = plain["kv_write"](cache, batch.slots, k, v, layout=local)
+                else:
+                    where = (batch.positions, batch.slots)
+                    q, cache = plain["rope_kv_write"](
+                        q, k, v, cache, *where, spec=rope, layout=local
+                    )
+                k = v = None
+            out, cache, _ = impl(
+                q, k, v, cache, batch, spec=local_spec, layout=local, config=config
+            )
+            return out, cache
+
+        if shards == 1:
+            return run(*args)
+        heads = PartitionSpec(None, self.placement.rules["kv_heads"])
+        arrays = {
+            n: self.placement.spec((None,) * axis + ("kv_heads",))
+            for n, axis in layout.head_axis().items()
+        }
+        sharded = jax.shard_map(
+            run,
+            mesh=self.placement.mesh,
+            in_specs=(heads, heads, heads, arrays, PartitionSpec()),
+            out_specs=(heads, arrays),
+            check_vma=False,
+        )
+        return sharded(*args)

@@ -1,0 +1,369 @@
+"""Composing an engine: every part is found by name, made, and handed to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.engine_steps import engine_steps, refuse_problems
+from enginebay.compose.jaxconfig import configure_compile_cache
+from enginebay.compose.kernels import ChosenKernels, choose_kernels
+from enginebay.compose.platform_startup import settle_platforms
+from enginebay.compose.platforms import make_platforms, pick_platform
+from enginebay.compose.processors import ChosenProcessors, choose_processors
+from enginebay.compose.resolve import Facts, NamedFact, resolve
+from enginebay.compose.sampling_defaults import (
+    NO_DEFAULTS,
+    SamplingDefaults,
+    choose_sampling_defaults,
+)
+from enginebay.compose.shadowing import ChosenShadow, choose_shadow
+from enginebay.compose.tuned import BucketConfig, bucket_configs
+from enginebay.config import AUTO, NO_PROPOSER, EngineConfig, KernelChoice, Reason
+from enginebay.engine import Engine
+from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
+from enginebay.model import Checkpoint, Model, ModelFamily
+from enginebay.ops.bound import SampleOp
+from enginebay.platform import Platform
+from enginebay.proposer import Proposer
+from enginebay.registry import Entry, Registry, load_registry
+from enginebay.runner.parts import EngineParts, engine_title, weight_bytes
+from enginebay.runner.sharding import Placement, make_placement
+from enginebay.sampler import Sampler
+from enginebay.scheduler import Scheduler
+from enginebay.waits import waiting
+
+log = logging.getLogger("enginebay.compose")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is, and how much there is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything chosen, nothing allocated: what `explain` shows and `build` makes."""
+
+    registry: Registry
+    config: EngineConfig
+    reasons: tuple[Reason, ...]
+    platform: Platform
+    checkpoint: Checkpoint
+    model: Model
+    placement: Placement
+    kernels: ChosenKernels
+    processors: ChosenProcessors
+    shadow: ChosenShadow | None = None
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    """What the checkpoint says of sampling fields that a request leaves out."""
+
+
+def make_title(plan: Plan) -> str:
+    """The engine of a plan with its attention kernels, for whoever waits for it."""
+    return engine_title(plan.config, plan.kernels.names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """A running engine's parts."""
+
+    plan: Plan
+    engine: Engine
+    scheduler: Scheduler
+    proposer: Proposer | None = None
+
+
+def make_plan(
+    config: EngineConfig, registry: Registry | None = None, checkpoint: Checkpoint | None = None
+) -> Plan:
+    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is
+    wrong.
+
+    `checkpoint` is a model that is open already; without it config.model is opened.
+    """
+    registry = registry or load_registry()
+    configure_compile_cache(config.compile_cache)
+    settle_platforms()
+    platforms = make_platforms(registry)
+    platform = pick_platform(registry, config, platforms)
+    if checkpoint is None:
+        checkpoint = open_checkpoint(registry, config.model)
+    family = find_family(registry, checkpoint.architecture)
+    dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
+    placement = make_placement(platform.devices(), config.mesh, config.rules())
+    shards = placement.num_shards("kv_heads")
+    model = family.build(
+        checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
+    )
+    here = platform.env().platform
+    facts = Facts(
+        platforms=[
+            NamedFact(n, p.priority, p.why_not(), registry.find("platform", n).built_in)
+            for n, p in platforms.items()
+        ],
+        engines=_facts(registry, "engine", here),
+        schedulers=_facts(registry, "scheduler", here),
+        samplers=_facts(registry, "sampler", here),
+        default_dtype=platform.default_dtype,
+        model_max_len=model.info.max_model_len,
+        model_auto_len=model.info.auto_max_model_len,
+        weight_bytes=weight_bytes(model, placement, dtype),
+    )
+    settled, reasons = resolve(config, facts)
+    _check_parts(registry, settled, here)
+    steps = engine_steps(registry, settled, platform, model)
+    kernels = choose_kernels(
+        registry, settled, platform.env(), model.info, placement, platform.default_layout, steps
+    )
+    processors = choose_processors(registry, settled)
+    shadow = choose_shadow(registry, settled, kernels, model.info, placement)
+    greedy_only = _declares(registry.find("sampler", settled.sampler.name), "greedy_only")
+    defaults = choose_sampling_defaults(
+        settled, checkpoint, processors.entries, greedy_only=greedy_only
+    )
+    reasons += (processors.reason, defaults.reason, *kernels.reasons)
+    reasons += () if shadow is None else (shadow.reason,)
+    return Plan(
+        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors, shadow, defaults
+    )  # fmt: skip
+
+
+def build(plan: Plan, progress: Progress | None = None) -> Composed:
+    """Make the engine, load its weights and allocate its cache; and make the scheduler."""
+    engine = make_engine(plan, progress)
+    engine.make_arrays()
+    choice = plan.config.scheduler
+    scheduler = _make(plan.registry, "scheduler", choice.name, choice.options)
+    return Composed(plan, engine, scheduler, make_proposer(plan.registry, plan.config))
+
+
+def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
+    """The proposer of a settled configuration, made with its options; None when it names none."""
+    choice = config.proposer
+    if choice.name == NO_PROPOSER:
+        return None
+    proposer: Proposer = _make(registry, "proposer", choice.name, choice.options)
+    return proposer
+
+
+def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
+    """The engine with its memory plan; nothing is loaded or allocated before its make_arrays()."""
+    choice = plan.config.engine
+    engine: Engine = _make(
+        plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
+    )
+    refuse_problems(
+        plan.kernels, plan.model.info, plan.placement, choice.name, engine.attention_problems()
+    )
+    if plan.config.tuned == "require":
+        kernel_configs(
+            plan, engine
+        )  # what is missing is told now, not when a step is first compiled
+    return engine
+
+
+def kernel_configs(plan: Plan, engine: Engine) -> list[BucketConfig]:
+    """The configurations of attention in every bucket that the engine tells of, and where they are
+    from.
+    """
+    kernels = plan.kernels
+    return bucket_configs(
+        kernels.tuned,
+        kernels.attention,
+        kernels.env,
+        plan.model.info.attention,
+        engine.attention_problems(),
+        num_shards=plan.placement.num_shards("kv_heads"),
+    )
+
+
+def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
+    """What an engine is made of; nothing is loaded or allocated."""
+    registry, config, info = plan.registry, plan.config, plan.model.info
+    shadow = None if plan.shadow is None else plan.shadow.parts(plan.kernels, info, plan.placement)
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress("loading weights", done, total)
+
+    def load_weights() -> dict[str, jax.Array]:
+        with waiting(f"loading the weights of {plan.checkpoint.folder}"):
+            return plan.checkpoint.load_weights(
+                plan.model,
+                dtype=config.dtype,
+                place=plan.placement.weight,
+                verify=config.verify_weights,
+                progress=report,
+            )
+
+    return EngineParts(
+        config=config,
+        model=plan.model,
+        load_weights=load_weights,
+        ops=OpsBinder(plan.kernels, info, plan.placement),
+        sampler=make_sampler(registry, config, plan.kernels.bound()["sample"]),
+        processors=plan.processors.processors,
+        has_greedy=_declares(registry.find("sampler", config.sampler.name), "exact_greedy"),
+        platform=plan.platform,
+        placement=plan.placement,
+        layout_type=plan.kernels.layout_type,
+        layout=plan.kernels.layout,
+        dtype=config.dtype,
+        compact_decode=plan.kernels.compact_decode,
+        ragged_decode=plan.kernels.ragged_decode,
+        drafts_are_rows=plan.kernels.attention["decode"].caps.splits_rows,
+        kernels=plan.kernels.names,
+        custom_calls=plan.kernels.custom_calls,
+        shadow=shadow,
+    )
+
+
+def make_sampler(registry: Registry, config: EngineConfig, draw: SampleOp) -> Sampler:
+    """The sampler itself, or what a sampler with options makes of them; one that declares `draws`
+    is given `draw`.
+    """
+    entry = registry.find("sampler", config.sampler.name)
+    options = registry.options(entry, config.sampler.options)
+    target = registry.load(entry)
+    sampler = target(options) if options is not None else target
+    if _declares(entry, "draws"):
+        sampler = functools.partial(sampler, draw=draw)
+    made: Sampler = sampler
+    return made
+
+
+def _declares(entry: Entry, capability: str) -> bool:
+    return entry.declaration is not None and bool(entry.declaration.capabilities.get(capability))
+
+
+def _check_parts(registry: Registry, config: EngineConfig, platform: str) -> None:
+    """UnsupportedError for a part that cannot be used here, ConfigError for options that it does
+    not take.
+    """
+    for kind, choice in (
+        ("engine", config.engine),
+        ("scheduler", config.scheduler),
+        ("sampler", config.sampler),
+    ):
+        entry = registry.find(kind, choice.name)
+        _refuse_elsewhere(registry, entry, platform)
+        registry.options(entry, choice.options)
+    _check_proposer(registry, config, platform)
+    _refuse_unused_draw(registry, config)
+
+
+def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
+    """UnsupportedError for an implementation of sample that is chosen by name for a sampler that
+    never calls it.
+    """
+    named = config.kernels.get("sample", KernelChoice()).decode
+    if named != AUTO and not _declares(registry.find("sampler", config.sampler.name), "draws"):
+        able = ", ".join(
+            e.name for e in registry.entries if e.kind == "sampler" and _declares(e, "draws")
+        )
+        given = (
+            f"kernels.sample = {named!r}, but sampler {config.sampler.name!r} does not draw by "
+            "this op"
+        )
+        raise UnsupportedError(
+            explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")
+        )
+
+
+def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> None:
+    """UnsupportedError for a proposer that cannot be used here, or whose drafts the engine does not
+    verify.
+    """
+    choice = config.proposer
+    if choice.name == NO_PROPOSER:
+        return
+    entry = registry.find("proposer", choice.name)
+    _refuse_elsewhere(registry, entry, platform)
+    registry.options(entry, choice.options)
+    if not _declares(registry.find("engine", config.engine.name), "verifies"):
+        able = ", ".join(
+            e.name for e in registry.entries if e.kind == "engine" and _declares(e, "verifies")
+        )
+        given = (
+            f"proposer = {choice.name!r} with engine {config.engine.name!r}, "
+            "which verifies no drafts"
+        )
+        raise UnsupportedError(
+            explain(
+                given,
+                f"engines that do: {able or 'none'}",
+                "Choose one, or leave the proposer out.",
+            )
+        )
+
+
+def _make(registry: Registry, kind: str, name: str, options: Any, *before: Any) -> Any:
+    """The part of a name, made with its options when it declares some."""
+    entry = registry.find(kind, name)
+    made = registry.options(entry, options)
+    target = registry.load(entry)
+    return target(*before, made) if made is not None else target(*before)
+
+
+def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
+    """UnsupportedError for a part that does not run on the platform."""
+    reason = entry.why_not_on(platform)
+    if reason is not None:
+        able = [
+            e.name
+            for e in registry.entries
+            if e.kind == entry.kind and e.why_not_on(platform) is None
+        ]
+        raise UnsupportedError(
+            explain(
+                f"{entry.kind} = {entry.name!r}: {reason}",
+                ", ".join(able) or "none that is installed",
+                "Choose one of these, or auto.",
+            )
+        )
+
+
+def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
+    """The parts of a kind, with what speaks against each on a platform."""
+    return [
+        NamedFact(e.name, e.priority, e.why_not_on(platform), e.built_in)
+        for e in registry.entries
+        if e.kind == kind
+    ]
+
+
+def open_checkpoint(registry: Registry, name: str) -> Checkpoint:
+    """The stored model of a folder, a hub id or "demo". CheckpointError says why it cannot be
+    opened.
+    """
+    opened: Checkpoint = registry.load(registry.find("checkpoint", "huggingface"))(name)
+    return opened
+
+
+def find_family(registry: Registry, architecture: str) -> ModelFamily:
+    """The model family that serves an architecture, as a checkpoint's config.json names it.
+
+    Of several the one of the highest priority; of equals a built-in one.
+    """
+    served: dict[str, Entry] = {}
+    for entry in sorted(
+        (e for e in registry.entries if e.kind == "model" and e.state == "ready"),
+        key=lambda e: (e.priority, e.built_in),
+    ):
+        if entry.declaration is not None:
+            served |= dict.fromkeys(entry.declaration.capabilities.get("architectures", ()), entry)
+    if architecture not in served:
+        raise CheckpointError(
+            str(
+                unknown_name(
+                    "architecture", architecture, served, "Install a plugin that serves it."
+                )
+            )
+        )
+    family: ModelFamily = registry.load(served[architecture])
+    return family

@@ -1,0 +1,201 @@
+"""Compiling a whole decode step for devices that are not there, with shapes in place of weights and
+cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import KVLayout
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.composition import find_family, make_sampler
+from enginebay.compose.kernels import ChosenKernels, choose_kernels
+from enginebay.compose.resolve import NamedFact, pick
+from enginebay.config import PHASES, Choice, EngineConfig
+from enginebay.engine import AttentionProblem
+from enginebay.model import Model
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import Bucket
+from enginebay.ops.toolchains import CompileReport, KernelCompiler
+from enginebay.registry import Registry
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.sharding import Placement, make_placement
+from enginebay.runner.step import Program, StepState, decode_step
+
+TENSOR = "tensor"
+"""The mesh axis over which weights and heads are split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeShape:
+    """Sizes of a decode step: rows, most tokens of a row, tokens of a page, pages of the cache, and
+    tokens a call makes.
+    """
+
+    rows: int = 32
+    max_model_len: int = 4096
+    page_size: int = 64
+    num_pages: int = 32 * 64 + 1
+    decode_steps: int = 16
+    dtype: str = "bfloat16"
+
+    @property
+    def bucket(self) -> Bucket:
+        """All rows at their longest."""
+        pages = -(-self.max_model_len // self.page_size)
+        return Bucket(self.rows, self.rows, pages, 1, self.max_model_len, "decode")
+
+    def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
+        """Each cache group's layout."""
+        return {
+            g.name: kind(self.num_pages, self.page_size, g.num_kv_heads, g.head_dim, self.dtype)
+            for g in model.info.groups
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """What compiling told, the names of the kernels in the program, and what a device holds of the
+    cache and weights.
+    """
+
+    compiled: CompileReport
+    kernels: Mapping[str, str]
+    cache_bytes: int
+    weight_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """A model's step on a placement, without an array of it."""
+
+    model: Model
+    program: Program
+    placement: Placement
+    layouts: Mapping[str, KVLayout]
+    shape: DecodeShape
+
+    def weights(self) -> dict[str, jax.ShapeDtypeStruct]:
+        dtype = jnp.dtype(self.shape.dtype)
+        return {
+            path: self._array(spec.shape, dtype, self.placement.weight(path, spec))
+            for path, spec in self.model.weight_specs().items()
+        }
+
+    def state(self) -> StepState:
+        cache = {
+            group.name: tuple(
+                self._layer(self.layouts[group.name]) for _ in range(group.num_layers)
+            )
+            for group in self.model.info.groups
+        }
+        empty = functools.partial(DeviceRows.empty, self.shape.rows, self.shape.max_model_len)
+        whole = self.placement.replicated
+        rows = jax.tree.map(lambda a: self._array(a.shape, a.dtype, whole), jax.eval_shape(empty))
+        return StepState(cache, rows)
+
+    def _layer(self, layout: KVLayout) -> dict[str, jax.ShapeDtypeStruct]:
+        where = self.placement.cache(layout)
+        return {
+            name: self._array(s.shape, s.dtype, where[name]) for name, s in layout.shapes().items()
+        }
+
+    def _array(self, shape: Sequence[int], dtype: Any, where: Any) -> jax.ShapeDtypeStruct:
+        on_mesh = self.placement.mesh is not None
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=where if on_mesh else None)
+
+    def __call__(
+        self, weights: Any, state: StepState, row_ids: Any, num_steps: Any, tables: Any
+    ) -> Any:
+        """decode_step, whose state comes back as it went: donated arrays are used again only then."""
+        bucket, steps = self.shape.bucket, self.shape.decode_steps
+        step = functools.partial(decode_step, self.program, dict(self.layouts), bucket, steps)
+        after, sampled = step(weights, state, row_ids, num_steps, tables)
+        if self.placement.mesh is not None:
+            after = jax.tree.map(
+                lambda array, before: jax.lax.with_sharding_constraint(array, before.sharding),
+                after,
+                self.state(),
+            )
+        return after, sampled
+
+
+def compile_decode_step(
+    registry: Registry,
+    model_config: Mapping[str, Any],
+    compiler: KernelCompiler,
+    target: str,
+    *,
+    num_devices: int = 1,
+    shape: DecodeShape | None = None,
+    config: EngineConfig | None = None,
+) -> StepReport:
+    """Compile the whole decode step of a model, given as its config.json, for a target, over so
+    many devices.
+
+    Kernels are chosen as `config` says and as they would be on the device. Raises what the compiler
+    raises when it refuses, as for a model that does not fit the device's memory.
+    """
+    shape, config = shape or DecodeShape(), _with_a_sampler(registry, config or EngineConfig())
+    devices = compiler.devices(target, num_devices)
+    placement = make_placement(devices, {TENSOR: num_devices}, config.rules())
+    family = find_family(registry, model_config["architectures"][0])
+    shards = placement.num_shards("kv_heads")
+    model = family.build(
+        model_config, dtype=shape.dtype, num_shards=shards, max_model_len=shape.max_model_len
+    )
+    kernels = _kernels(registry, config, Env(compiler.platform, target), model, placement, shape)
+    program = Program(
+        model,
+        OpsBinder(kernels, model.info, placement),
+        make_sampler(registry, config, kernels.bound()["sample"]),
+    )
+    layouts = shape.layouts(kernels.layout_type, model)
+    step = _Step(model, program, placement, layouts, shape)
+    rows, bucket = jax.ShapeDtypeStruct((shape.rows,), jnp.int32), shape.bucket
+    table = jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32)
+    held = (step.weights(), step.state())
+    arguments = (*held, rows, jax.ShapeDtypeStruct((), jnp.int32), dict.fromkeys(layouts, table))
+    report = compiler.compile(step, arguments, target=target, donated=(1,), num_devices=num_devices)
+    return StepReport(
+        report, kernels.names, _bytes(held[1].cache, num_devices), _bytes(held[0], num_devices)
+    )
+
+
+def _with_a_sampler(registry: Registry, config: EngineConfig) -> EngineConfig:
+    found = (e for e in registry.entries if e.kind == "sampler" and e.state == "ready")
+    facts = [NamedFact(e.name, e.priority, built_in=e.built_in) for e in found]
+    name = pick("sampler", config.sampler.name, facts).chosen
+    return config.model_copy(update={"sampler": Choice(name=name, options=config.sampler.options)})
+
+
+def _kernels(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    model: Model,
+    placement: Placement,
+    shape: DecodeShape,
+) -> ChosenKernels:
+    default = registry.load(registry.find("platform", env.platform)).default_layout
+
+    def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> list[AttentionProblem]:
+        layouts = shape.layouts(layout_type, model)
+        return [(dataclasses.replace(shape.bucket, mode=phase), layouts) for phase in PHASES]
+
+    return choose_kernels(registry, config, env, model.info, placement, default, steps)
+
+
+def _bytes(tree: Any, num_devices: int) -> int:
+    """Of a tree of shapes, what lies on one device."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        local = leaf.shape if num_devices == 1 else leaf.sharding.shard_shape(leaf.shape)
+        total += jax.ShapeDtypeStruct(local, leaf.dtype).size * leaf.dtype.itemsize
+    return total

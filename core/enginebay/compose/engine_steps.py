@@ -1,0 +1,102 @@
+"""What attention will be asked to do: the steps of the configured engine, known before the engine
+is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from enginebay.cache import KVLayout
+from enginebay.compose.kernels import ChosenKernels
+from enginebay.compose.negotiate import PlanSteps, why_not
+from enginebay.config import PHASES, EngineConfig
+from enginebay.engine import AttentionProblem
+from enginebay.errors import UnsupportedError, explain
+from enginebay.model import Model, ModelInfo
+from enginebay.ops.caps import Caps
+from enginebay.ops.spec import Bucket
+from enginebay.platform import Platform
+from enginebay.registry import Registry, import_target
+from enginebay.runner.parts import AttentionProblemsOf, StepFacts
+from enginebay.runner.sharding import Placement
+
+USUAL_PAGE_SIZE = 64
+
+
+def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
+    """What is assumed of an engine that does not say its problems: its largest steps, on pages of
+    64 tokens.
+    """
+    config, sizes = facts.config, facts.sizes
+    longest = sizes.kv_lens[-1]
+    pages = -(-longest // USUAL_PAGE_SIZE)
+    layouts = {
+        g.name: facts.layout_type(pages, USUAL_PAGE_SIZE, g.num_kv_heads, g.head_dim, facts.dtype)
+        for g in facts.groups
+    }
+    found: list[AttentionProblem] = []
+    for phase in PHASES:
+        rows = sizes.decode_rows[-1] if phase == "decode" else config.max_num_seqs
+        tokens = rows if phase == "decode" else sizes.prefill_tokens[-1]
+        width = 1 if phase == "decode" else tokens
+        found.append((Bucket(tokens, rows, pages, width, longest, phase), layouts))
+    return found
+
+
+def engine_steps(
+    registry: Registry, config: EngineConfig, platform: Platform, model: Model
+) -> PlanSteps:
+    """From a layout and a decode kernel to the attention problems of the configured engine's steps.
+
+    The engine is not made: its capability `attention_problems` says them. Of an engine without it
+    some are assumed, and `make_engine` refuses kernels that cannot run what the engine then says.
+    """
+    entry = registry.find("engine", config.engine.name)
+    options = registry.options(entry, config.engine.options)
+    target = entry.declaration.capabilities.get("attention_problems") if entry.declaration else None
+    what = f"attention_problems of engine {entry.name!r}"
+    tell: AttentionProblemsOf = (
+        usual_problems if target is None else import_target(str(target), what)
+    )
+    min_rows = platform.min_rows(config.dtype)
+
+    @functools.cache
+    def problems(layout: str, kind: type[KVLayout], *decode: bool) -> Sequence[AttentionProblem]:
+        facts = StepFacts(config, model.info.groups, config.dtype, layout, kind, min_rows, *decode)
+        return tell(facts, options)
+
+    def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
+        flags = (decode.compact_decode, decode.ragged_decode, decode.splits_rows)
+        return problems(layout, layout_type, *flags)
+
+    return steps
+
+
+def refuse_problems(
+    kernels: ChosenKernels,
+    info: ModelInfo,
+    placement: Placement,
+    engine: str,
+    problems: Sequence[AttentionProblem],
+) -> None:
+    """UnsupportedError when a chosen attention kernel cannot run a step that the engine has."""
+    shards = placement.num_shards("kv_heads")
+    specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
+    for phase in PHASES:
+        impl = kernels.attention[phase]
+        reason = why_not(
+            impl,
+            env=kernels.env,
+            specs=specs,
+            phase=phase,
+            problems=problems,
+            is_sharded=shards > 1,
+        )
+        if reason is not None:
+            given = f"kernels.attention.{phase} = {impl.name!r} with engine {engine!r}: it {reason}"
+            fix = f"Pass --attention {phase}=NAME, or change the engine's sizes."
+            raise UnsupportedError(
+                explain(given, "a kernel that serves every step of the engine", fix)
+            )

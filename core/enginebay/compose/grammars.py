@@ -1,0 +1,90 @@
+"""Which library compiles the grammars of guided requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from enginebay.compose.guarded import GuardedLibrary
+from enginebay.config import AUTO, EngineConfig, GuidedLimits
+from enginebay.constraint import GrammarLibrary, Vocabulary
+from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.registry import Entry, Registry
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenGrammars:
+    """A registered library, made when it is needed; None: there is none to choose."""
+
+    registry: Registry
+    entry: Entry | None
+    options: BaseModel | None = None
+    limits: GuidedLimits = dataclasses.field(default_factory=GuidedLimits)
+
+    def make(self, vocabulary: Vocabulary) -> GrammarLibrary:
+        """The library over a vocabulary; UnsupportedError when there is none, or it cannot be made
+        for this one.
+
+        It compiles in a worker process first, unless the tokenizer is none that another process can
+        have.
+        """
+        if self.entry is None:
+            raise UnsupportedError(
+                explain(
+                    "a guided request without a library of grammars",
+                    "a plugin that registers one",
+                    "Install one, or leave the structure out.",
+                )
+            )
+        more = () if self.options is None else (self.options,)
+        library: GrammarLibrary = self.registry.load(self.entry)(vocabulary, *more)
+        serialised = _serialised(vocabulary)
+        if serialised is None:
+            return library
+        declared = self.entry.declaration
+        assert declared is not None, "find() returns declared parts only"
+        settings = {
+            "library": declared.target,
+            "options_model": declared.options,
+            "options": None if self.options is None else self.options.model_dump(mode="json"),
+            "tokenizer": serialised,
+            "size": vocabulary.size,
+            "eos_token_ids": [int(i) for i in vocabulary.eos_token_ids],
+        }
+        return GuardedLibrary(library, settings, self.limits)
+
+
+def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
+    """The one that the configuration names, or with `auto` that of the highest priority.
+    ConfigError for wrong options.
+    """
+    name, options = config.grammars.name, config.grammars.options
+    if name != AUTO:
+        entry = registry.find("grammar", name)
+    else:
+        able = [e for e in registry.entries if e.kind == "grammar" and e.state == "ready"]
+        able.sort(key=lambda e: (-_priority(e), e.name))
+        if not able:
+            if options:
+                given = f"grammars with options {', '.join(options)}, and no library of grammars"
+                raise ConfigError(explain(given, "an installed library", "Install one."))
+            return ChosenGrammars(registry, None)
+        entry = able[0]
+    return ChosenGrammars(registry, entry, registry.options(entry, options), config.guided_limits)
+
+
+def _priority(entry: Entry) -> int:
+    return int(entry.declaration.capabilities.get("priority", 0)) if entry.declaration else 0
+
+
+def _serialised(vocabulary: Vocabulary) -> str | None:
+    """The tokenizer as the tokenizers library writes it, without truncation and padding; None for
+    one that is none of it.
+    """
+    backend: Any = getattr(vocabulary.tokenizer.inner, "backend_tokenizer", None)
+    if not hasattr(backend, "to_str"):
+        return None
+    return json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})

@@ -1,0 +1,162 @@
+"""Implementations that nobody registered, by import path: "package.module:attribute" in the place
+of a kernel's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from enginebay.config import PHASES, EngineConfig, Reason
+from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.hooks import Declaration
+from enginebay.importing import guarded, reason_of
+from enginebay.ops.select import is_import_path
+from enginebay.ops.simple import adapt_attention
+from enginebay.registry import Entry, Registry
+from enginebay_testing.quick import Setting, quick_check
+
+BY_PATH = "by import path"
+SWITCH = "verify_kernels = false, or --no-verify-kernels"
+
+
+class RegistryWithPaths(Registry):
+    """A registry in which import paths are kernels too; what they stand for was imported when it
+    was made.
+    """
+
+    def __init__(self, registry: Registry, found: Mapping[tuple[str, str], Any]) -> None:
+        added = (
+            Entry(
+                "kernel",
+                path,
+                BY_PATH,
+                "",
+                BY_PATH,
+                declaration=Declaration("kernel", path, path, op=op),
+            )
+            for op, path in found
+        )
+        super().__init__([*registry.entries, *added])
+        self._found = found
+
+    def load(self, entry: Entry) -> Any:
+        """What a registered name or an import path stands for."""
+        if entry.package == BY_PATH:
+            return self._found[entry.op, entry.name]
+        return super().load(entry)
+
+
+def with_import_paths(
+    registry: Registry, config: EngineConfig, default_layout: str, *more: tuple[str, str]
+) -> Registry:
+    """`registry` with the import paths that `config` names in the place of kernels, and `more` (op,
+    path).
+
+    ConfigError when one cannot be imported, or cannot be an implementation of its op.
+    """
+    named = [
+        (op, getattr(choice, phase)) for op, choice in config.kernels.items() for phase in PHASES
+    ]
+    paths = dict.fromkeys(pair for pair in [*named, *more] if is_import_path(pair[1]))
+    if not paths:
+        return registry
+    layouts = dict.fromkeys([default_layout, *registry.names("layout")])
+    return RegistryWithPaths(
+        registry, {(op, path): _load(op, path, tuple(layouts)) for op, path in paths}
+    )
+
+
+def _load(op: str, path: str, layouts: Sequence[str]) -> Any:
+    found = import_path(path, f"kernel of op {op}")
+    if op == "attention":
+        return adapt_attention(found, path, layouts)
+    if not callable(found) or isinstance(found, type):
+        raise ConfigError(
+            explain(
+                f"kernel of op {op} {path!r} is of type {type(found).__name__}",
+                f"a function by the protocol of op {op} (enginebay.ops.bound)",
+                "Correct the path.",
+            )
+        )
+    return found
+
+
+def import_path(path: str, what: str) -> Any:
+    """What "module:attribute" stands for; the current folder is looked into first, as `python -m`
+    does.
+
+    ConfigError says what is missing. UnsupportedError of the module itself, raised on import, is
+    passed on.
+    """
+    module, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise ConfigError(
+            explain(f"{what} {path!r}", 'a name, or "package.module:attribute"', "Correct it.")
+        )
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.insert(
+            0, here
+        )  # and it stays: what the module imports later is looked for in the same places
+    importlib.invalidate_caches()
+    try:
+        with guarded(f"module {module!r}"):
+            found: Any = importlib.import_module(module)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # a stranger's module may raise anything
+        raise ConfigError(
+            explain(
+                f"{what} {path!r}: importing {module} failed: {reason_of(error)}",
+                f"a module that can be imported, from {here} too",
+                "Correct the path, or mend the module.",
+            )
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            public = (
+                ", ".join(name for name in vars(found) if not name.startswith("_")) or "nothing"
+            )
+            raise ConfigError(
+                explain(
+                    f"{what} {path!r}: {module} has no {part!r}", public, f"{hint}Correct the path."
+                )
+            )
+        found = getattr(found, part)
+    return found
+
+
+def check_import_paths(
+    reasons: Iterable[Reason], impls: Mapping[str, Any], setting: Setting, *, verify: bool
+) -> tuple[Reason, ...]:
+    """The reasons, those of import paths saying so, after a quick check of each; IncorrectError
+    when one fails.
+
+    `impls` has the implementation of each setting, such as "kernels.attention.decode".
+    """
+    told = []
+    for reason in reasons:
+        if reason.setting in impls and is_import_path(reason.chosen):
+            why = f"{BY_PATH}, not checked"
+            if verify:
+                count = _check(reason, impls[reason.setting], setting)
+                why = f"{BY_PATH}, passed its quick check ({count} case{'s' * (count != 1)})"
+            reason = dataclasses.replace(reason, why=why)
+        told.append(reason)
+    return tuple(told)
+
+
+def _check(reason: Reason, impl: Any, setting: Setting) -> int:
+    _, op, *phase = reason.setting.split(".")
+    local = setting
+    if phase:
+        local = dataclasses.replace(setting, phases=[p for p in PHASES if p == phase[0]])
+    return quick_check(op, impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH)

@@ -1,0 +1,217 @@
+"""Choosing the implementations of ops for a model and the engine that serves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.cache import KVLayout
+from enginebay.compose.candidates import candidates, interpreted_names
+from enginebay.compose.fused import FUSED_OPS, Part, choose_fused
+from enginebay.compose.import_paths import check_import_paths, with_import_paths
+from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
+from enginebay.compose.tuned import load_tuned
+from enginebay.config import AUTO, EngineConfig, KernelChoice, Reason
+from enginebay.engine import AttentionProblem
+from enginebay.errors import ConfigError, UnsupportedError, explain, unknown_name
+from enginebay.model import ModelInfo
+from enginebay.ops.bound import AttentionImpl
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.select import Candidate, choose
+from enginebay.ops.spec import AttnSpec
+from enginebay.ops.tuning import TunedConfigs
+from enginebay.registry import Registry
+from enginebay.runner.sharding import Placement
+from enginebay_testing.quick import Setting
+
+PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write", "sample")
+"""Ops without phases and layouts."""
+
+
+def no_steps(decode: Caps) -> Sequence[AttentionProblem]:
+    """The steps of kernels that serve no engine."""
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenKernels:
+    """Attention per phase, the plain ops, and the layout that the attention implementations share.
+
+    `plain` has a fused op only where one implementation computes it, not its parts.
+    """
+
+    attention: Mapping[str, AttentionImpl]
+    plain: Mapping[str, Any]
+    names: Mapping[str, str]
+    layout: str
+    layout_type: type[KVLayout]
+    reasons: tuple[Reason, ...]
+    env: Env
+    custom_calls: tuple[str, ...] = ()
+    """What they call outside XLA, as they declare it: functions that they make known to it when
+    they are loaded.
+    """
+    tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
+    """Where configurations are looked up before an implementation's own default is taken."""
+
+    def bound(self) -> dict[str, Any]:
+        """The plain ops, each with the configurations that are tuned for it."""
+        return {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
+
+    steps: StepsFor = no_steps
+    """The attention problems of the engine's steps, for a decode kernel of these capabilities."""
+
+    @property
+    def problems(self) -> Sequence[AttentionProblem]:
+        """The attention problems of the engine's steps."""
+        return self.steps(self.attention["decode"].caps)
+
+    def check_setting(self, specs: Sequence[AttnSpec]) -> Setting:
+        """Where a quick check runs an implementation: on the engine's smallest pages, for layers of
+        `specs`.
+        """
+        setting = Setting(self.env, specs, self.layout_type, specs[0].q_dtype)
+        page_size = self.smallest_page
+        return setting if page_size is None else dataclasses.replace(setting, page_size=page_size)
+
+    @property
+    def smallest_page(self) -> int | None:
+        """Tokens of the engine's smallest page; None of kernels that serve no engine."""
+        sizes = [layout.page_size for _, layouts in self.problems for layout in layouts.values()]
+        return min(sizes, default=None)
+
+    @property
+    def compact_decode(self) -> bool:
+        """Whether decode steps should run on a copy of the rows' cache."""
+        return self.attention["decode"].caps.compact_decode
+
+    @property
+    def ragged_decode(self) -> bool:
+        """Whether decode steps cost what their rows' lengths cost, whatever the bucket."""
+        return self.attention["decode"].caps.ragged_decode
+
+
+def choose_kernels(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    info: ModelInfo,
+    placement: Placement,
+    default_layout: str,
+    steps: PlanSteps,
+) -> ChosenKernels:
+    """Settle every op and the layout; an explicit name that cannot serve is an error with its
+    reason.
+
+    `steps` tells for which attention problems: those that the engine will run, with its own pages,
+    rows and contexts.
+    """
+    known = {e.op for e in registry.entries if e.kind == "kernel"}
+    for op in config.kernels:
+        if op not in known:
+            raise unknown_name("op", op, known, "Correct the [kernels] section.")
+    registry = with_import_paths(registry, config, default_layout)
+    shards = placement.num_shards("kv_heads")
+    specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
+    layout = choose_layout(registry, config, env, default_layout)
+    layout_type = registry.load(registry.find("layout", layout.chosen))
+    tuned = load_tuned(registry, config.tuned, config.tuned_folder)
+    steps_for = functools.partial(steps, layout.chosen, layout_type)
+    attention, why = choose_attention(
+        registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
+    )
+    plain, why_plain = _choose_plain(registry, config, env, layout.chosen, is_sharded=shards > 1)
+    reasons = [layout, *why, *why_plain]
+    calls = {
+        call for found in [*attention.values(), *plain.values()] for call in found.custom_calls
+    }
+    chosen = ChosenKernels(
+        {phase: found.impl for phase, found in attention.items()},
+        {op: found.impl for op, found in plain.items()},
+        {r.setting.removeprefix("kernels."): r.chosen for r in reasons},
+        layout.chosen,
+        layout_type,
+        tuple(reasons),
+        env,
+        tuple(sorted(calls)),
+        tuned,
+        steps_for,
+    )
+    _refuse_unused(config, chosen.attention)
+    checked = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
+    checked |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
+    setting = chosen.check_setting(list(specs.values()))
+    told = check_import_paths(reasons, checked, setting, verify=config.verify_kernels)
+    return dataclasses.replace(chosen, reasons=told)
+
+
+def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl]) -> None:
+    """UnsupportedError for a writer of the cache that is chosen by name where attention of every
+    phase writes itself.
+    """
+    named = [op for op in ("kv_write", "rope_kv_write") if _wanted(config, op) != AUTO]
+    if named and all(writes_cache(impl) for impl in attention.values()):
+        given = (
+            f"kernels.{named[0]} = {_wanted(config, named[0])!r}, "
+            "but attention writes the cache itself in all phases"
+        )
+        fix = f"Choose such an attention kernel, or leave kernels.{named[0]} out."
+        raise UnsupportedError(
+            explain(given, "attention without the feature fused_write in some phase", fix)
+        )
+
+
+def choose_plain(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    op: str,
+    *,
+    is_sharded: bool = False,
+    layout: str | None = None,
+) -> tuple[Candidate, Reason]:
+    """Settle one of PLAIN_OPS."""
+    wanted = _wanted(config, op)
+    may = interpreted_names(config, wanted)
+    able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
+    return choose(f"kernels.{op}", wanted, able, lambda _: None)
+
+
+def _choose_plain(
+    registry: Registry, config: EngineConfig, env: Env, layout: str, *, is_sharded: bool
+) -> tuple[dict[str, Candidate], list[Reason]]:
+    """Every op without phases; of the fused ones those that one implementation computes."""
+    plain: dict[str, Candidate] = {}
+    reasons = []
+    for op in PLAIN_OPS:
+        plain[op], why = choose_plain(
+            registry, config, env, op, is_sharded=is_sharded, layout=layout
+        )
+        reasons.append(why)
+    for op, made_of in FUSED_OPS.items():
+        may = interpreted_names(config, _wanted(config, op))
+        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
+        parts = [
+            Part(part, plain[part], is_named=_wanted(config, part) != AUTO) for part in made_of
+        ]
+        found, why = choose_fused(f"kernels.{op}", _wanted(config, op), able, parts)
+        reasons.append(why)
+        if found is not None:
+            plain[op] = found
+    return plain, reasons
+
+
+def _wanted(config: EngineConfig, op: str) -> str:
+    """The name that is configured for an op without phases."""
+    choice = config.kernels.get(op, KernelChoice())
+    if len(set(choice.model_dump().values())) > 1:
+        given = f"kernels.{op} differs by phase"
+        raise ConfigError(explain(given, "one name: this op has no phases", "Give a single name."))
+    return choice.decode
+
+
+def writes_cache(impl: AttentionImpl) -> bool:
+    """Whether an attention implementation writes the cache itself."""
+    return "fused_write" in impl.caps.features

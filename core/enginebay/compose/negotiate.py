@@ -1,0 +1,137 @@
+"""Choosing attention and the cache's layout by the steps that an engine will really run: their
+pages, rows and contexts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from enginebay.cache import KVLayout
+from enginebay.compose.candidates import candidates, interpreted_names
+from enginebay.config import AUTO, PHASES, EngineConfig, KernelChoice, Reason
+from enginebay.engine import AttentionProblem
+from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.ops.bound import AttentionImpl
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.select import Candidate, choose, common_layout
+from enginebay.ops.spec import AttnSpec, Mode
+from enginebay.ops.tuning import TunedConfigs
+from enginebay.registry import Registry
+
+PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
+"""(layout's name, layout, capabilities of the decode kernel) -> the attention problems of every
+step of an engine.
+"""
+
+StepsFor = Callable[[Caps], Sequence[AttentionProblem]]
+"""The same for the layout that was chosen."""
+
+
+def why_not(
+    impl: AttentionImpl,
+    *,
+    env: Env,
+    specs: Mapping[str, AttnSpec],
+    phase: Mode,
+    problems: Sequence[AttentionProblem],
+    is_sharded: bool,
+) -> str | None:
+    """Why an implementation cannot run the steps of a phase, or None.
+
+    `specs` has the attention of each cache group as one shard sees it. Each spec is held against
+    every problem of the phase, with the layout of its own group.
+    """
+    for bucket, layouts in problems:
+        if bucket.mode != phase:
+            continue
+        for group, spec in specs.items():
+            local = dataclasses.replace(layouts[group], num_kv_heads=spec.num_kv_heads)
+            reason = impl.caps.why_not(env, spec, bucket, local)
+            if reason is not None:
+                return reason
+    if is_sharded and "shard_map" not in impl.caps.features:
+        return "does not support features shard_map"
+    return None
+
+
+def choose_attention(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    specs: Mapping[str, AttnSpec],
+    steps: StepsFor,
+    tuned: TunedConfigs,
+    *,
+    is_sharded: bool,
+) -> tuple[dict[Mode, Candidate], list[Reason]]:
+    """The implementation of each phase. `specs` has the attention of each cache group as one shard
+    sees it.
+
+    Decode comes first: how its kernel wants the rows decides about the sizes of all steps.
+    """
+    wanted = config.kernels.get("attention", KernelChoice())
+    found: dict[Mode, Candidate] = {}
+    reasons = []
+    for phase in PHASES:
+        name = getattr(wanted, phase)
+
+        def refusal(impl: AttentionImpl, phase: Mode = phase) -> str | None:
+            caps = found["decode"].impl.caps if "decode" in found else impl.caps
+            fields: Any = {"env": env, "specs": specs, "phase": phase, "is_sharded": is_sharded}
+            return why_not(impl, problems=steps(caps), **fields)
+
+        found[phase], why = choose(
+            f"kernels.attention.{phase}",
+            name,
+            candidates(registry, "attention", env, interpret=interpreted_names(config, name)),
+            refusal,
+            functools.partial(_measured_faster, tuned, env, list(specs.values()), phase),
+        )
+        reasons.append(why)
+    return found, reasons
+
+
+def _measured_faster(
+    tuned: TunedConfigs,
+    env: Env,
+    specs: Sequence[AttnSpec],
+    phase: Mode,
+    able: Sequence[AttentionImpl],
+) -> tuple[Any, str] | None:
+    return tuned.faster_than("attention", able[0], able[1:], env, specs, phase)
+
+
+def choose_layout(registry: Registry, config: EngineConfig, env: Env, default: str) -> Reason:
+    """The layout that the wanted implementations share; the configured one is taken as it is."""
+    if config.layout != AUTO:
+        return Reason("layout", config.layout, "chosen by name")
+    wanted = config.kernels.get("attention", KernelChoice())
+    named = {getattr(wanted, phase) for phase in PHASES} - {AUTO}
+    found: dict[str, Candidate] = {}
+    for candidate in candidates(
+        registry, "attention", env, interpret=interpreted_names(config, *named)
+    ):
+        # A broken candidate may have the name of one that works, and comes after it.
+        found.setdefault(candidate.name, candidate)
+    for name in sorted(named - set(found)):
+        raise unknown_name(
+            "kernel of op attention", name, found, "`enginebay plugins` lists what is installed."
+        )
+    lists = [
+        found[name].impl.caps.layouts for name in sorted(named) if found[name].impl is not None
+    ]
+    if not lists:
+        return Reason("layout", default, f"the default of platform {env.platform}")
+    layout = common_layout(lists)
+    if layout is None:
+        raise UnsupportedError(
+            explain(
+                f"attention kernels {', '.join(sorted(named))} share no cache layout",
+                "implementations with a common layout",
+                "Choose others for some phase.",
+            )
+        )
+    return Reason("layout", layout, f"first that {', '.join(sorted(named))} share")

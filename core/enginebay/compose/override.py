@@ -1,0 +1,204 @@
+"""Plans with other implementations in the place of chosen ones: given in Python, registered or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.compose.candidates import why_not_declared
+from enginebay.compose.composition import Plan
+from enginebay.compose.fused import COMPOSED, FUSED_OPS
+from enginebay.compose.import_paths import import_path
+from enginebay.compose.negotiate import why_not
+from enginebay.config import PHASES, Reason
+from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
+from enginebay.ops.caps import Caps
+from enginebay.ops.select import is_import_path
+from enginebay.ops.simple import adapt_attention
+from enginebay.ops.spec import AttnSpec
+from enginebay_testing.quick import quick_check
+
+GIVEN = "given to override()"
+SWITCH = "check=False"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """One implementation for an op, attention's for some phases. `registered`: its conformance is
+    checked elsewhere.
+    """
+
+    op: str
+    phases: tuple[str, ...]
+    name: str
+    impl: Any
+    registered: bool
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What it is for, as plans name it."""
+        return tuple(f"{self.op}.{phase}" for phase in self.phases) or (self.op,)
+
+
+def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
+    """`plan` with other implementations by op: functions, objects, names, or for attention a
+    mapping from phases to these.
+
+    The cache keeps its layout. InputError for what cannot be an implementation, UnsupportedError
+    for one that cannot serve the model or the layout here, IncorrectError for one that fails its
+    quick check. Nothing is changed.
+    """
+    if not given:
+        raise InputError(
+            explain("override() of nothing", "an implementation of at least one op", "Name the op.")
+        )
+    kernels = plan.kernels
+    attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
+    told: dict[str, Reason] = {}
+    for one in (one for op, value in given.items() for one in _read(plan, op, value)):
+        why = f"{GIVEN}, {_checked(plan, one, check=check)}"
+        for setting in one.settings:
+            names[setting] = one.name
+            told[f"kernels.{setting}"] = Reason(f"kernels.{setting}", one.name, why)
+        if one.phases:
+            attention |= dict.fromkeys(one.phases, one.impl)
+        else:
+            plain[one.op] = one.impl
+            # A fused op would compute this one in the place of what is given: it is taken apart.
+            for fused in {op for op, made_of in FUSED_OPS.items() if one.op in made_of} - set(
+                given
+            ):
+                plain.pop(fused, None)
+                names[fused] = COMPOSED
+                told[f"kernels.{fused}"] = Reason(
+                    f"kernels.{fused}",
+                    COMPOSED,
+                    f"{one.op} is {GIVEN}, and serves wherever it is computed",
+                )
+    if "kv_write" in given and all(
+        "fused_write" in impl.caps.features for impl in attention.values()
+    ):
+        raise UnsupportedError(
+            explain(
+                "kv_write is given, but attention writes the cache itself in all phases",
+                "attention without the feature fused_write in some phase",
+                "Give attention too.",
+            )
+        )
+    reasons = _replaced(kernels.reasons, told)
+    changed = dataclasses.replace(
+        kernels, attention=attention, plain=plain, names=names, reasons=reasons
+    )
+    return dataclasses.replace(plan, kernels=changed, reasons=_replaced(plan.reasons, told))
+
+
+def _replaced(reasons: Sequence[Reason], told: Mapping[str, Reason]) -> tuple[Reason, ...]:
+    return tuple(told.get(reason.setting, reason) for reason in reasons)
+
+
+def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
+    """What was given for an op, phases with the same implementation together."""
+    if op != "attention":
+        if op not in plan.kernels.plain:
+            ops = ["attention", *plan.kernels.plain]
+            raise unknown_name("op", op, ops, "Override one of these.")
+        return [_one(plan, op, (), value)]
+    if not isinstance(value, Mapping):
+        return [_one(plan, op, PHASES, value)]
+    for phase in value:
+        if phase not in PHASES:
+            raise unknown_name("phase of attention", str(phase), PHASES)
+    together: dict[int, list[str]] = {}
+    for phase, impl in value.items():
+        together.setdefault(id(impl), []).append(phase)
+    return [_one(plan, op, tuple(phases), value[phases[0]]) for phases in together.values()]
+
+
+def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
+    name, impl, registered = _named(plan, op, value)
+    if op == "attention":
+        # the layout that there is comes first: the cache stays as it is
+        layouts = dict.fromkeys([plan.kernels.layout, *plan.registry.names("layout")])
+        impl = adapt_attention(impl, name, tuple(layouts))
+    elif not callable(impl) or isinstance(impl, type):
+        raise InputError(
+            explain(
+                f"{op} = {name}, of type {type(impl).__name__}", "a function", "Give the function."
+            )
+        )
+    one = _Given(op, phases, name, impl, registered)
+    if op == "attention":
+        _refuse(plan, one)
+    return one
+
+
+def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
+    """A name for reports, the implementation, and whether it is registered."""
+    if not isinstance(value, str):
+        own = getattr(value, "name", None)
+        return str(own or getattr(value, "__qualname__", type(value).__name__)), value, False
+    if is_import_path(value):
+        return value, import_path(value, f"kernel of op {op}"), False
+    entry = plan.registry.find("kernel", value, op)
+    is_sharded = plan.placement.num_shards("kv_heads") > 1
+    reason = why_not_declared(entry, plan.kernels.layout, is_sharded=is_sharded)
+    if reason is not None:
+        raise UnsupportedError(
+            explain(
+                f"{op} = {value} cannot be used here ({reason})",
+                "one that declares nothing against it",
+                "Choose another.",
+            )
+        )
+    return value, plan.registry.load(entry), True
+
+
+def _refuse(plan: Plan, one: _Given) -> None:
+    """UnsupportedError when an attention implementation cannot serve its phases here."""
+    kernels, specs = plan.kernels, _specs(plan)
+    problems = kernels.steps(_decode_caps(plan, one))
+    is_sharded = plan.placement.num_shards("kv_heads") > 1
+    for phase in PHASES:
+        reason = phase in one.phases and why_not(
+            one.impl,
+            env=kernels.env,
+            specs=specs,
+            phase=phase,
+            problems=problems,
+            is_sharded=is_sharded,
+        )
+        if reason:
+            raise UnsupportedError(
+                explain(
+                    f"attention.{phase} = {one.name} cannot be used here ({reason})",
+                    f"one that serves this model on layout {kernels.layout}",
+                    "Choose another, or make the LLM with a layout that it has.",
+                )
+            )
+
+
+def _decode_caps(plan: Plan, one: _Given) -> Caps:
+    """What the decode kernel will ask of the engine, whose sizes of steps stay as they are."""
+    chosen: Caps = plan.kernels.attention["decode"].caps
+    if "decode" not in one.phases:
+        return chosen
+    return dataclasses.replace(chosen, compact_decode=one.impl.caps.compact_decode)
+
+
+def _specs(plan: Plan) -> dict[str, AttnSpec]:
+    """The attention of each cache group as one shard sees it."""
+    shards = plan.placement.num_shards("kv_heads")
+    return {group: spec.per_shard(shards) for group, spec in plan.model.info.attention.items()}
+
+
+def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
+    if one.registered or not check:
+        return "registered" if one.registered else "not checked"
+    phases = [phase for phase in PHASES if phase in one.phases]
+    setting = plan.kernels.check_setting(list(_specs(plan).values()))
+    setting = dataclasses.replace(setting, phases=phases)
+    count = quick_check(
+        one.op, one.impl, setting, f"{', '.join(one.settings)} = {one.name}", SWITCH
+    )
+    return f"passed its quick check ({count} case{'s' * (count != 1)})"

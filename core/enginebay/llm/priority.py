@@ -1,0 +1,94 @@
+"""Priority: what a request says about its turn, for schedulers that look at it; it changes no
+token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from enginebay.errors import RequestError, explain
+
+Priorities = int | Sequence[int]
+Tenants = str | Sequence[str] | None
+
+MAX_PRIORITY = 10**9
+"""Schedulers count a priority against times of arrival; with larger ones these would have no digits
+left.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Priority:
+    """A priority, of which larger is more urgent, and the tenant on whose account a request runs
+    ("": none is named).
+    """
+
+    priority: int = 0
+    tenant: str = ""
+
+
+def priorities_of(num_prompts: int, priority: Priorities, tenant: Tenants) -> list[Priority]:
+    """The standing of each prompt, from one value for all or one for each. RequestError for other
+    values, or other counts.
+    """
+    each = _each(num_prompts, priority, "priorities"), _each(num_prompts, tenant, "tenants")
+    return [Priority(_priority(one), _tenant(own)) for one, own in zip(*each, strict=True)]
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether this is several values, and no text."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(
+        value, str | bytes | bytearray | memoryview
+    )
+
+
+def _each(num_prompts: int, given: Any, what: str) -> list[Any]:
+    if not is_list(given):
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise RequestError(
+            explain(
+                f"{len(given)} {what} for {num_prompts} prompts",
+                "one for all, or one per prompt",
+                "Give as many.",
+            )
+        )
+    return list(given)
+
+
+def _priority(given: Any) -> int:
+    try:
+        number = None if isinstance(given, bool | np.bool_) else operator.index(given)
+    except TypeError:
+        number = None
+    if number is None or abs(number) > MAX_PRIORITY:
+        raise RequestError(
+            explain(
+                f"priority = {given!r}",
+                f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
+                "of which larger is more urgent",
+                "Correct it.",
+            )
+        )
+    return number
+
+
+def _tenant(given: Any) -> str:
+    if given is None:
+        return ""
+    if not isinstance(given, str) or not given:
+        raise RequestError(
+            explain(
+                f"tenant = {given!r}",
+                "a text that is not empty, or None",
+                "Name one, or leave it out.",
+            )
+        )
+    return given

@@ -1,0 +1,122 @@
+"""FullVocab log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps that tell
+them are programs of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, tree_util
+
+from enginebay.engine import RowPlan
+from enginebay.rows import SequenceBuffer
+from enginebay.runner.logprobs import Logprobs, logprobs_of
+
+BLOCK = 64
+"""Tokens of a prompt whose logits are there at once: a chunk's together may be larger than the
+cache.
+"""
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=["rows", "prompt"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class FullVocab:
+    """What a wide step tells besides. rows f32 [S, vocab], of a decode [S, 1, vocab]: log_softmax
+    of the logits that each row's token was sampled from. prompt [T, W], of a prefill: of its
+    targets, and of the best tokens in their places.
+    """
+
+    rows: jax.Array
+    prompt: Logprobs | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FullVocabInputs:
+    """What rows ask of a wide step. `returns_all`: one that samples wants the whole vocabulary. The
+    others are of a prefill: targets int32 [T] are the prompt's tokens that follow the step's, -1
+    where nobody asks; `spans` say for each row of the plan where its targets begin, and how many
+    there are.
+    """
+
+    returns_all: bool
+    targets: np.ndarray | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+def log_softmax(logits: jax.Array) -> jax.Array:
+    """f32 [..., vocab]; what is lost of a probability near 1 is lost before the sum, not after it."""
+    logits = logits.astype(jnp.float32)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def prompt_logprobs(
+    logits_of: Callable[[jax.Array], jax.Array],
+    hidden: jax.Array,
+    targets: jax.Array,
+    vocab_size: int,
+) -> Logprobs:
+    """hidden [T, width], targets int32 [T] (-1: nobody asks) -> [T, W], of each target and of the
+    best tokens.
+
+    Logits are made for BLOCK tokens at a time, and for none of a block in which nobody asks.
+    """
+    num = targets.shape[0]
+    size = min(BLOCK, num)
+    padding = -num % size
+    blocks = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, size, hidden.shape[1])
+    wanted = jnp.pad(targets, (0, padding), constant_values=-1).reshape(-1, size)
+
+    def of_block(block: tuple[jax.Array, jax.Array]) -> Logprobs:
+        own, ids = block
+        asks = ids >= 0
+
+        def told() -> Logprobs:
+            return logprobs_of(logits_of(own).astype(jnp.float32), jnp.maximum(ids, 0), asks)
+
+        return lax.cond(asks.any(), told, lambda: Logprobs.empty((size,), vocab_size))
+
+    told = lax.map(of_block, (blocks, wanted))
+    return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], told)
+
+
+def full_vocab_prefill(
+    rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: SequenceBuffer
+) -> FullVocabInputs | None:
+    """What the rows of a prefill ask for, which lie in `order` among `num_tokens` tokens; None:
+    nothing wide.
+    """
+    returns_all = wants_all([row for row in rows if row.samples], table)
+    if not (returns_all or any(row.returns_prompt for row in rows)):
+        return None
+    targets = np.full(num_tokens, -1, np.int32)
+    spans = [(0, 0)] * len(rows)
+    start = 0
+    for index in order:
+        row = rows[index]
+        if row.returns_prompt:
+            # The last token of the prompt is followed by a sampled one.
+            end = min(row.num_computed + row.num_tokens, int(table.num_prompt_tokens[row.row]) - 1)
+            own = table.token_ids[row.row, row.num_computed + 1 : end + 1]
+            targets[start : start + len(own)] = own
+            spans[index] = start, len(own)
+        start += row.num_tokens
+    return FullVocabInputs(returns_all, targets, tuple(spans))
+
+
+def full_vocab_decode(rows: Sequence[RowPlan], table: SequenceBuffer) -> FullVocabInputs | None:
+    """What the rows of a decode ask for; None: nothing wide."""
+    return FullVocabInputs(returns_all=True) if wants_all(rows, table) else None
+
+
+def wants_all(rows: Sequence[RowPlan], table: SequenceBuffer) -> bool:
+    """Whether one of the rows is told of the whole vocabulary."""
+    telling = table.returns_logprobs
+    return bool(telling.any()) and any(
+        telling[row.row] and table.request(row.row).sampling.returns_all for row in rows
+    )

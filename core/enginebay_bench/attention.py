@@ -1,0 +1,226 @@
+"""The op attention as a benchmark: rows of a named shape over a cache of their own, checked against
+f64 arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.cost import attention_cost
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, derive_batch
+from enginebay_bench.problem import (
+    Inputs,
+    Parity,
+    Problem,
+    Setting,
+    Step,
+    TuningKey,
+    compared,
+    noise,
+    spread,
+    worst,
+)
+from enginebay_bench.shapes import Shape, bucket_lengths
+from enginebay_testing import oracle
+from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
+
+MAX_TOKENS = 64
+ORACLE_WORK = 1e8
+"""Products that the f64 reference may take: long contexts are checked in fewer tokens, two at
+least.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """The lengths of a step's rows, and its static shapes."""
+
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    spec: AttnSpec
+    bucket: Bucket
+    layout: KVLayout
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[S + 1] where each row begins in the packed contexts."""
+        return np.concatenate([[0], np.cumsum(self.kv_lens)])
+
+    def tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(place in the step, row, position) of every new token."""
+        rows = np.repeat(np.arange(len(self.q_lens)), self.q_lens)
+        first = np.array(self.kv_lens) - np.array(self.q_lens)
+        offsets = np.concatenate([np.arange(n) for n in self.q_lens])
+        return np.arange(rows.size), rows, first[rows] + offsets
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What the check needs of the inputs: keys and values [all tokens of all rows, Hkv, D], and
+    queries [T, Hq, D].
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    queries: np.ndarray
+
+
+def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) -> Problem:
+    """`compact`: a decode step on a copy of the rows' cache with one page a row, as engines make it
+    for some kernels.
+    """
+    q_lens, kv_lens = shape.lengths(ragged=setting.ragged)
+    spec = shape.layer.spec(setting.dtype)
+    bucket = shape.bucket(q_lens, setting.page_size, setting.min_rows, compact=compact)
+    page_size = shape.context if compact else setting.page_size
+    layout = setting.layout_type(
+        bucket.seqs * bucket.pages_per_seq,
+        page_size,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.kv_dtype,
+    )
+    return _problem(shape.name, _Rows(q_lens, kv_lens, spec, bucket, layout), setting)
+
+
+def bucket_problem(spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: Setting) -> Problem:
+    """A step in a bucket of an engine's, over ragged rows that fill it; of `setting` the dtype and
+    layout do not count.
+    """
+    name = f"{bucket.mode}, {bucket.tokens} tokens, {bucket.seqs} rows, context {bucket.max_kv_len}"
+    return _problem(name, _Rows(*bucket_lengths(bucket), spec, bucket, layout), setting)
+
+
+def _problem(name: str, rows: _Rows, setting: Setting) -> Problem:
+    spec, bucket, layout = rows.spec, rows.bucket, rows.layout
+    item = jnp.dtype(spec.kv_dtype).itemsize
+    token_bytes = (2 * spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim * item
+    return Problem(
+        name=name,
+        cost=attention_cost(spec, rows.q_lens, rows.kv_lens, kv_bytes=item, q_bytes=item),
+        num_bytes=layout.num_bytes() + bucket.tokens * token_bytes,
+        make=functools.partial(_make, rows),
+        bind=functools.partial(_bind, rows, setting),
+        check=functools.partial(_check, rows),
+        why_not=lambda impl: impl.caps.why_not(setting.env, spec, bucket, layout),
+        config=lambda impl: setting.tuned.config(
+            "attention", impl, setting.env, spec, bucket, layout
+        ),
+        key=TuningKey(spec, bucket, layout),
+    )
+
+
+def _bind(rows: _Rows, setting: Setting, impl: Any, config: Any) -> Step:
+    fused = "fused_write" in impl.caps.features
+    call = functools.partial(impl, spec=rows.spec, layout=rows.layout, config=config)
+
+    def step(
+        cache: CacheArrays, q: jax.Array, k: jax.Array, v: jax.Array, batch: AttnBatch
+    ) -> tuple[jax.Array, CacheArrays]:
+        if not fused:
+            cache = setting.kv_write(cache, batch.slots, k, v, layout=rows.layout)
+        out, cache, _ = call(q, k if fused else None, v if fused else None, cache, batch)
+        return out, cache
+
+    return step
+
+
+def _make(rows: _Rows, poison: float) -> Inputs:
+    spec, bucket, layout = rows.spec, rows.bucket, rows.layout
+    starts, (places, token_rows, positions) = rows.starts, rows.tokens()
+    shape = (int(starts[-1]), spec.num_kv_heads, spec.head_dim)
+    keys, values = (noise(shape, spec.kv_dtype, seed) for seed in (1, 2))
+    fresh = starts[token_rows] + positions
+    q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), poison).astype(
+        jnp.dtype(spec.q_dtype)
+    )
+    k, v = np.full((2, bucket.tokens, *shape[1:]), poison).astype(jnp.dtype(spec.kv_dtype))
+    q[places] = noise((places.size, *q.shape[1:]), spec.q_dtype, 3)
+    k[places], v[places] = keys[fresh], values[fresh]
+    table, slots = _tables(rows)
+    slots[fresh] = -1  # the step itself writes these
+    lens = np.zeros((2, bucket.seqs), np.int32)
+    lens[:, : len(rows.q_lens)] = rows.q_lens, rows.kv_lens
+    cache = {n: jnp.full(s.shape, poison, s.dtype) for n, s in layout.shapes().items()}
+    cache = jax.jit(layout.write, donate_argnums=0)(cache, slots, keys, values)
+    batch = jax.jit(derive_batch, static_argnums=(3, 4))(*lens, table, layout.page_size, bucket)
+    return Inputs(
+        cache, (jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), batch), _Facts(keys, values, q)
+    )
+
+
+def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    """(page_table int32 [S, P], slots int32 of every position of every row)."""
+    bucket, size = rows.bucket, rows.layout.page_size
+    table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+    if bucket.rows_are_pages:
+        table[:, 0] = np.arange(bucket.seqs)
+    else:
+        pages = np.random.default_rng(0).permutation(rows.layout.num_pages).astype(np.int32)
+        for i, length in enumerate(rows.kv_lens):
+            used = -(-length // size)
+            table[i, :used] = pages[i * bucket.pages_per_seq :][:used]
+    row = np.repeat(np.arange(len(rows.kv_lens)), rows.kv_lens)
+    position = np.concatenate([np.arange(n) for n in rows.kv_lens])
+    return table, (table[row, position // size] * size + position % size).astype(np.int32)
+
+
+def _check(rows: _Rows, inputs: Inputs, out: Any, state: Any) -> Parity:
+    """Some tokens against f64, exact zeros on padding, and every bit of the cache against the
+    layout's own write.
+    """
+    facts: _Facts = inputs.facts
+    got = np.asarray(out)
+    places, token_rows, positions = rows.tokens()
+    work = rows.spec.num_q_heads * rows.spec.head_dim * max(rows.kv_lens)
+    chosen = spread(places.size, max(2, min(MAX_TOKENS, int(ORACLE_WORK / work))))
+    against = compared(chosen.size, places.size, "tokens")
+    if got[places.size :].astype(np.float64).any():
+        return Parity(float("nan"), float("inf"), "padding tokens, which must give 0")
+    if not bool(_same_cache(rows.layout, inputs.state, inputs.arrays, state)):
+        return Parity(float("nan"), float("inf"), "the cache, bit by bit")
+    parts = [_compare_token(rows, facts, got, int(i), token_rows[i], positions[i]) for i in chosen]
+    errors, allowed, roundings = (np.array(part) for part in zip(*parts, strict=True))
+    return worst(errors, allowed + NARROW_FACTOR * roundings.max(), against)
+
+
+def _compare_token(
+    rows: _Rows, facts: _Facts, got: np.ndarray, place: int, row: int, position: int
+) -> tuple[float, float, float]:
+    """(error, allowed by f32 arithmetic, what rounding to the dtype makes of exact arithmetic) of
+    one token.
+    """
+    spec = rows.spec
+    context = slice(rows.starts[row], rows.starts[row] + position + 1)
+    keys, values, query = facts.keys[context], facts.values[context], facts.queries[place][None]
+    exact, _ = oracle.attend(query, keys, values, spec)
+    error = np.abs(got[place].astype(np.float64) - exact[0])
+    largest = float("nan") if np.isnan(error).any() else float(error.max())
+    score = oracle.largest_score(query, keys, spec)
+    allowed = F32_BOUND * (1.0 + score) * float(np.abs(values.astype(np.float64)).max())
+    if spec.q_dtype == "float32":
+        return largest, allowed, 0.0
+    narrow, _ = oracle.attend(query, keys, values, spec, weights_dtype=jnp.dtype(spec.q_dtype))
+    return largest, allowed, float(np.abs(narrow - exact).max())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _same_cache(
+    layout: KVLayout, before: CacheArrays, arrays: tuple[Any, ...], after: CacheArrays
+) -> jax.Array:
+    _, k, v, batch = arrays
+    wanted = layout.write(before, batch.slots, k, v)
+    return jnp.stack([same_bits(wanted[name], after[name]) for name in wanted]).all()
+
+
+def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Whether two arrays of one dtype are equal bit by bit, NaNs too."""
+    bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[a.dtype.itemsize]
+    return (jax.lax.bitcast_convert_type(a, bits) == jax.lax.bitcast_convert_type(b, bits)).all()

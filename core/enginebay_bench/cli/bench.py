@@ -1,0 +1,186 @@
+"""bench latency, throughput and kernels: engines, or implementations of an op, side by side in one
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from enginebay.cli.command import Command
+from enginebay.cli.options import (
+    OWN_SAMPLING,
+    add_engine_arguments,
+    add_profile_argument,
+    flag_values,
+    traced,
+)
+from enginebay.cli.show import INTERRUPTED, print_shadow, print_table, progress
+from enginebay.config import make_config, read_toml
+from enginebay.errors import InputError, explain
+from enginebay_bench.cli.kernels import (
+    KERNEL_ROUNDS,
+    OF_ENGINES,
+    OF_KERNELS,
+    add_kernel_arguments,
+    refuse_flags,
+    run_kernels,
+)
+
+ROUNDS = 3
+NUM_REQUESTS = 32
+OF_REQUESTS = ("prompt_len", "new_tokens", "num_requests")
+ONE_EACH = ("engine", "scheduler", "dtype")
+"""Flags that take a list here, besides --attention, which may be repeated too: each time it is a
+list of its own.
+"""
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """What to measure, how often, and the engines; --engine, --scheduler, --attention and --dtype
+    take lists.
+    """
+    parser.add_argument(
+        "what",
+        choices=["latency", "throughput", "kernels"],
+        help="one stream, a batch of mixed requests, or the implementations of an op",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help=f"rounds to measure (default: {ROUNDS}; kernels: {KERNEL_ROUNDS})",
+    )
+    parser.add_argument(
+        "--prompt-len",
+        type=int,
+        metavar="N",
+        help="tokens; throughput: the longest (default: an eighth of the context)",
+    )
+    parser.add_argument(
+        "--new-tokens",
+        type=int,
+        metavar="N",
+        help="tokens; throughput: the most (default: as --prompt-len)",
+    )
+    parser.add_argument(
+        "--num-requests",
+        type=int,
+        metavar="N",
+        help=f"throughput: requests of the batch (default: {NUM_REQUESTS})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_profile_argument(parser)
+    add_kernel_arguments(parser.add_argument_group("kernels"))
+    add_engine_arguments(parser)
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Measure every combination of the listed choices, or kernels."""
+    if args.what == "kernels":
+        refuse_flags(
+            args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS)
+        )
+        return run_kernels(args)
+    refuse_flags(args, f"bench {args.what}", "bench kernels", OF_KERNELS)
+    args.rounds = ROUNDS if args.rounds is None else args.rounds
+    args.num_requests = NUM_REQUESTS if args.num_requests is None else args.num_requests
+    from enginebay.llm import LLM
+    from enginebay_bench.measure import latency_round, measure, throughput_round
+    from enginebay_bench.workload import mixed_batch
+
+    for flag in ("rounds", "prompt_len", "new_tokens", "num_requests"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise InputError(
+                explain(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it.")
+            )
+    with ExitStack() as stack, progress() as report, traced(args):
+        llms: dict[str, LLM] = {}
+        for variant, values in _variants(args):
+            config = make_config(
+                OWN_SAMPLING, read_toml(args.config) if args.config else {}, values
+            )
+            llms[variant] = stack.enter_context(LLM(config=config, progress=report))
+        first = next(iter(llms.values()))
+        context = first.config.max_model_len or 0
+        prompt_len = args.prompt_len or context // 8
+        new_tokens = args.new_tokens or prompt_len
+        if prompt_len + new_tokens >= context:
+            raise InputError(
+                explain(
+                    f"{prompt_len} prompt and {new_tokens} new tokens",
+                    f"fewer than {context} together",
+                    "Lower them, or raise --max-model-len.",
+                )
+            )
+        latency = args.what == "latency"
+        rounds = (
+            latency_round(prompt_len, new_tokens)
+            if latency
+            else throughput_round(args.num_requests, prompt_len, new_tokens)
+        )
+        parity = mixed_batch(
+            0, first.plan.model.info.vocab_size, 4, min(64, prompt_len), min(32, new_tokens)
+        )
+        results = measure(llms, rounds, parity, args.rounds, report)
+        shadows = {variant: llm.shadow_report() for variant, llm in llms.items()}
+    records = [dataclasses.asdict(result) for result in results]
+    is_cut = len(results) < len(llms) or any(
+        len(v) < args.rounds for result in results for v in result.rounds.values()
+    )
+    print(json.dumps(records, indent=2)) if args.json else _print(records)
+    for variant, shadow in shadows.items():
+        print_shadow(shadow, f" beside {variant}")
+    if is_cut:
+        print("interrupted: these are the rounds that ended", file=sys.stderr)
+    return INTERRUPTED if is_cut else 0
+
+
+def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Every combination of the comma-separated choices, named by what differs."""
+    given = [(flag, getattr(args, flag)) for flag in ONE_EACH if getattr(args, flag)]
+    given += [("attention", text) for text in args.attention]
+    lists = [(flag, list(dict.fromkeys(text.split(",")))) for flag, text in given]
+    variants = []
+    for combination in itertools.product(*(values for _, values in lists)):
+        single = argparse.Namespace(**(vars(args) | {"attention": []}))
+        for (flag, _), value in zip(lists, combination, strict=True):
+            if flag == "attention":
+                single.attention.append(value)
+            else:
+                setattr(single, flag, value)
+        named = [
+            one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1
+        ]
+        if args.dump_step is not None and named:  # each has programs of the same names
+            single.dump_step = str(Path(args.dump_step, "-".join(named).replace("/", "-")))
+        variants.append((" ".join(named) or "this configuration", flag_values(single)))
+    return variants
+
+
+def _print(records: list[dict[str, Any]]) -> None:
+    figures = list(records[0]["figures"])
+    columns = ("variant", *figures, "ratio to the first", "equal tokens", "warm-up s", "programs")
+    rows = []
+    reference = records[0]["figures"][figures[-1]]
+    for record in records:
+        values = [f"{record['figures'][f]:.4g}" for f in figures]
+        equal = f"{record['equal_tokens']} of {record['compared_tokens']}"
+        ratio = f"{record['figures'][figures[-1]] / reference:.2f}"
+        last = f"{record['warmup_s']:.1f}", str(record["num_compiled"])
+        rows.append((record["variant"], *values, ratio, equal, *last))
+    print_table(columns, rows)
+    print(
+        "Medians; the ratio is of the last figure. "
+        "Tokens of a narrow dtype may differ early: compare logits instead."
+    )
+
+
+COMMAND = Command(add_arguments, run)

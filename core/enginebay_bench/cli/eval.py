@@ -1,0 +1,202 @@
+"""eval: is a kernel, a cache or a dtype right at the level of the model: held against a reference
+on a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from enginebay.cli.command import Command
+from enginebay.cli.options import (
+    OWN_SAMPLING,
+    add_engine_arguments,
+    add_profile_argument,
+    flag_values,
+    split_pair,
+    traced,
+)
+from enginebay.cli.show import print_table, progress
+from enginebay.config import PHASES, EngineConfig, make_config, read_toml
+from enginebay.errors import InputError, explain
+
+KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
+SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
+"""What a reference has of the subject's configuration; all else is the default's."""
+
+TEXTS = ("model", "platform", "dtype", "engine", "layout")
+"""Keys of --reference whose values are names."""
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """The text, its sizes, the reference, and the subject's engine."""
+    parser.add_argument("--text", required=True, metavar="FILE", help="text to score, UTF-8")
+    parser.add_argument(
+        "--reference",
+        metavar="KEY=VALUE,...",
+        help="what the reference has besides float32 and xla kernels: model, platform, dtype, "
+        "engine, layout, a size, or an op",
+    )
+    parser.add_argument(
+        "--num-tokens",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="most tokens taken of the text (default: 2048)",
+    )
+    parser.add_argument(
+        "--passage-len",
+        type=int,
+        metavar="N",
+        help="tokens scored together (default: what fits, at most 512)",
+    )
+    parser.add_argument(
+        "--new-tokens",
+        type=int,
+        default=32,
+        metavar="N",
+        help="greedy tokens after each passage (default: 32)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_profile_argument(parser)
+    add_engine_arguments(parser)
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Score the text with both configurations, and print what differs."""
+    from enginebay.llm import LLM
+    from enginebay_bench.evaluate import Sizes, evaluate
+
+    text = read_text(args.text)
+    for flag, least in (("num_tokens", 2), ("passage_len", 2), ("new_tokens", 1)):
+        value = getattr(args, flag)
+        if value is not None and value < least:
+            raise InputError(
+                explain(f"--{flag.replace('_', '-')} {value}", f"at least {least}", "Correct it.")
+            )
+    given = make_config(
+        OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args)
+    )
+    config = given.model_copy(update={"shadow": {}})
+    reference = reference_config(given, args.reference)
+    sizes = Sizes(args.num_tokens, args.passage_len, args.new_tokens)
+    with progress() as report, traced(args):
+        found = evaluate(
+            lambda: LLM(config=config, progress=report),
+            lambda: LLM(config=reference, progress=report),
+            text,
+            sizes,
+            report,
+        )
+    record = {
+        "text": args.text,
+        "subject": _told(config),
+        "reference": _told(reference),
+        **dataclasses.asdict(found),
+    }
+    print(json.dumps(record, indent=2)) if args.json else print_tables(record)
+    return 0
+
+
+def read_text(path: str) -> str:
+    """The text of a file; InputError when it cannot be read, is no text, or is empty."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            explain(f"--text {path}: {error.strerror}", "a readable text file", "Correct the path.")
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            explain(f"--text {path}: {error}", "UTF-8 text", "Convert it first.")
+        ) from None
+    if not text.strip():
+        raise InputError(explain(f"--text {path}, which is empty", "a text", "Take another file."))
+    return text
+
+
+def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
+    """The subject's model on its devices, in float32, with xla kernels and the default parts, and
+    what `given` changes.
+
+    `given` is KEY=VALUE with commas between: a name for `model`, `platform`, `dtype`, `engine` or
+    `layout`, a number for a size, or a kernel for an op or OP.PHASE. InputError for another key or
+    value.
+    """
+    from enginebay.compose.fused import FUSED_OPS
+    from enginebay.registry import load_registry
+
+    ops = sorted({e.op for e in load_registry().entries if e.kind == "kernel" and e.name == "xla"})
+    values: dict[str, Any] = {name: getattr(subject, name) for name in (*KEPT, *SIZES)}
+    values |= {"dtype": "float32"}
+    unnamed = (*FUSED_OPS, "kv_write")  # attention of xla writes the cache itself
+    kernels: dict[str, dict[str, str]] = {
+        op: dict.fromkeys(list(PHASES), "xla") for op in ops if op not in unnamed
+    }
+    for pair in given.split(",") if given else ():
+        key, value = split_pair(pair, "--reference", "KEY=VALUE,...")
+        op, _, phase = key.partition(".")
+        if key in TEXTS:
+            values[key] = value
+        elif key in SIZES and value.isdecimal():
+            values[key] = int(value)
+        elif op in ops:
+            kernels.setdefault(op, {}).update(
+                dict.fromkeys([phase] if phase else list(PHASES), value)
+            )
+        else:
+            raise InputError(
+                explain(
+                    f"--reference {pair}",
+                    f"{', '.join(TEXTS)}, or a number for {', '.join(SIZES)}, "
+                    f"or a kernel for {', '.join(ops)}",
+                    "Correct it.",
+                )
+            )
+    return make_config({**values, "kernels": kernels})
+
+
+def _told(config: EngineConfig) -> dict[str, Any]:
+    """What tells a configuration from another, without what is unset."""
+    kept = config.model_dump(exclude_defaults=True, exclude={"compile_cache", "dump_step"})
+    return {"model": config.model, **kept}
+
+
+def print_tables(record: dict[str, Any]) -> None:
+    """The record of an evaluation, as `--json` prints it, for people."""
+    perplexities = (_figure(record["perplexity"]), _figure(record["reference_perplexity"]))
+    print_table(("", "subject", "reference"), [("perplexity", *perplexities)])
+    rows: list[tuple[str, ...]] = []
+    for name, what in (("prefill", "text (prefill)"), ("decode", "continuations (decode)")):
+        figures = record[name]
+        values = [_figure(figures[key]) for key in ("mean", "p50", "p90", "p99", "max")]
+        rows.append((what, str(figures["num_positions"]), *values))
+    print_table(("KL in nats", "positions", "mean", "p50", "p90", "p99", "max"), rows)
+    rows = []
+    for one in record["passages"]:
+        agree = one["num_new"] if one["first_divergence"] is None else one["first_divergence"]
+        rows.append(
+            (f"from {one['start']}", str(one["num_tokens"]), f"{agree} of {one['num_new']}")
+        )
+    print_table(("passage", "tokens", "greedy tokens that agree"), rows)
+    share = record["same_argmax"]
+    print(
+        f"Best token is the reference's at {'-' if share is None else f'{share:.2%}'} of the "
+        "positions."
+    )
+    print(
+        f"{record['num_scored']} tokens scored; the text has {record['num_text_tokens']}, "
+        f"{record['num_cut_tokens']} were cut."
+    )
+    if record["num_nonfinite"]:
+        print(f"{record['num_nonfinite']} positions have logits that are not finite.")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+COMMAND = Command(add_arguments, run)

@@ -1,0 +1,398 @@
+"""bench kernels: the flags that choose ops, implementations and shapes, and the table of what was
+measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from enginebay.cli.rows import Rows
+from enginebay.cli.show import INTERRUPTED, interruptible, progress
+from enginebay.config import AUTO, make_config
+from enginebay.errors import InputError, explain, unknown_name
+from enginebay_testing.report import has_text
+
+if TYPE_CHECKING:
+    from enginebay.config import EngineConfig
+    from enginebay.ops.caps import Env
+    from enginebay.ops.select import Candidate
+    from enginebay.platform import Platform
+    from enginebay.registry import Registry
+    from enginebay_bench.kernels import Bench, Figure
+    from enginebay_bench.problem import Setting
+    from enginebay_bench.roofline import Roofline
+    from enginebay_bench.shapes import Shape
+
+COLUMNS = (
+    *("op", "shape", "dtype", "implementation", "median ms", "quartiles", "GB/s", "GFLOP/s"),
+    *("of roofline", "bound by", "error", "against, or why not", "configuration"),
+)
+INTERPRETER = "interpreter"
+"""The target of kernels that are interpreted."""
+
+KERNEL_ROUNDS = 10
+CALL_S = 5.0
+PAGE_SIZE = 64
+SHAPES = (
+    "smollm2-135m/decode/b1",
+    "smollm2-135m/decode/b8",
+    "smollm2-135m/prefill",
+    "smollm2-135m/mixed/b8",
+)
+CONTEXT = "c1024"
+DTYPES = ("float32", "bfloat16", "float16")
+
+CONFIGURED = ("platform", "layout", "tuned", "tuned_folder", "compile_cache")
+"""Flags that are configuration values."""
+
+OF_KERNELS = ("op", "impl", "shapes", "case", "target", "page_size", "lengths", "max_call_s")
+OF_ENGINES = (
+    *(
+        "config",
+        "model",
+        "engine",
+        "scheduler",
+        "sampler",
+        "attention",
+        "kernel",
+        "mesh",
+        "max_model_len",
+    ),
+    *("max_num_seqs", "max_num_batched_tokens", "decode_steps", "verify_weights", "settings"),
+)
+
+
+def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """--op, --impl, --shapes and what they are measured with."""
+    parser.add_argument("--op", metavar="OP,...", help="ops to measure (default: attention)")
+    parser.add_argument(
+        "--impl", metavar="NAME,...", help="implementations (default: all that are registered)"
+    )
+    parser.add_argument(
+        "--shapes",
+        metavar="SHAPE,...",
+        help="MODEL/MODE/bROWS/cCONTEXT, beginnings of it, or all (default: a small model's)",
+    )
+    parser.add_argument(
+        "--case",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only shapes with TEXT in their names, * for any characters; may be repeated "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help="only implementations that run at a target: the platform, or interpreter "
+        "(default: both)",
+    )
+    parser.add_argument(
+        "--page-size",
+        type=int,
+        metavar="N",
+        help=f"tokens in a page of the cache (default: {PAGE_SIZE})",
+    )
+    parser.add_argument(
+        "--lengths",
+        choices=["full", "ragged"],
+        help="all rows of the whole context, or from an eighth of it (default: full; tune: ragged)",
+    )
+    parser.add_argument(
+        "--max-call-s",
+        type=float,
+        metavar="S",
+        help=f"leave out shapes whose call takes longer, in seconds (default: {CALL_S:g})",
+    )
+
+
+def refuse_flags(args: argparse.Namespace, mode: str, other: str, flags: Sequence[str]) -> None:
+    """InputError for flags that mean something in another mode only: nothing that is given is left
+    aside.
+    """
+    given = [
+        f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag) not in (None, [])
+    ]
+    if given:
+        raise InputError(
+            explain(
+                f"{', '.join(given)} with {mode}",
+                f"flags of {mode}",
+                f"Leave it out, or run {other}.",
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A run with everything chosen, and the command that repeats it."""
+
+    bench: Bench
+    settings: dict[str, Setting]
+    """By dtype."""
+    candidates: dict[str, list[Candidate]]
+    """By op."""
+    command: str
+
+
+def listed(text: str) -> list[str]:
+    """The pieces between commas, each once."""
+    return list(dict.fromkeys(piece.strip() for piece in text.split(",") if piece.strip()))
+
+
+def open_session(
+    args: argparse.Namespace, command: str, *, ragged: bool, settled: Sequence[str] = ()
+) -> Session:
+    """Choose platform, layout and implementations, measure the machine; InputError for what is not
+    there.
+
+    `command` is what was run, and `settled` names the flags that it settles.
+    """
+    from enginebay.cli.environment import free_bytes
+    from enginebay.compose.jaxconfig import configure_compile_cache
+    from enginebay.compose.platforms import find_platform
+    from enginebay.registry import load_registry
+    from enginebay_bench.kernels import Bench, Limits
+    from enginebay_bench.roofline import measure_roofline
+
+    _check_numbers(args)
+    given = {name: getattr(args, name, None) for name in CONFIGURED}
+    config = make_config({name: value for name, value in given.items() if value is not None})
+    registry = load_registry()
+    configure_compile_cache(config.compile_cache)
+    platform = find_platform(registry, config)
+    device, memory = platform.devices()[0], platform.hardware().memory_bytes
+    candidates = _candidates(args, registry, platform.env())
+    _check_cases(args, candidates)
+    settings = _settings(args, registry, platform, config, ragged=ragged)
+    bench = Bench(
+        measure_roofline(device, settings, platform.compile_options()),
+        platform.compile_options(),
+        args.rounds or KERNEL_ROUNDS,
+        Limits(min(memory, free_bytes(device, memory)), args.max_call_s or CALL_S),
+        device,
+    )
+    flags = {
+        "op": ",".join(candidates),
+        "impl": args.impl,
+        "shapes": ",".join(_shape_names(args)),
+        "target": args.target,
+        "dtype": ",".join(settings),
+        "platform": platform.name,
+        "layout": next(iter(settings.values())).layout_name,
+        "page_size": args.page_size or PAGE_SIZE,
+        "lengths": args.lengths,
+        "rounds": bench.rounds,
+        "max_call_s": f"{bench.limits.call_s:g}",
+        "tuned": given["tuned"],
+        "tuned_folder": given["tuned_folder"],
+        "compile_cache": given["compile_cache"],
+    }
+    told = {
+        flag: value for flag, value in flags.items() if value is not None and flag not in settled
+    }
+    words = [f"--{flag.replace('_', '-')}={value}" for flag, value in told.items()]
+    words += [f"--case={text}" for text in args.case] + ["--interpret"] * bool(args.interpret)
+    return Session(bench, settings, candidates, f"enginebay {command} {shlex.join(words)}")
+
+
+def _candidates(
+    args: argparse.Namespace, registry: Registry, env: Env
+) -> dict[str, list[Candidate]]:
+    """The wanted implementations by op."""
+    from enginebay.compose.candidates import candidates
+    from enginebay_bench.kernels import OPS
+
+    ops = listed(args.op or "attention")
+    for op in ops:
+        if op not in OPS:
+            raise unknown_name("op", op, OPS, "Others have no benchmark.")
+    wanted = listed(args.impl or "")
+    if args.interpret and not wanted:
+        given = "--interpret without --impl"
+        raise InputError(explain(given, "kernels that are named", "Pass --impl NAME."))
+    found = {
+        op: candidates(registry, op, env, interpret=wanted if args.interpret else ()) for op in ops
+    }
+    known = {candidate.name for some in found.values() for candidate in some}
+    for name in wanted:
+        if name not in known:
+            raise unknown_name(f"kernel of {', '.join(ops)}", name, known)
+    chosen = {op: [c for c in some if not wanted or c.name in wanted] for op, some in found.items()}
+    if args.target is None:
+        return chosen
+    if args.target not in (env.platform, INTERPRETER):
+        raise unknown_name("target", args.target, (env.platform, INTERPRETER))
+    is_there = args.target == INTERPRETER
+    return {op: [c for c in some if c.interpreted == is_there] for op, some in chosen.items()}
+
+
+def _check_cases(args: argparse.Namespace, ops: Iterable[str]) -> None:
+    """InputError for a text of --case that is in the name of no shape; nothing is measured then."""
+    names = sorted({shape.name for op in ops for shape in shapes_of(args, op, every=True)})
+    for text in args.case:
+        if not any(has_text(name, text) for name in names):
+            near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:3]
+            allowed = f"a part of a name such as {', '.join(near)}"
+            raise InputError(explain(f"--case {text}", allowed, "Pass --case TEXT, or --shapes."))
+
+
+def _settings(
+    args: argparse.Namespace,
+    registry: Registry,
+    platform: Platform,
+    config: EngineConfig,
+    *,
+    ragged: bool,
+) -> dict[str, Setting]:
+    """What problems share, by dtype."""
+    from enginebay.compose.candidates import candidates
+    from enginebay.compose.tuned import load_tuned
+    from enginebay.ops.select import choose
+    from enginebay_bench.problem import Setting
+
+    env = platform.env()
+    dtypes = [platform.default_dtype if d == AUTO else d for d in listed(args.dtype or AUTO)]
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise unknown_name("dtype", dtype, (*DTYPES, AUTO))
+    layout = platform.default_layout if config.layout == AUTO else config.layout
+    writer, _ = choose(
+        "kernels.kv_write", AUTO, candidates(registry, "kv_write", env), lambda _: None
+    )
+    first = Setting(
+        env,
+        dtypes[0],
+        layout,
+        registry.load(registry.find("layout", layout)),
+        writer.impl,
+        args.page_size or PAGE_SIZE,
+        ragged=ragged,
+        tuned=load_tuned(registry, config.tuned, config.tuned_folder),
+    )
+    return {d: dataclasses.replace(first, dtype=d, min_rows=platform.min_rows(d)) for d in dtypes}
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for flag in ("rounds", "page_size", "max_call_s"):
+        value = getattr(args, flag)
+        if value is not None and value <= 0:
+            raise InputError(
+                explain(f"--{flag.replace('_', '-')} {value}", "more than 0", "Correct it.")
+            )
+
+
+def _shape_names(args: argparse.Namespace) -> list[str]:
+    return listed(args.shapes) if args.shapes else list(SHAPES)
+
+
+def shapes_of(args: argparse.Namespace, op: str, *, every: bool = False) -> list[Shape]:
+    """The shapes to measure an op on: without --shapes a small model's, in one context; with --case
+    some (or `every` one).
+    """
+    from enginebay_bench.kernels import OPS
+    from enginebay_bench.shapes import parse_shapes
+
+    axes = OPS[op].axes
+    if not args.shapes:
+        one = {mode: (1024,) if lens != (0,) else lens for mode, lens in axes.contexts.items()}
+        axes = dataclasses.replace(axes, contexts=one)
+    shapes = parse_shapes(_shape_names(args), axes)
+    if every or not args.case:
+        return list(shapes)
+    return [shape for shape in shapes if any(has_text(shape.name, text) for text in args.case)]
+
+
+def run_kernels(args: argparse.Namespace) -> int:
+    """Measure, and print each shape's rows when it is measured; 1 when a result is wrong. Refusals
+    are rows, too.
+    """
+    from enginebay.cli.environment import environment
+    from enginebay_bench.kernels import judged, measure_shape
+
+    session = open_session(args, "bench kernels", ragged=args.lengths == "ragged")
+    work = [
+        (op, dtype, shape)
+        for op in session.candidates
+        for dtype in session.settings
+        for shape in shapes_of(args, op)
+    ]
+    figures: list[Figure] = []
+    rows = Rows(COLUMNS, (9, 28, 8, 14, 9, 16))
+    with interruptible() as stop, progress() as report:
+        for number, (op, dtype, shape) in enumerate(work):
+            if report is not None:
+                report(f"measuring {op} of {shape.name}", number, len(work))
+            setting = session.settings[dtype]
+            found = measure_shape(session.bench, op, shape, setting, session.candidates[op])
+            figures += found
+            for figure in found if not args.json else ():
+                _print(rows, judged(figure, session.bench.roofline))
+    if args.json:
+        roofline = session.bench.roofline if stop.is_set() else roofline_after(session)
+        record = {
+            "command": session.command,
+            "environment": environment() | {"device": device_text(session)},
+            "roofline": dataclasses.asdict(roofline),
+            "figures": [dataclasses.asdict(judged(figure, roofline)) for figure in figures],
+        }
+        print(json.dumps(record, indent=2, default=float))
+    else:
+        print_roofline(session, session.bench.roofline)
+    if stop.is_set():
+        return INTERRUPTED
+    return int(any(figure.parity is not None and not figure.parity.is_right for figure in figures))
+
+
+def roofline_after(session: Session) -> Roofline:
+    """The better of the session's measurement and one that is made now."""
+    from enginebay_bench.roofline import measure_roofline
+
+    bench = session.bench
+    return bench.roofline.better(measure_roofline(bench.device, session.settings, bench.options))
+
+
+def device_text(session: Session) -> str:
+    """The device as platforms name it."""
+    env = next(iter(session.settings.values())).env
+    return env.device_kind or env.platform
+
+
+def _print(rows: Rows, figure: Figure) -> None:
+    f = figure
+    start = (f.op, f.shape, f.dtype, f.implementation)
+    if f.timing is None or f.parity is None or f.share is None:
+        rows.add(*start, "-", "", "", "", "", "", "", f.reason or "", "")
+        return
+    low, high = (1e3 * s for s in f.timing.quartiles_s)
+    times = (f"{1e3 * f.timing.median_s:.4g}", f"{low:.4g} to {high:.4g}")
+    rates = (f"{(f.bytes_per_s or 0) / 1e9:.3g}", f"{(f.flops_per_s or 0) / 1e9:.3g}")
+    error = f"{f.parity.error:.2g} ({f.parity.share:.2g} of allowed)"
+    if not f.parity.is_right:
+        error = f"WRONG: {error}"
+    tuned = f.config is not None and f.config_source != "default"
+    config = f"{f.config_source}: {short(f.config)}" if tuned else ""
+    share = f"{100 * f.share:.0f} %"
+    rows.add(*start, *times, *rates, share, f.bound or "", error, f.parity.against, config)
+
+
+def print_roofline(session: Session, roofline: Roofline) -> None:
+    """What the shares are of, and how to measure again."""
+    flops = ", ".join(f"{d} {rate / 1e9:.0f} GFLOP/s" for d, rate in roofline.flops_per_s.items())
+    rates = (
+        f"reads {roofline.bytes_per_s / 1e9:.1f} GB/s, {flops}, a launch in "
+        f"{roofline.launch_s * 1e6:.0f} us"
+    )
+    print(f"roofline of {device_text(session)}, measured: {rates}")
+    print(f"again: {session.command}")
+
+
+def short(config: Any) -> str:
+    """A configuration for people."""
+    return ", ".join(f"{name} {value}" for name, value in config.items())

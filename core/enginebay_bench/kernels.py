@@ -1,0 +1,271 @@
+"""Every implementation of an op on named shapes: right first, then timed in turn, beside what this
+machine can do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.ops.cost import Cost
+from enginebay.ops.select import Candidate
+from enginebay.ops.tuning import TunableOp
+from enginebay_bench.attention import attention_problem
+from enginebay_bench.more_ops import add_rms_norm_problem, rope_kv_write_problem, sample_problem
+from enginebay_bench.plain_ops import (
+    PARTS,
+    embedding_problem,
+    kv_write_problem,
+    linear_problem,
+    rms_norm_problem,
+    rope_problem,
+)
+from enginebay_bench.problem import Inputs, Parity, Problem, Setting, asked_for, with_config
+from enginebay_bench.roofline import Roofline
+from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
+from enginebay_bench.timing import (
+    Contestant,
+    Rotation,
+    Timing,
+    compile_step,
+    num_sets,
+    time_in_turn,
+)
+
+COPIES_TO_CHECK = 6
+"""Sets of inputs that checking holds at once: on the host, poisoned, donated, expected, and what
+comes back.
+"""
+
+POISON = float("nan")
+WRONG = "wrong"
+"""How the reason begins why a configuration with a wrong result is not timed."""
+
+COMPACT = "on a compact copy"
+
+
+@dataclasses.dataclass(frozen=True)
+class OpBench:
+    """An op that can be measured: which shapes it has, and the problem of one."""
+
+    axes: Axes
+    problem: Callable[[Shape, Setting], Problem]
+
+
+_ROWS = Axes(BATCHES, {"decode": (0,), "prefill": CONTEXTS, "mixed": (0,)})
+"""Of ops that see tokens alone: decode and mixed steps are the same in every context."""
+
+OPS: dict[str, OpBench] = {
+    "attention": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, CONTEXTS)), attention_problem),
+    "linear": OpBench(dataclasses.replace(_ROWS, parts=PARTS), linear_problem),
+    "rms_norm": OpBench(_ROWS, rms_norm_problem),
+    "rope": OpBench(_ROWS, rope_problem),
+    "kv_write": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (1024,))), kv_write_problem),
+    "embedding": OpBench(_ROWS, embedding_problem),
+    "add_rms_norm": OpBench(_ROWS, add_rms_norm_problem),
+    "rope_kv_write": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (1024,))), rope_kv_write_problem),
+    "sample": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (0,))), sample_problem),
+}
+"""One row for each op."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """What became of one implementation on one shape: figures, or the `reason` why there are none.
+
+    `share` is of the measured roofline, `bound` what keeps the op from being faster (see `judged`);
+    `parity` that of the same step on inputs with poison around them. A wrong result is timed all
+    the same.
+    """
+
+    op: str
+    shape: str
+    dtype: str
+    implementation: str
+    reason: str | None = None
+    config: Mapping[str, Any] | None = None
+    config_source: str | None = None
+    timing: Timing | None = None
+    cost: Cost | None = None
+    bytes_per_s: float | None = None
+    flops_per_s: float | None = None
+    share: float | None = None
+    bound: str | None = None
+    parity: Parity | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a shape may take: memory, and seconds of a call at the roofline."""
+
+    free_bytes: int
+    call_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What a run measures with."""
+
+    roofline: Roofline
+    options: Mapping[str, Any]
+    rounds: int
+    limits: Limits
+    device: jax.Device
+
+
+def measure_shape(
+    bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Figure]:
+    """A figure for each implementation, in the candidates' order; one that a decode step would be
+    given a compact copy of the rows' cache for is measured on pages and on such a copy.
+    """
+    problem = OPS[op].problem(shape, setting)
+    figure = Figure(op, shape.name, setting.dtype, "")
+    reason = why_not_measured(problem, bench, setting.dtype)
+    refused: dict[str, str] = {}
+    contestants: list[Contestant] = []
+    for candidate in candidates:
+        why = candidate.unavailable or reason or problem.why_not(candidate.impl)
+        if why is not None:
+            refused[candidate.name] = why
+            continue
+        contestants.append(
+            _contestant(candidate.name, *_configured(op, candidate.impl, setting, problem))
+        )
+        if op == "attention" and shape.mode == "decode" and candidate.impl.caps.compact_decode:
+            copied = attention_problem(shape, setting, compact=True)
+            contestants.append(_contestant(f"{candidate.name} {COMPACT}", candidate.impl, copied))
+    results = run_contestants(bench, contestants)
+    figures = [
+        dataclasses.replace(figure, implementation=n, reason=why) for n, why in refused.items()
+    ]
+    for contestant in contestants:
+        found = results[contestant.label]
+        named = dataclasses.replace(
+            figure,
+            implementation=contestant.label,
+            config=None if contestant.config is None else dataclasses.asdict(contestant.config),
+            config_source=None if contestant.config is None else contestant.source,
+        )
+        figures.append(
+            dataclasses.replace(named, reason=found)
+            if isinstance(found, str)
+            else _figures(named, contestant.problem, *found)
+        )
+    return figures
+
+
+def _configured(op: str, impl: Any, setting: Setting, problem: Problem) -> tuple[Any, Problem]:
+    """An implementation and a problem that has its configuration: of an op without phases as tables
+    have it for the problem.
+    """
+    if not isinstance(impl, TunableOp) or not setting.tuned.of(op, impl, setting.env):
+        return impl, problem
+    asked = asked_for(impl, setting.env, problem)
+    if asked is None:
+        return impl, problem
+    found = setting.tuned.op_config(op, impl, setting.env, asked)
+    return with_config(impl, found[0]), dataclasses.replace(problem, config=lambda _: found)
+
+
+def _contestant(label: str, impl: Any, problem: Problem) -> Contestant:
+    return Contestant(label, impl, *problem.config(impl), problem)
+
+
+def _figures(figure: Figure, problem: Problem, parity: Parity, timing: Timing) -> Figure:
+    cost, seconds = problem.cost, timing.median_s
+    return dataclasses.replace(
+        figure,
+        timing=timing,
+        cost=cost,
+        bytes_per_s=(cost.bytes_read + cost.bytes_written) / seconds,
+        flops_per_s=cost.flops / seconds,
+        parity=parity,
+    )
+
+
+def judged(figure: Figure, roofline: Roofline) -> Figure:
+    """The figure beside what the machine can do: its share, and what bounds it."""
+    if figure.timing is None or figure.cost is None:
+        return figure
+    seconds = figure.timing.median_s
+    return dataclasses.replace(
+        figure,
+        share=roofline.ideal_s(figure.cost, figure.dtype) / seconds,
+        bound=roofline.bound(figure.cost, figure.dtype, seconds),
+    )
+
+
+def why_not_measured(problem: Problem, bench: Bench, dtype: str) -> str | None:
+    """Why a problem is too large for this machine, or None."""
+    needed = COPIES_TO_CHECK * problem.num_bytes
+    if needed > bench.limits.free_bytes:
+        return (
+            f"needs {needed / 2**30:.1f} GiB with its check, "
+            f"{bench.limits.free_bytes / 2**30:.1f} are free"
+        )
+    ideal = bench.roofline.ideal_s(problem.cost, dtype)
+    if ideal > bench.limits.call_s:
+        return f"a call takes at least {ideal:.1f} s here, the limit is {bench.limits.call_s:g} s"
+    return None
+
+
+def run_contestants(
+    bench: Bench,
+    contestants: Sequence[Contestant],
+    *,
+    only_right: bool = False,
+    drop_slower_than: float | None = None,
+) -> dict[str, str | tuple[Parity, Timing]]:
+    """Parity and timing of each by label, or why there are none. With `only_right` wrong ones are
+    not timed; with `drop_slower_than` the slow ones of each group are soon left aside, see
+    `time_in_turn`.
+    """
+    failed: dict[str, str | tuple[Parity, Timing]] = {}
+    parities: dict[str, Parity] = {}
+    steps: dict[str, Any] = {}
+    with jax.default_device(bench.device):
+        for problem, group in _by_problem(contestants):
+            inputs = problem.make(POISON)
+            for contestant in group:
+                try:
+                    step = compile_step(contestant, inputs, bench.options)
+                    parity = _parity(step, problem, inputs)
+                except Exception as error:  # noqa: BLE001  # a kernel that fails is a result; the others go on
+                    failed[contestant.label] = " ".join(f"{type(error).__name__}: {error}".split())[
+                        :300
+                    ]
+                    continue
+                if only_right and not parity.is_right:
+                    failed[contestant.label] = (
+                        f"{WRONG}: off by {parity.error:.3g}, {parity.share:.3g} of allowed"
+                    )
+                    continue
+                parities[contestant.label], steps[contestant.label] = parity, step
+        rotations: dict[str, Rotation] = {}
+        for problem, group in _by_problem([c for c in contestants if c.label in steps]):
+            count = num_sets(problem.num_bytes, bench.limits.free_bytes)
+            rotation = Rotation(problem.make(0.0), count)
+            rotations |= dict.fromkeys((contestant.label for contestant in group), rotation)
+        groups = {contestant.label: contestant.group for contestant in contestants}
+        timings = time_in_turn(
+            steps, rotations, bench.rounds, drop_slower_than=drop_slower_than, groups=groups
+        )
+    return failed | {label: (parities[label], timing) for label, timing in timings.items()}
+
+
+def _by_problem(contestants: Sequence[Contestant]) -> list[tuple[Problem, list[Contestant]]]:
+    """Contestants that share inputs, together."""
+    groups: dict[int, list[Contestant]] = {}
+    for contestant in contestants:
+        groups.setdefault(id(contestant.problem), []).append(contestant)
+    return [(group[0].problem, group) for group in groups.values()]
+
+
+def _parity(step: Any, problem: Problem, inputs: Inputs) -> Parity:
+    out, state = step(jax.tree.map(jnp.copy, inputs.state), *inputs.arrays)
+    return problem.check(inputs, out, state)

@@ -1,0 +1,219 @@
+"""The ops without phases as benchmarks, each a function from a shape to its problem."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.ops.cost import (
+    Cost,
+    embedding_cost,
+    kv_write_cost,
+    linear_cost,
+    rms_norm_cost,
+    rope_cost,
+)
+from enginebay.ops.spec import RopeSpec
+from enginebay_bench.attention import same_bits
+from enginebay_bench.problem import (
+    Inputs,
+    Parity,
+    Problem,
+    Setting,
+    Step,
+    compared,
+    noise,
+    spread,
+    worst,
+)
+from enginebay_bench.shapes import Shape
+from enginebay_testing import oracle
+
+MAX_ROWS, MAX_COLUMNS = 32, 256
+"""Outputs that are computed again in f64, spread over all."""
+
+EPS_OF_NORM = 1e-5
+PARTS = ("qkv", "o", "gate_up", "down", "head")
+"""Products of a layer, those fused that models fuse, and the head."""
+
+
+Arrays = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype of each input."""
+
+
+def _plain(
+    shape: Shape,
+    cost: Cost,
+    arrays: Arrays,
+    call: Callable[..., Any],
+    check: Callable[..., Parity],
+    make: Callable[[], tuple[Any, ...]] | None = None,
+) -> Problem:
+    """A problem without state: `call(impl, *arrays)` inside jit, `check(out, *arrays)` on the host.
+    `make` None: noise.
+    """
+
+    def inputs(_: float) -> Inputs:
+        made = (
+            make() if make is not None else tuple(noise(*a, seed) for seed, a in enumerate(arrays))
+        )
+        return Inputs((), tuple(jnp.asarray(array) for array in made))
+
+    return Problem(
+        name=shape.name,
+        cost=cost,
+        num_bytes=sum(math.prod(size) * jnp.dtype(dtype).itemsize for size, dtype in arrays),
+        make=inputs,
+        bind=lambda impl, _: lambda state, *arrays: (call(impl, *arrays), state),
+        check=lambda inputs, out, _: check(np.asarray(out), *map(np.asarray, inputs.arrays)),
+    )
+
+
+def linear_problem(shape: Shape, setting: Setting) -> Problem:
+    """A product of the step's tokens with a weight [out, in] of the layer, or of its rows with the
+    head.
+    """
+    layer, item = shape.layer, jnp.dtype(setting.dtype).itemsize
+    heads = layer.num_q_heads * layer.head_dim
+    sizes = {
+        "qkv": (layer.hidden, heads + 2 * layer.num_kv_heads * layer.head_dim),
+        "o": (heads, layer.hidden),
+        "gate_up": (layer.hidden, 2 * layer.mlp),
+        "down": (layer.mlp, layer.hidden),
+        "head": (layer.hidden, layer.vocab),
+    }
+    num_in, num_out = sizes[shape.part]
+    rows = shape.batch if shape.part == "head" else shape.num_tokens()
+
+    def check(out: np.ndarray, x: np.ndarray, weight: np.ndarray) -> Parity:
+        some, columns = spread(rows, MAX_ROWS), spread(num_out, MAX_COLUMNS)
+        exact = oracle.linear(x[some], weight[columns])
+        sums = oracle.linear(np.abs(x[some]), np.abs(weight[columns]))
+        allowed = oracle.EPS[setting.dtype] * np.abs(exact) + 4 * oracle.EPS["float32"] * sums
+        error = np.abs(out[np.ix_(some, columns)].astype(np.float64) - exact)
+        return worst(error, allowed, compared(error.size, rows * num_out, "values"))
+
+    return _plain(
+        shape,
+        linear_cost(rows, num_in, num_out, weight_bytes=item, io_bytes=item),
+        (((rows, num_in), setting.dtype), ((num_out, num_in), setting.dtype)),
+        lambda impl, x, weight: impl(x, weight),
+        check,
+    )
+
+
+def rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
+    """The norm before a layer's products."""
+    rows, features = shape.num_tokens(), shape.layer.hidden
+
+    def check(out: np.ndarray, x: np.ndarray, weight: np.ndarray) -> Parity:
+        some = spread(rows, MAX_ROWS)
+        exact = oracle.rms_norm(x[some], weight, eps=EPS_OF_NORM)
+        allowed = 2 * max(oracle.EPS[setting.dtype], 4e-7) * np.abs(exact)
+        return worst(
+            np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows")
+        )
+
+    return _plain(
+        shape,
+        rms_norm_cost(rows, features, io_bytes=jnp.dtype(setting.dtype).itemsize),
+        (((rows, features), setting.dtype), ((features,), setting.dtype)),
+        lambda impl, x, weight: impl(x, weight, eps=EPS_OF_NORM),
+        check,
+    )
+
+
+def rope_problem(shape: Shape, setting: Setting) -> Problem:
+    """The rotation of the step's queries."""
+    layer, rows = shape.layer, shape.num_tokens()
+    spec = RopeSpec(layer.rope_theta, layer.head_dim)
+    size = (rows, layer.num_q_heads, layer.head_dim)
+
+    def check(out: np.ndarray, x: np.ndarray, positions: np.ndarray) -> Parity:
+        some = spread(rows, MAX_ROWS)
+        exact = oracle.rope(x[some], positions[some], spec)
+        unit = oracle.EPS["float32"] * (2.0 + positions[some]) + oracle.EPS[setting.dtype]
+        allowed = (unit * np.abs(x.astype(np.float64)).max() * 2)[:, None, None]
+        return worst(
+            np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows")
+        )
+
+    return _plain(
+        shape,
+        rope_cost(*size, layer.head_dim, io_bytes=jnp.dtype(setting.dtype).itemsize),
+        ((size, setting.dtype), ((rows,), "int32")),
+        lambda impl, x, positions: impl(x, positions, spec=spec),
+        check,
+        lambda: (noise(size, setting.dtype, 1), np.arange(rows, dtype=np.int32)),
+    )
+
+
+def embedding_problem(shape: Shape, setting: Setting) -> Problem:
+    """Rows of the model's table, ids all over it."""
+    rows, layer = shape.num_tokens(), shape.layer
+
+    def check(out: np.ndarray, table: np.ndarray, ids: np.ndarray) -> Parity:
+        error = np.abs(out.astype(np.float64) - table[ids].astype(np.float64))
+        return worst(error, 0.0, compared(rows, rows, "rows, exactly"))
+
+    return _plain(
+        shape,
+        embedding_cost(rows, layer.hidden, io_bytes=jnp.dtype(setting.dtype).itemsize),
+        (((layer.vocab, layer.hidden), setting.dtype), ((rows,), "int32")),
+        lambda impl, table, ids: impl(table, ids),
+        check,
+        lambda: (
+            noise((layer.vocab, layer.hidden), setting.dtype, 1),
+            np.random.default_rng(2).integers(0, layer.vocab, rows).astype(np.int32),
+        ),
+    )
+
+
+def kv_write_problem(shape: Shape, setting: Setting) -> Problem:
+    """Keys and values of the step's tokens into a paged cache, which is donated."""
+    layer, rows = shape.layer, shape.num_tokens()
+    pages = -(-max(shape.batch * shape.context, rows) // setting.page_size)
+    layout = setting.layout_type(
+        pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype
+    )
+    size = (rows, layer.num_kv_heads, layer.head_dim)
+    item = jnp.dtype(setting.dtype).itemsize
+
+    def make(_: float) -> Inputs:
+        slots = (
+            np.random.default_rng(3).permutation(pages * setting.page_size)[:rows].astype(np.int32)
+        )
+        k, v = (jnp.asarray(noise(size, setting.dtype, seed)) for seed in (1, 2))
+        return Inputs(layout.init(), (jnp.asarray(slots), k, v))
+
+    def bind(impl: Any, _: Any) -> Step:
+        return lambda cache, slots, k, v: ((), impl(cache, slots, k, v, layout=layout))
+
+    def check(inputs: Inputs, _: Any, after: Any) -> Parity:
+        wanted = jax.jit(layout.write)(inputs.state, *inputs.arrays)
+        same = all(bool(jax.jit(same_bits)(wanted[name], after[name])) for name in wanted)
+        return Parity(
+            0.0 if same else float("nan"), 0.0 if same else float("inf"), "the layout, bit by bit"
+        )
+
+    return Problem(
+        name=shape.name,
+        cost=kv_write_cost(*size, kv_bytes=item),
+        num_bytes=layout.num_bytes() + 2 * int(np.prod(size)) * item,
+        make=make,
+        bind=bind,
+        check=check,
+        why_not=functools.partial(_same_layout, layout.name),
+    )
+
+
+def _same_layout(name: str, impl: Any) -> str | None:
+    """A kernel of kv_write may say in its `caps` which layouts it writes."""
+    caps = getattr(impl, "caps", None)
+    return None if caps is None or name in caps.layouts else f"does not support layout {name}"

@@ -1,0 +1,180 @@
+"""Scoring: the logits of every token of a sequence, and of its greedy continuation, out of an
+engine's own steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from enginebay.compose.composition import make_parts
+from enginebay.engine import Engine, RowPlan, StepPlan
+from enginebay.errors import RequestError, StoppedError, explain
+from enginebay.llm import LLM
+from enginebay.types import FrozenSampling, Request
+
+REQUEST_ID = "scored"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A sequence with what the engine made of it.
+
+    logits f32 [tokens + new tokens - 1, vocab]: row i is what the model says of token i + 1, so
+    that the rows from len(token_ids) - 1 on are those that the new tokens were chosen from, and all
+    of these but the first were computed by decode steps.
+    """
+
+    token_ids: tuple[int, ...]
+    new_token_ids: tuple[int, ...]
+    logits: np.ndarray
+
+
+class Scorer:
+    """Scores sequences on an LLM's engine, one at a time, by chunked prefill and decode steps as in
+    serving.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        config = llm.config
+        assert config.max_model_len is not None, "make_plan settles max_model_len"
+        self.max_model_len: int = config.max_model_len
+        self._chunk = config.max_num_batched_tokens
+        self._decode_steps = config.decode_steps
+
+    def score(self, token_ids: Sequence[int], num_new: int = 1) -> Scored:
+        """The logits of a sequence and of num_new tokens that follow it, greedily; both fit the
+        context together.
+
+        RequestError when they do not, or there are none. End-of-sequence tokens end nothing.
+        """
+        if not token_ids or num_new < 1 or len(token_ids) + num_new > self.max_model_len:
+            raise RequestError(
+                explain(
+                    f"{len(token_ids)} tokens and {num_new} new ones to score",
+                    f"at least one of each, {self.max_model_len} together",
+                    "Score a shorter piece, or raise max_model_len.",
+                )
+            )
+        scored: Scored = self._llm.run_on_engine(lambda: self._score(tuple(token_ids), num_new))
+        return scored
+
+    def _score(self, token_ids: tuple[int, ...], num_new: int) -> Scored:
+        engine: Engine = self._llm.engine
+        request = _greedy_request(token_ids, num_new)
+        if engine.ledger.num_cached_tokens(request.prompt_token_ids):
+            # what is found in the cache would not be computed, so that nothing were known of it
+            engine.drop_arrays()
+            engine.make_arrays()
+        engine.rows.add_request(request)
+        try:
+            row = engine.rows.row_of(REQUEST_ID)
+            return self._run(engine, row, token_ids, num_new)
+        finally:
+            engine.rows.remove_request(REQUEST_ID)
+
+    def _run(self, engine: Engine, row: int, token_ids: tuple[int, ...], num_new: int) -> Scored:
+        total = len(token_ids) + num_new
+        lease = engine.ledger.admit(row, np.asarray(token_ids, np.int32), total)
+        if lease is None:
+            raise RequestError(
+                explain(
+                    f"{total} tokens to score",
+                    "as many as the cache has room for",
+                    "Score a shorter piece.",
+                )
+            )
+        try:
+            if not engine.ledger.reserve(lease, total):
+                raise RequestError(
+                    explain(
+                        f"{total} tokens to score",
+                        "as many as the cache has room for",
+                        "Score a shorter piece.",
+                    )
+                )
+            logits: list[np.ndarray] = []
+            new: list[int] = []
+            for start in range(0, len(token_ids), self._chunk):
+                count = min(self._chunk, len(token_ids) - start)
+                is_last = start + count == len(token_ids)
+                pending = engine.step(
+                    StepPlan((RowPlan(row, lease, start, count, samples=is_last),))
+                )
+                sampled = pending.read()[0]
+                logits.append(pending.read_logits()[:count])
+                if is_last:
+                    new = _take_note(engine, row, sampled)
+            while len(new) < num_new:
+                steps = min(self._decode_steps, num_new - len(new))
+                plan = RowPlan(row, lease, len(token_ids) + len(new) - 1, 1, samples=True)
+                pending = engine.step(StepPlan((plan,), steps))
+                taken = _take_note(engine, row, pending.read()[0])
+                logits.append(pending.read_logits()[: len(taken)])
+                new += taken
+        finally:
+            engine.ledger.release(lease)
+        return Scored(token_ids, tuple(new), np.concatenate(logits))
+
+
+@contextlib.contextmanager
+def scoring(llm: LLM) -> Iterator[Scorer]:
+    """While the block lasts, the engine's steps tell their logits, and nothing else may use it but
+    the scorer.
+
+    RequestError while requests run; UnsupportedError for an engine that cannot. Then nothing has
+    changed.
+    """
+    engine: Engine = llm.engine
+
+    def begin() -> tuple[Callable[[], None], bool]:
+        if engine.rows.num_reqs:
+            raise RequestError(
+                explain(
+                    f"{engine.rows.num_reqs} requests run while logits are to be told",
+                    "none",
+                    "Let them end, or end them, and try again.",
+                )
+            )
+        undo = engine.swap(dataclasses.replace(make_parts(llm.plan), returns_logits=True))
+        forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False
+        return undo, forbidden
+
+    undo, forbidden = llm.run_on_engine(begin)
+
+    def end() -> None:
+        engine.compilations.forbidden = forbidden
+        undo()
+
+    try:
+        yield Scorer(llm)
+    finally:
+        with contextlib.suppress(
+            StoppedError
+        ):  # closed within the block: there is nothing to go back to
+            llm.run_on_engine(end)
+
+
+def _greedy_request(token_ids: tuple[int, ...], num_new: int) -> Request:
+    sampling = FrozenSampling(
+        max_tokens=num_new,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        stop=(),
+        stop_token_ids=(),
+        include_stop_str_in_output=False,
+        skip_special_tokens=True,
+    )
+    return Request(REQUEST_ID, np.asarray(token_ids, np.int32), sampling, (0, 0), 0.0)
+
+
+def _take_note(engine: Engine, row: int, sampled: np.ndarray) -> list[int]:
+    new = [int(token) for token in sampled if token >= 0]
+    engine.rows.append_tokens(row, new)
+    return new

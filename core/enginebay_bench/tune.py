@@ -1,0 +1,221 @@
+"""Searching the configurations of implementations: right first, then timed in turn on rows of
+realistic lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from enginebay.ops.select import Candidate
+from enginebay.ops.tuning import Place, TunableOp, TunedEntry, TunedTable, candidates_of, read_table
+from enginebay_bench.attention import attention_problem, bucket_problem
+from enginebay_bench.kernels import OPS, WRONG, Bench, run_contestants, why_not_measured
+from enginebay_bench.problem import Problem, Setting, TuningKey, asked_for, with_config
+from enginebay_bench.shapes import Shape
+from enginebay_bench.timing import Contestant
+
+DROP_SLOWER_THAN = 1.5
+"""Configurations whose best of two samples is slower than this many times the fastest's are not
+measured further.
+"""
+
+WORTH = 0.98
+"""A configuration must take at most this share of the default's time to be preferred to it: less is
+noise.
+"""
+
+DEFAULT = "default"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What came of one implementation on one shape: an entry, or the reason why there is none.
+
+    `num_tried` configurations were right and timed; `refused` are those that failed or were wrong,
+    with the reason.
+    """
+
+    op: str
+    impl: str
+    version: str
+    shape: str
+    dtype: str
+    entry: TunedEntry | None = None
+    reason: str | None = None
+    num_tried: int = 0
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_wrong(self) -> int:
+        """How many of the refused configurations gave a wrong result."""
+        return sum(why.startswith(WRONG) for _, why in self.refused)
+
+
+def tune_shape(
+    bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
+    """Search each implementation's candidates for a shape, all of them timed in turn with one
+    another.
+
+    An implementation that has no candidates is measured as it is, so that it can be compared with
+    the others. One that engines give a compact copy for decode steps is measured on such a copy.
+    """
+    paged = attention_problem(shape, setting)
+    copied = attention_problem(shape, setting, compact=True) if shape.mode == "decode" else paged
+    entrants = [
+        (c, copied if c.impl is not None and c.impl.caps.compact_decode else paged)
+        for c in candidates
+    ]
+    return _tune(bench, "attention", setting, entrants)
+
+
+def tune_op(
+    bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
+    """The same for an op without phases. Nothing is measured of implementations that have nothing
+    to choose.
+    """
+    problem = OPS[op].problem(shape, setting)
+    return _tune(bench, op, setting, [(candidate, problem) for candidate in candidates])
+
+
+def tune_bucket(
+    bench: Bench, key: TuningKey, setting: Setting, candidates: Sequence[Candidate]
+) -> list[Tuned]:
+    """The same for a bucket of an engine's, as the engine runs it."""
+    problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
+    return _tune(bench, "attention", setting, [(candidate, problem) for candidate in candidates])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entrant:
+    """An implementation's configurations as contestants, the default first, and where the fastest
+    is put down.
+    """
+
+    place: Place
+    contestants: Sequence[Contestant]
+
+
+def _tune(
+    bench: Bench, op: str, setting: Setting, candidates: Sequence[tuple[Candidate, Problem]]
+) -> list[Tuned]:
+    found: list[Tuned] = []
+    entrants: dict[str, _Entrant] = {}
+    for candidate, problem in candidates:
+        version = str(getattr(candidate.impl, "version", ""))
+        too_large = why_not_measured(problem, bench, setting.dtype)
+        reason = candidate.unavailable or too_large or problem.why_not(candidate.impl)
+        entrant = reason or _entrant(candidate, problem, setting)
+        if isinstance(entrant, _Entrant):
+            entrants[candidate.name] = entrant
+        why = entrant if isinstance(entrant, str) else None
+        found.append(Tuned(op, candidate.name, version, problem.name, setting.dtype, reason=why))
+    every = [contestant for some in entrants.values() for contestant in some.contestants]
+    results = run_contestants(bench, every, only_right=True, drop_slower_than=DROP_SLOWER_THAN)
+    return [
+        _outcome(one, entrants[one.impl], results, bench) if one.impl in entrants else one
+        for one in found
+    ]
+
+
+def _entrant(candidate: Candidate, problem: Problem, setting: Setting) -> _Entrant | str:
+    """Of an op without phases the reason when there is nothing to choose."""
+    impl, env, key = candidate.impl, setting.env, problem.key
+    if key is not None:
+        default = impl.default_config(env, key.spec, key.bucket, key.layout)
+        others = candidates_of(impl, env, key.spec, key.bucket, key.layout)
+        place = Place.of_attention(key.spec, key.bucket, key.layout)
+    else:
+        asked = asked_for(impl, env, problem) if isinstance(impl, TunableOp) else None
+        if asked is None:
+            return "it has nothing to choose here"
+        default, others, place = (
+            impl.default_config(env, asked),
+            impl.candidates(env, asked),
+            Place.of_op(asked),
+        )
+    configs = {DEFAULT: default} | {_text(config): config for config in others if config != default}
+    return _Entrant(
+        place,
+        [
+            Contestant(
+                f"{candidate.name}: {name}",
+                impl if key is not None else with_config(impl, config),
+                config,
+                "default",
+                problem,
+                candidate.name,
+            )
+            for name, config in configs.items()
+        ],
+    )
+
+
+def _text(config: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items())
+
+
+def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: Bench) -> Tuned:
+    """The fastest of an implementation's configurations, or its default when that is as fast."""
+    contestants, place = entrant.contestants, entrant.place
+    default = contestants[0]
+    timed = {
+        c.label: results[c.label][1] for c in contestants if not isinstance(results[c.label], str)
+    }
+    refused = tuple(
+        (c.label, results[c.label]) for c in contestants if isinstance(results[c.label], str)
+    )
+    one = dataclasses.replace(one, num_tried=len(timed), refused=refused)
+    if default.label not in timed:
+        return dataclasses.replace(
+            one, reason=f"its default configuration: {dict(refused)[default.label]}"
+        )
+    standard = timed[default.label].median_s
+    best = min((c for c in contestants if c.label in timed), key=lambda c: timed[c.label].median_s)
+    if timed[best.label].median_s > WORTH * standard:
+        best = default
+    median = timed[best.label].median_s
+    has_choice = bool(len(contestants) > 1)
+    entry = TunedEntry(
+        spec=place.spec,
+        layout=place.layout,
+        page_size=place.page_size,
+        bucket=place.bucket,
+        config=dataclasses.asdict(best.config) if has_choice else None,
+        median_s=median,
+        default_median_s=standard,
+        roofline=bench.roofline.ideal_s(best.problem.cost, one.dtype) / median,
+    )
+    return dataclasses.replace(one, entry=entry)
+
+
+def merge(path: Path, table: TunedTable) -> TunedTable:
+    """The table with the entries of an older one at a path that it does not have itself; other
+    versions are left out.
+    """
+    if not path.exists():
+        return table
+    old = read_table(path.read_text(encoding="utf-8"), str(path))
+    same = ("op", "impl", "version", "device_kind")
+    if any(getattr(old, name) != getattr(table, name) for name in same):
+        return table
+    new = [_problem(entry) for entry in table.entries]
+    kept = tuple(entry for entry in old.entries if _problem(entry) not in new)
+    return table.model_copy(update={"entries": kept + table.entries})
+
+
+def _problem(entry: TunedEntry) -> tuple[Any, ...]:
+    return entry.spec, entry.layout, entry.page_size, entry.bucket
+
+
+def write_table(path: Path, table: TunedTable) -> None:
+    """Put a table in place of what is there, at once: a reader finds the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    fresh.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    fresh.replace(path)

@@ -1,0 +1,285 @@
+"""Cases of attention by construction: a covering array inside what a kernel declares, lengths from
+its own configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from enginebay.cache import KVLayout
+from enginebay.ops.axes import ATTENTION, OpAxes, Row, Value
+from enginebay.ops.bound import AttentionImpl
+from enginebay.ops.caps import Caps, Env
+from enginebay.ops.spec import AttnSpec, Mode
+from enginebay.ops.tuning import candidates_of
+from enginebay_testing.attention_cases import AttentionCase
+from enginebay_testing.attention_program import chosen_config, numbers_of
+from enginebay_testing.covering import PAIRS, TRIPLES, covering_rows
+
+OTHER_SIZES = (96, 112, 192, 48, 32, 16, 8, 160, 512, 576, 1024)
+"""What a kernel is asked for that claims none of an axis' own sizes."""
+
+FEATURES = {
+    "window": "window",
+    "softcap": "softcap",
+    "sinks": "sinks",
+    "lse": "lse",
+    "kv_shared": "kv_share",
+    "deterministic": "deterministic",
+}
+"""Axes of which a kernel claims other values than the first by a feature."""
+
+SHORTER_CONTEXTS = (2048, 1024, 512, 256, 128, 64)
+"""For a kernel that claims contexts up to some length only."""
+
+SMALLEST_SIZE, MANY_ROWS = 8, 17
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """How long the rows of cases may be: what is interpreted costs time for each token."""
+
+    context: int
+    new_tokens: int
+    block: int
+    """Taken for the block of a kernel that has no configuration."""
+
+
+DEVICE = Reach(1750, 800, 128)
+INTERPRETED = Reach(580, 160, 32)
+
+STEP_ROWS = {"one": 6, "few": 14, "many": 2 * MANY_ROWS + 4}
+"""The most rows that a step of this value has, with those that are none."""
+
+
+def claimed_axes(caps: Caps, layouts: Sequence[str]) -> OpAxes:
+    """The axes of attention with the values that a kernel declares and that `layouts` have."""
+    claims: dict[str, Any] = {
+        "phase": lambda v: v in caps.modes,
+        "dtype": lambda v: v in caps.q_dtypes & caps.kv_dtypes,
+        "head_dim": caps.head_dim,
+        "group": caps.group,
+        "page": lambda v: all(map(caps.page_size, (48, 80))) if v == "row" else caps.page_size(v),
+        "rows": lambda v: v == "one" or caps.rows(STEP_ROWS[v]),
+    }
+    first = {axis: ATTENTION.values[axis][0] for axis in FEATURES}
+    axes = ATTENTION.within(claims).having(layout=tuple(layouts))
+    axes = axes.having(
+        **{axis: (first[axis],) for axis, f in FEATURES.items() if f not in caps.features}
+    )
+    for axis, claim in (
+        ("head_dim", caps.head_dim),
+        ("group", caps.group),
+        ("page", caps.page_size),
+    ):
+        if not any(isinstance(v, int) for v in axes.values[axis]):
+            others = [size for size in OTHER_SIZES if claim(size)][:2]
+            axes = axes.having(**{axis: (*others, *axes.values[axis])})
+    return axes
+
+
+def covering_cases(
+    kernel: AttentionImpl,
+    env: Env,
+    layouts: Mapping[str, type[KVLayout]],
+    reach: Reach,
+    *,
+    triples: bool,
+) -> Iterator[tuple[AttentionCase, type[KVLayout]]]:
+    """Cases with every pair, or triple, of values that the kernel declares, each in its layout.
+
+    The axis `config` is left out for kernels that have nothing to choose.
+    """
+    axes = claimed_axes(kernel.caps, tuple(layouts))
+    longest = next((n for n in SHORTER_CONTEXTS if kernel.caps.context(n)), SHORTER_CONTEXTS[-1])
+    reach = dataclasses.replace(reach, context=min(reach.context, longest))
+    if not _has_choices(kernel, env, axes, layouts):
+        axes = axes.having(config=("default",))
+    for row in covering_rows(axes, TRIPLES if triples else PAIRS):
+        layout_type = layouts[str(row["layout"])]
+        yield case_of(row, kernel, env, layout_type, reach), layout_type
+
+
+def _has_choices(
+    kernel: AttentionImpl, env: Env, axes: OpAxes, layouts: Mapping[str, type[KVLayout]]
+) -> bool:
+    ordinary = {axis: values[0] for axis, values in axes.values.items() if values}
+    for phase in axes.values["phase"]:
+        case = _sized({**ordinary, "phase": phase}, 512, 512)
+        layout = case.layout(layouts[str(ordinary["layout"])])
+        with contextlib.suppress(
+            Exception
+        ):  # what a kernel raises when it is asked is the verdict of a case
+            if len(candidates_of(kernel, env, case.spec, case.bucket, layout)) > 1:
+                return True
+    return False
+
+
+def spec_of(row: Row) -> AttnSpec:
+    """The layer kind of a row of values, its window not yet known."""
+    heads, group, dtype = (
+        int(cast("int", row["kv_heads"])),
+        int(cast("int", row["group"])),
+        str(row["dtype"]),
+    )
+    return AttnSpec(
+        heads * group,
+        heads,
+        int(cast("int", row["head_dim"])),
+        scale=cast("float | None", row["scale"]),
+        causal=bool(row["causal"]),
+        softcap=cast("float | None", row["softcap"]),
+        sinks=bool(row["sinks"]),
+        q_dtype=dtype,
+        kv_dtype=dtype,
+        kv_shared=bool(row["kv_shared"]),
+        return_lse=bool(row["lse"]),
+        deterministic=bool(row["deterministic"]),
+    )
+
+
+def case_of(
+    row: Row, kernel: AttentionImpl, env: Env, layout_type: type[KVLayout], reach: Reach
+) -> AttentionCase:
+    """The case of a row of values: its lengths are those of the configuration that the kernel has
+    for as long a context.
+    """
+    limit = reach.context
+    largest = _sized(row, limit, min(limit, reach.new_tokens))
+    try:
+        config = chosen_config(kernel, env, largest, largest.layout(layout_type))
+    except Exception:  # noqa: BLE001  # what a kernel raises when it is asked is the verdict of the case, which asks again
+        config = None
+    sizes = [size for size in sizes_of(config) if 3 * size < limit] or [reach.block]
+    return _with_lengths(row, max(sizes), sizes, reach)
+
+
+def sizes_of(config: Any) -> list[int]:
+    """The numbers of a configuration that may count tokens: blocks, tiles, chunks."""
+    return sorted({n for n in numbers_of(config) if n >= SMALLEST_SIZE})
+
+
+def _sized(row: Row, context: int, new_tokens: int) -> AttentionCase:
+    """One row of a context, to ask the kernel for its configuration."""
+    phase = cast("Mode", row["phase"])
+    new = {"decode": 1, "prefill": new_tokens, "mixed": min(new_tokens, context - 1)}[phase]
+    total = new if phase == "prefill" else context
+    return _case(row, (new,), (total,), SMALLEST_SIZE)
+
+
+def _with_lengths(row: Row, block: int, sizes: Sequence[int], reach: Reach) -> AttentionCase:
+    page = _page(row)
+    phase = cast("Mode", row["phase"])
+    room = reach.context - (
+        page if reach.context > 2 * page else 1
+    )  # what holds the longest row is whole pages
+    room = min(room, reach.new_tokens) if phase == "prefill" else room
+    kind = (
+        "pages" if (row["page"], row["rows"]) == ("row", "many") else str(row["context"])
+    )  # the cache would be large
+    totals = [n for n in _contexts(kind, page, block, room) if 0 < n <= room]
+    if row["rows"] == "one":
+        totals = [max(totals)]
+    elif row["rows"] == "many":
+        more = MANY_ROWS - len(totals)
+        totals += [1 + 7 * i % (2 * page + 9) for i in range(max(0, more))]
+    if phase == "decode":
+        return _case(row, (1,) * len(totals), tuple(totals), block)
+    if phase == "prefill":
+        return _case(row, tuple(totals), tuple(totals), block)
+    new_sizes = [size for size in sizes if size <= reach.new_tokens // 4] or [SMALLEST_SIZE]
+    return _case(row, *_mixed(totals, max(new_sizes), reach.new_tokens), block)
+
+
+def _page(row: Row) -> int:
+    return 16 if row["page"] == "row" else int(cast("int", row["page"]))
+
+
+def _contexts(kind: str, page: int, block: int, room: int) -> list[int]:
+    """Lengths of contexts; the longest of "blocks" is more than three blocks and ends within one."""
+    if kind == "pages":
+        return [2 * page + 1, 1, page - 1, page, page + 1]
+    if kind == "powers":
+        return [2**power + 1 for power in range(4, 12) if 2**power < room][::-1][:6]
+    ragged = 3 * block + page // 2 + 1
+    while ragged > room:  # prompts may be too many tokens
+        block //= 2
+        ragged = 3 * block + page // 2 + 1
+    return [ragged, block + 1, 1, 2 * block, block - 1]
+
+
+def _mixed(totals: Sequence[int], block: int, room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(new tokens, contexts) of rows in the order of a mixed step: a third decodes, a third is new,
+    the others are chunks.
+    """
+    longest, *others = totals
+    decode = [n for n in others[::3] if n > 1]
+    fresh = [min(n, room // 2) for n in others if n not in decode][::2]
+    chunks = [n for n in others if n not in decode and n > 2][1::2]
+    new = [min(2 * block + 3, n - 1, room) for n in (longest, *chunks)]
+    q_lens = (*(1,) * len(decode), *fresh, *(max(n, 1) for n in new))
+    rows = sorted(
+        zip(q_lens, (*decode, *fresh, longest, *chunks), strict=True),
+        key=lambda r: 0 if r[0] == 1 < r[1] else 1 if r[0] == r[1] else 2,
+    )
+    return tuple(q for q, _ in rows), tuple(n for _, n in rows)
+
+
+def _case(row: Row, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], block: int) -> AttentionCase:
+    page = _page(row)
+    longest = max(kv_lens)
+    unit = 16 if row["page"] == "row" else page
+    capacity = -(-(longest + 1) // unit) * unit
+    spec = spec_of(row)
+    windows = {
+        "one": 1,
+        "in_page": page // 2 + 1,
+        "over_pages": 2 * page + 3,
+        "over_blocks": block + page // 2 + 1,
+        "beyond": capacity + 100,
+    }
+    phase = cast("Mode", row["phase"])
+    holes = row["padding"] == "holes"
+    if holes and phase == "decode":
+        q_lens, kv_lens = (
+            tuple(n for total in lens for n in (total, 0)) for lens in (q_lens, kv_lens)
+        )
+    padding = {"some": (3, 1), "none": (0, 0), "holes": (20, 4)}[str(row["padding"])]
+    return AttentionCase(
+        _name(row),
+        phase,
+        q_lens,
+        kv_lens,
+        dataclasses.replace(spec, window=windows.get(str(row["window"]))),
+        page_size=page,
+        capacity=capacity,
+        contiguous=row["page"] == "row" and phase != "decode",
+        rows_are_pages=row["page"] == "row" and phase == "decode",
+        padding_tokens=padding[0],
+        padding_rows=padding[1],
+        poison=float(str(row["poison"])),
+        scores=str(row["scores"]),
+        shares_pages=bool(row["sharing"]),
+        config=str(row["config"]),
+    )
+
+
+def _name(row: Row) -> str:
+    """The row's values that are not the ordinary ones, after its phase, dtype and sizes."""
+    sizes = f"{row['phase']}-{row['dtype']}-d{row['head_dim']}-{row['kv_heads']}x{row['group']}-page_{row['page']}"
+    plain = ("phase", "dtype", "head_dim", "kv_heads", "group", "page", "layout")
+    rest = [
+        _word(axis, v)
+        for axis, v in row.items()
+        if axis not in plain and v != ATTENTION.values[axis][0]
+    ]
+    return "-".join([sizes, *rest])
+
+
+def _word(axis: str, value: Value) -> str:
+    if value is True:
+        return axis
+    return f"not_{axis}" if value is False else f"{axis}_{value}"

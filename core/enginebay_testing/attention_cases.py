@@ -1,0 +1,410 @@
+"""Problems for attention implementations: named cases, and the arrays of one, poisoned wherever
+nobody may look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, derive_batch
+from enginebay_testing.score_ranges import directions, random_keys
+
+SPARE_PAGES = 2
+
+MANY_PAGES = 66
+"""A cache of more has no page for the unused entries of its rows' tables."""
+
+HEAD_DIMS = (16, 32, 64, 128, 256)
+PAGE_SIZES = (16, 32, 64, 128, 256)
+"""What a case may be rounded up to for a kernel that does not claim its own sizes."""
+
+REPRESENTATIVE = frozenset(
+    {
+        "decode_paged_float32",
+        "prefill_paged_float32",
+        "mixed_paged_float32",
+        "decode_paged_bfloat16",
+        "mixed_paged_bfloat16",
+        "prefill_contiguous_float32",
+        "decode_rows_are_pages_float32",
+        "decode_group_8_dim_64_float32",
+        "mixed_group_4_dim_128_float32",
+        "mixed_window",
+        "decode_window",
+        "prefill_window",
+        "mixed_softcap",
+        "decode_softcap",
+        "mixed_all",
+        "decode_all",
+        "decode_constant_v_bfloat16",
+        "mixed_finite_poison",
+    }
+)
+"""The cases that stand for all in a quick check: each mode, cache and narrow dtype once, large
+heads and groups, and each feature in decode steps, which some kernels alone serve, and in another
+mode.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCase:
+    """One step's rows for one layer kind. Rows must be sorted as derive_batch wants them.
+
+    `contiguous` gives each row one page of `capacity` tokens; with `rows_are_pages` row i's is page
+    i. `poison` is what lies in every place that holds no key or value. `max_kv_len` 0 means the
+    capacity. `scores` and `config` are the values of these axes (see enginebay.ops.axes). With
+    `shares_pages` rows begin with the same full pages as far as they can.
+    """
+
+    name: str
+    mode: Mode
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    spec: AttnSpec
+    page_size: int = 16
+    capacity: int = 64
+    contiguous: bool = False
+    rows_are_pages: bool = False
+    padding_tokens: int = 3
+    padding_rows: int = 1
+    max_kv_len: int = 0
+    constant_v: bool = False
+    poison: float = float("nan")
+    scores: str = "plain"
+    shares_pages: bool = False
+    config: str = "default"
+
+    @property
+    def bucket(self) -> Bucket:
+        """The static shapes of the step."""
+        seqs = len(self.q_lens) + self.padding_rows
+        decode = self.mode == "decode"
+        return Bucket(
+            tokens=seqs if decode else sum(self.q_lens) + self.padding_tokens,
+            seqs=seqs,
+            pages_per_seq=self.capacity // self.actual_page_size,
+            max_q_len=1 if decode else max(self.q_lens),
+            max_kv_len=self.max_kv_len or self.capacity,
+            mode=self.mode,
+            rows_are_pages=self.rows_are_pages,
+        )
+
+    @property
+    def actual_page_size(self) -> int:
+        """Tokens in a page of the layout."""
+        return self.capacity if self.contiguous or self.rows_are_pages else self.page_size
+
+    def layout(self, layout_type: type[KVLayout]) -> KVLayout:
+        """The cache layout of this case, with pages to spare unless rows are pages."""
+        bucket, size = self.bucket, self.actual_page_size
+        num_pages = (
+            bucket.seqs if self.rows_are_pages else bucket.seqs * bucket.pages_per_seq + SPARE_PAGES
+        )
+        if not self.rows_are_pages and num_pages > MANY_PAGES:
+            num_pages = sum(-(-total // size) for total in self.kv_lens) + SPARE_PAGES
+        spec = self.spec
+        return layout_type(num_pages, size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionProblem:
+    """A case's arrays. `keys[i]`, `values[i]` [kv_len, Hkv, D] are row i's whole context in the
+    cache's dtype.
+
+    q, k, v are packed and poisoned on padding. `cache` holds everything before this step; `slots`
+    are the new places.
+    """
+
+    case: AttentionCase
+    layout: KVLayout
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    keys: tuple[np.ndarray, ...]
+    values: tuple[np.ndarray, ...]
+    cache: CacheArrays
+    batch: AttnBatch
+    sinks: jax.Array | None
+    token_rows: np.ndarray
+    """int [T], the row of each packed token, -1 on padding."""
+    before: tuple[jax.Array, jax.Array]
+    """`contents` of the cache."""
+
+
+def make_problem(
+    case: AttentionCase, layout_type: type[KVLayout], *, seed: int = 0, empty: bool = False
+) -> AttentionProblem:
+    """Random arrays of a case; rows and page tables depend on the case's name and `seed` alone.
+
+    An empty step has the case's static shapes and cache, and no row that takes part.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    spec, bucket, layout = case.spec, case.bucket, case.layout(layout_type)
+    dtype = jnp.dtype(spec.kv_dtype)
+    shape = (spec.num_kv_heads, spec.head_dim)
+    toward = directions(case.spec, case.scores, rng)
+    keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
+    values = tuple(
+        np.ones((n, *shape), dtype)
+        if case.constant_v
+        else rng.normal(size=(n, *shape)).astype(dtype)
+        for n in case.kv_lens
+    )
+    table, q_lens, kv_lens = _tables(case, layout, rng)
+    if case.shares_pages:
+        _share_pages(case, layout, table, keys, values)
+    token_rows = _token_rows(case)
+    places = _places_before(case, layout, keys, values, table)
+    if empty:
+        q_lens, kv_lens, token_rows = (
+            np.zeros_like(q_lens),
+            np.zeros_like(kv_lens),
+            np.full_like(token_rows, -1),
+        )
+        keys = values = ()
+    q = _poisoned(case, (bucket.tokens, spec.num_q_heads, spec.head_dim), spec.q_dtype)
+    k, v = _poisoned(case, (2, bucket.tokens, *shape), spec.kv_dtype)
+    sign = -1.0 if case.scores == "low" else 1.0
+    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        mine = token_rows == i
+        if empty or not total:
+            continue
+        random = rng.normal(size=(new, spec.num_q_heads, spec.head_dim))
+        q[mine] = (random + sign * np.repeat(toward, spec.group, axis=0)).astype(spec.q_dtype)
+        k[mine], v[mine] = keys[i][total - new :], values[i][total - new :]
+    cache, batch, before = _on_device(layout, bucket, places, q_lens, kv_lens, table)
+    sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
+    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "sinks": sinks})
+    return AttentionProblem(
+        case=case,
+        layout=layout,
+        cache=cache,
+        batch=batch,
+        keys=keys,
+        values=values,
+        token_rows=token_rows,
+        before=before,
+        **arrays,
+    )
+
+
+def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Poison everywhere: the case's, or the largest number that the dtype has."""
+    largest = float(jnp.finfo(dtype).max)
+    return np.full(
+        shape, case.poison if np.isnan(case.poison) else min(case.poison, largest), jnp.dtype(dtype)
+    )
+
+
+def _tables(
+    case: AttentionCase, layout: KVLayout, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(page_table [S, P] with 0 where unused, q_lens [S], kv_lens [S])."""
+    bucket = case.bucket
+    table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+    pages = rng.permutation(layout.num_pages).astype(np.int32)
+    lens = np.zeros((2, bucket.seqs), np.int32)
+    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        used = -(-total // layout.page_size)
+        mine, pages = pages[:used], pages[used:]
+        table[i, :used] = i if case.rows_are_pages else mine
+        lens[:, i] = new, total
+    if case.rows_are_pages:
+        table[:, 0] = np.arange(bucket.seqs)
+    return table, lens[0], lens[1]
+
+
+def _share_pages(
+    case: AttentionCase,
+    layout: KVLayout,
+    table: np.ndarray,
+    keys: tuple[np.ndarray, ...],
+    values: tuple[np.ndarray, ...],
+) -> None:
+    """Let every row begin with the full pages of the longest prefix, with its keys and values, and
+    write to none of them.
+    """
+    prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
+    source = int(np.argmax(prefixes))
+    for row, prefix in enumerate(prefixes):
+        num = min(prefix, prefixes[source]) // layout.page_size
+        tokens = num * layout.page_size
+        table[row, :num] = table[source, :num]
+        keys[row][:tokens], values[row][:tokens] = keys[source][:tokens], values[source][:tokens]
+
+
+def _token_rows(case: AttentionCase) -> np.ndarray:
+    bucket = case.bucket
+    if case.mode == "decode":
+        live = [i if n else -1 for i, n in enumerate(case.kv_lens)]
+    else:
+        live = list(np.repeat(np.arange(len(case.q_lens)), case.q_lens))
+    return np.array(live + [-1] * (bucket.tokens - len(live)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _on_device(
+    layout: KVLayout,
+    bucket: Bucket,
+    places: tuple[jax.Array, jax.Array],
+    q_lens: jax.Array,
+    kv_lens: jax.Array,
+    table: jax.Array,
+) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
+    """The cache with `places` in it, slot by slot, the batch record, and what is read from the
+    cache.
+    """
+    slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
+    cache = layout.write(layout.init(), slots, *places)
+    batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
+    return cache, batch, contents(layout, cache)
+
+
+def contents(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
+    """k and v of every slot, as the layout reads them: [slots, kv_heads, head_dim] each."""
+    k, v = layout.read(cache, jnp.arange(layout.num_pages))
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
+    return k.reshape(shape), v.reshape(shape)
+
+
+def _places_before(
+    case: AttentionCase,
+    layout: KVLayout,
+    keys: tuple[np.ndarray, ...],
+    values: tuple[np.ndarray, ...],
+    table: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """k, v of every slot: poison but at the tokens of earlier steps (all tokens where the layer
+    shares a cache).
+    """
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
+    k, v = _poisoned(case, (2, *shape), layout.dtype)
+    for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        positions = np.arange(total if case.spec.kv_shared else total - new)
+        slots = (
+            table[i, positions // layout.page_size] * layout.page_size
+            + positions % layout.page_size
+        )
+        k[slots], v[slots] = keys[i][: positions.size], values[i][: positions.size]
+    return k, v
+
+
+def _spec(
+    heads: int = 2, group: int = 2, head_dim: int = 16, dtype: str = "float32", **fields: Any
+) -> AttnSpec:
+    base = AttnSpec(heads * group, heads, head_dim, q_dtype=dtype, kv_dtype=dtype)
+    return dataclasses.replace(base, **fields)
+
+
+def attention_cases() -> Iterator[AttentionCase]:
+    """Every case of the suite; names are unique and stable."""
+    yield from _mode_cases()
+    yield from _shape_cases()
+    yield from _feature_cases()
+
+
+def _mode_cases() -> Iterator[AttentionCase]:
+    """The three modes over paged, contiguous and row-is-page caches, lengths around the borders of
+    a page.
+    """
+    border = (1, 15, 16, 17, 64)
+    ones = (1,) * len(border)
+    homes: dict[str, dict[str, Any]] = {
+        "paged": {},
+        "page_64": {"page_size": 64},
+        "contiguous": {"contiguous": True},
+        "rows_are_pages": {"rows_are_pages": True},
+    }
+    for dtype in ("float32", "bfloat16", "float16"):
+        spec = _spec(dtype=dtype)
+        for home, fields in homes.items():
+            if dtype != "float32" and home not in ("paged", "rows_are_pages"):
+                continue
+            yield AttentionCase(f"decode_{home}_{dtype}", "decode", ones, border, spec, **fields)
+            yield AttentionCase(
+                f"prefill_{home}_{dtype}", "prefill", border, border, spec, **fields
+            )
+            mixed = ((1, 1, 9, 17, 5, 30), (17, 64, 9, 17, 40, 64))
+            yield AttentionCase(f"mixed_{home}_{dtype}", "mixed", *mixed, spec, **fields)
+    spec = _spec()
+    yield AttentionCase(
+        "decode_holes", "decode", (1, 0, 1, 0), (5, 0, 33, 0), spec, rows_are_pages=True
+    )
+    yield AttentionCase(
+        "decode_bounded", "decode", (1, 1), (5, 33), spec, rows_are_pages=True, max_kv_len=40
+    )
+    yield AttentionCase(
+        "decode_one_row", "decode", (1,), (33,), spec, rows_are_pages=True, padding_rows=0
+    )
+    yield AttentionCase(
+        "mixed_bounded", "mixed", (1, 7), (5, 33), spec, contiguous=True, max_kv_len=40
+    )
+    alone: dict[str, Any] = {"padding_rows": 0, "capacity": 640, "padding_tokens": 20}
+    yield AttentionCase(
+        "prefill_one_row", "prefill", (300,), (300,), spec, **alone, contiguous=True
+    )
+    yield AttentionCase("mixed_one_row", "mixed", (290,), (610,), spec, **alone, contiguous=True)
+    yield AttentionCase("mixed_one_row_paged", "mixed", (290,), (610,), spec, **alone)
+    yield AttentionCase(
+        "mixed_odd_capacity", "mixed", (1, 20), (333, 301), spec, contiguous=True, capacity=333
+    )
+    rows = (130, 5, 300, 1), (130, 5, 300, 1)
+    yield AttentionCase("prefill_long_ragged", "prefill", *rows, spec, capacity=320)
+
+
+def _shape_cases() -> Iterator[AttentionCase]:
+    """Query groups of 1 to 16, usual and small heads, in f32 and bf16."""
+    shapes = {1: (3, 64), 3: (4, 64), 4: (1, 128), 7: (2, 8), 8: (1, 64), 16: (1, 16)}
+    for group, (heads, head_dim) in shapes.items():
+        for dtype in ("float32", "bfloat16"):
+            spec = _spec(heads, group, head_dim, dtype)
+            name = f"group_{group}_dim_{head_dim}_{dtype}"
+            if dtype == "float32":
+                yield AttentionCase(f"mixed_{name}", "mixed", (1, 6, 20), (33, 6, 40), spec)
+            yield AttentionCase(
+                f"decode_{name}", "decode", (1, 1), (33, 6), spec, rows_are_pages=True
+            )
+
+
+def _feature_cases() -> Iterator[AttentionCase]:
+    """What only some layers have: windows, soft caps, sinks, shared caches, log-sum-exp, and
+    constant values.
+    """
+    features: dict[str, dict[str, Any]] = {
+        "window": {"window": 9},
+        "softcap": {"softcap": 2.0},
+        "sinks": {"sinks": True, "return_lse": True},
+        "lse": {"return_lse": True},
+        "scale": {"scale": 0.3},
+        "not_causal": {"causal": False},
+        "kv_shared": {"kv_shared": True},
+        "all": {"window": 20, "softcap": 5.0, "sinks": True, "return_lse": True},
+    }
+    mixed, fresh = ((1, 9, 30), (40, 9, 64)), ((9, 30), (9, 30))
+    for name, fields in features.items():
+        spec = _spec(**fields)
+        yield AttentionCase(f"mixed_{name}", "mixed", *mixed, spec)
+        yield AttentionCase(f"prefill_{name}", "prefill", *fresh, spec)
+        yield AttentionCase(f"decode_{name}", "decode", (1, 1), (40, 9), spec, rows_are_pages=True)
+    window: dict[str, Any] = {"capacity": 640, "padding_rows": 0, "contiguous": True}
+    yield AttentionCase("mixed_long_window", "mixed", (290,), (610,), _spec(window=100), **window)
+    for dtype in ("float32", "bfloat16"):
+        constant: dict[str, Any] = {"spec": _spec(dtype=dtype), "constant_v": True}
+        yield AttentionCase(f"mixed_constant_v_{dtype}", "mixed", *mixed, **constant)
+        yield AttentionCase(
+            f"decode_constant_v_{dtype}", "decode", (1, 1), (40, 9), **constant, rows_are_pages=True
+        )
+    finite: dict[str, Any] = {"spec": _spec(), "poison": 1e30}
+    yield AttentionCase(
+        "decode_finite_poison", "decode", (1, 1), (40, 9), **finite, rows_are_pages=True
+    )
+    yield AttentionCase("mixed_finite_poison", "mixed", *mixed, **finite)

@@ -1,0 +1,76 @@
+"""One attention kernel compiled for one case: called with the arrays of any of its problems."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.ops.bound import AttentionImpl
+from enginebay.ops.caps import Env
+from enginebay.ops.tuning import candidates_of
+from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, contents
+
+
+class Result(NamedTuple):
+    """out [T, Hq, D], the cache, log-sum-exp [T, Hq] or None, and what is read from the cache (see
+    `contents`).
+    """
+
+    out: np.ndarray
+    cache: dict[str, jax.Array]
+    lse: np.ndarray | None
+    read: tuple[jax.Array, jax.Array]
+
+
+class AttentionProgram:
+    """The step of a case, jitted with its cache donated. Problems of the case in other seeds run
+    without compiling again.
+    """
+
+    def __init__(
+        self, impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
+    ) -> None:
+        spec, layout = case.spec, case.layout(layout_type)
+        config = chosen_config(impl, env, case, layout)
+
+        def step(q: Any, k: Any, v: Any, cache: Any, batch: Any, sinks: Any) -> Any:
+            if spec.kv_shared:
+                k = v = None
+            elif "fused_write" not in impl.caps.features:
+                cache, k, v = layout.write(cache, batch.slots, k, v), None, None
+            out, after, lse = impl(
+                q, k, v, cache, batch, spec=spec, layout=layout, config=config, sinks=sinks
+            )
+            return out, after, lse, contents(layout, after)
+
+        self._call = jax.jit(step, donate_argnums=3)
+
+    def __call__(self, problem: AttentionProblem) -> Result:
+        """Run a problem; its cache is copied first."""
+        cache = {name: np.asarray(array) for name, array in problem.cache.items()}
+        out, after, lse, read = self._call(
+            problem.q, problem.k, problem.v, cache, problem.batch, problem.sinks
+        )
+        return Result(np.asarray(out), dict(after), None if lse is None else np.asarray(lse), read)
+
+
+def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KVLayout) -> Any:
+    """The kernel's default configuration for a case, or that of its candidates with the smallest or
+    largest numbers.
+    """
+    default = impl.default_config(env, case.spec, case.bucket, layout)
+    if case.config == "default":
+        return default
+    found = [default, *candidates_of(impl, env, case.spec, case.bucket, layout)]
+    return (min if case.config == "small" else max)(
+        found, key=lambda config: sum(numbers_of(config))
+    )
+
+
+def numbers_of(config: Any) -> list[int]:
+    """The whole numbers of a configuration, without those that are sizes of memory."""
+    values = vars(config).values() if hasattr(config, "__dict__") else ()
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v < 1 << 16]

@@ -1,0 +1,104 @@
+"""What one compiled case is run with: arrays of several kinds, an empty step, other neighbours, and
+the same step often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.ops.axes import ATTENTION
+from enginebay.ops.bound import AttentionImpl
+from enginebay.ops.caps import Env
+from enginebay_testing import kernels
+from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, make_problem
+from enginebay_testing.attention_program import AttentionProgram, Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """How often a case's program runs. `repeats` of one step must give the same bits; `all_scores`
+    adds the other score ranges.
+    """
+
+    repeats: int = 20
+    all_scores: bool = True
+    neighbours: bool = True
+    num_seeds: int = 1
+
+
+DEVICE_RUNS = Runs()
+INTERPRETED_RUNS = Runs(repeats=1, all_scores=False, neighbours=False)
+OFTEN_INTERPRETED = Runs(all_scores=False)
+"""For the shortest case alone: interpreting takes about as long each time."""
+
+HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
+"""Operations of a step, and size of its cache, from which it is repeated three times only, and runs
+with its own scores alone.
+"""
+
+
+def check_case(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env, runs: Runs
+) -> None:
+    """Raise AssertionError where a result of the case, in any of its runs, is not what the contract
+    says.
+    """
+    program = AttentionProgram(impl, case, layout_type, env)
+    light = _work(case) < HEAVY_WORK and case.layout(layout_type).num_bytes() < HEAVY_BYTES
+    for seed in range(runs.num_seeds):
+        problem = make_problem(case, layout_type, seed=seed)
+        first = program(problem)
+        _check(problem, first)
+        if seed == 0 and runs.repeats > 1:
+            _check_repeated(program, problem, first, runs.repeats if light else 3)
+        if runs.all_scores and light:
+            for scores in ATTENTION.values["scores"]:
+                if scores != case.scores:
+                    other = dataclasses.replace(case, scores=str(scores))
+                    problem = make_problem(other, layout_type, seed=seed)
+                    _check(problem, program(problem))
+    empty = make_problem(case, layout_type, empty=True)
+    _check(empty, program(empty))
+    if runs.neighbours and light:
+        _check_neighbours(program, case, layout_type)
+
+
+def _check(problem: AttentionProblem, result: Result) -> None:
+    kernels.check_all(problem, result.out, result.read, result.lse)
+
+
+def _check_repeated(
+    program: AttentionProgram, problem: AttentionProblem, first: Result, repeats: int
+) -> None:
+    wanted = _bits(problem, first)
+    for turn in range(1, repeats):
+        same = _bits(problem, program(problem)) == wanted
+        assert same, (
+            f"{problem.case.name}: run {turn + 1} of the same step gives other bits than the first"
+        )
+
+
+def _bits(problem: AttentionProblem, result: Result) -> tuple[bytes, ...]:
+    real = problem.token_rows >= 0
+    lse = b"" if result.lse is None else result.lse[real].tobytes()
+    return (result.out.tobytes(), lse, *(np.asarray(array).tobytes() for array in result.read))
+
+
+def _check_neighbours(
+    program: AttentionProgram, case: AttentionCase, layout_type: type[KVLayout]
+) -> None:
+    problem, mixed = kernels.with_other_neighbours(case, layout_type)
+    mine = problem.token_rows == 0
+    first, second = (program(each).out[mine] for each in (problem, mixed))
+    assert first.tobytes() == second.tobytes(), (
+        f"{case.name}: the first row changes with its neighbours"
+    )
+
+
+def _work(case: AttentionCase) -> float:
+    spec = case.spec
+    pairs = sum(q * kv for q, kv in zip(case.q_lens, case.kv_lens, strict=True))
+    return 4.0 * pairs * spec.num_q_heads * spec.head_dim

@@ -1,0 +1,176 @@
+"""The checks of one attention kernel: which cases it is held to, in which of its layouts, at shapes
+that it can do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+
+from enginebay.cache import KVLayout
+from enginebay.ops.bound import AttentionImpl
+from enginebay.ops.caps import Caps, Env
+from enginebay_testing.attention_axes import DEVICE, INTERPRETED, covering_cases
+from enginebay_testing.attention_cases import HEAD_DIMS, PAGE_SIZES, AttentionCase, attention_cases
+from enginebay_testing.attention_runs import (
+    DEVICE_RUNS,
+    INTERPRETED_RUNS,
+    OFTEN_INTERPRETED,
+    Runs,
+    check_case,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCheck:
+    """A case in a layout, and the function that holds the kernel to it; SkipTest says why the
+    kernel does not do it.
+
+    `representative` cases have every pair of values of different axes (see enginebay.ops.axes).
+    """
+
+    name: str
+    case: AttentionCase
+    run: Callable[[], None]
+    representative: bool
+
+
+def attention_checks(
+    kernel: AttentionImpl,
+    env: Env,
+    layouts: Sequence[type[KVLayout]],
+    *,
+    interpreted: bool = False,
+    triples: bool = True,
+    num_seeds: int = 1,
+) -> Iterator[AttentionCheck]:
+    """All pairs first; then all triples, unless they are left out, and the cases by name.
+
+    With several seeds each constructed case runs with as many sets of arrays.
+    """
+    found = set()
+    for strength in (False, True) if triples else (False,):
+        for check in constructed_checks(
+            kernel, env, layouts, interpreted=interpreted, triples=strength, num_seeds=num_seeds
+        ):
+            if check.name not in found:
+                found.add(check.name)
+                yield check
+    yield from named_checks(kernel, env, layouts)
+
+
+def constructed_checks(
+    kernel: AttentionImpl,
+    env: Env,
+    layouts: Sequence[type[KVLayout]],
+    *,
+    interpreted: bool = False,
+    triples: bool = False,
+    num_seeds: int = 1,
+) -> Iterator[AttentionCheck]:
+    """The cases with every pair, or triple, of values that the kernel declares, and the kernel's
+    own lengths.
+    """
+    kinds = {layout.__name__: layout for layout in layouts}
+    reach = INTERPRETED if interpreted else DEVICE
+    cases = list(covering_cases(kernel, env, kinds, reach, triples=triples))
+    shortest = _shortest([case for case, _ in cases])
+    for case, layout in cases:
+        runs = DEVICE_RUNS
+        if interpreted:
+            runs = OFTEN_INTERPRETED if case.name in shortest else INTERPRETED_RUNS
+        run = functools.partial(
+            _run_constructed,
+            kernel,
+            case,
+            layout,
+            env,
+            dataclasses.replace(runs, num_seeds=num_seeds),
+        )
+        yield AttentionCheck(
+            f"{case.name}[{layout.__name__}]", case, run, representative=not triples
+        )
+
+
+def _shortest(cases: Sequence[AttentionCase]) -> set[str]:
+    """The name of the case of the fewest tokens, if there is any."""
+    return {min(cases, key=lambda c: sum(c.kv_lens) + 10 * sum(c.q_lens)).name} if cases else set()
+
+
+def _run_constructed(
+    kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env, runs: Runs
+) -> None:
+    _refuse(kernel, case, layout, env)
+    check_case(kernel, case, layout, env, runs)
+
+
+def named_checks(
+    kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]]
+) -> Iterator[AttentionCheck]:
+    """Every case of `attention_cases` in the first layout, the plain ones in all; rows alone and
+    among others in each mode.
+
+    A case whose head_dim or page size the kernel does not claim is given the next larger one that
+    it does, and bears it in its name: what the case is about can be seen at any size.
+    """
+    from enginebay_testing import kernels
+
+    for plain in attention_cases():
+        case = fitted(plain, kernel.caps)
+        everywhere = plain.name.endswith(("_paged_float32", "_paged_bfloat16"))
+        held: list[tuple[str, Callable[..., None], type[KVLayout]]] = [
+            (f"{case.name}[{layout.__name__}]", kernels.check_attention, layout)
+            for layout in (layouts if everywhere else layouts[:1])
+        ]
+        if plain.name.endswith("_paged_float32"):
+            name = f"rows_are_independent[{case.mode}]"
+            held += [(name, kernels.check_rows_are_independent, layout) for layout in layouts[:1]]
+        for name, check, layout in held:
+            run = functools.partial(_run, check, kernel, case, layout, env)
+            yield AttentionCheck(name, case, run, representative=False)
+
+
+def _run(
+    held: Callable[..., None],
+    kernel: AttentionImpl,
+    case: AttentionCase,
+    layout: type[KVLayout],
+    env: Env,
+) -> None:
+    _refuse(kernel, case, layout, env)
+    held(kernel, case, layout, env)
+
+
+def _refuse(kernel: AttentionImpl, case: AttentionCase, layout: type[KVLayout], env: Env) -> None:
+    """SkipTest with the kernel's reason where it does not do a case."""
+    from enginebay_testing import kernels
+
+    reason = kernels.why_not(kernel, case, layout, env)
+    if reason is not None:
+        raise unittest.SkipTest(reason)
+
+
+def fitted(case: AttentionCase, caps: Caps) -> AttentionCase:
+    """The case with the next larger head_dim and page size that a kernel claims; as it is where it
+    claims its own, or none.
+    """
+    head_dim = _next(case.spec.head_dim, HEAD_DIMS, caps.head_dim)
+    if head_dim != case.spec.head_dim:
+        spec = dataclasses.replace(case.spec, head_dim=head_dim)
+        case = dataclasses.replace(case, name=f"{case.name}-dim_{head_dim}", spec=spec)
+    if case.contiguous or case.rows_are_pages:
+        return case
+    page_size = _next(case.page_size, PAGE_SIZES, caps.page_size)
+    if page_size != case.page_size:
+        capacity = -(-case.capacity // page_size) * page_size
+        name = f"{case.name}-page_{page_size}"
+        case = dataclasses.replace(case, name=name, page_size=page_size, capacity=capacity)
+    return case
+
+
+def _next(value: int, sizes: Sequence[int], claims: Callable[[int], bool]) -> int:
+    if claims(value):
+        return value
+    return next((size for size in sizes if size > value and claims(size)), value)

@@ -1,0 +1,106 @@
+"""Cases of kv_write and rope_kv_write by construction, in every layout that a kernel knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay_testing.plain_cases import PlainCase, hold_turned, rope_positions, rope_spec
+
+Layouts = Mapping[str, type[KVLayout]]
+
+
+def _layout(case: PlainCase, layouts: Layouts) -> KVLayout:
+    """Pages for all tokens, and two more."""
+    page = case.int("page")
+    sizes = (-(-case.int("tokens") // page) + 2, page, case.int("kv_heads"), case.int("head_dim"))
+    return layouts[str(case.row["layout"])](*sizes, str(case.row["dtype"]))
+
+
+def _slots(case: PlainCase, layout: KVLayout) -> np.ndarray:
+    """int32 [tokens], no two equal but for the dropped ones."""
+    rng, tokens = case.rng(), case.int("tokens")
+    places = layout.num_pages * layout.page_size
+    scattered = rng.permutation(places)[:tokens]
+    kind = case.row["slots"]
+    if kind == "dropped":
+        scattered[:] = -1
+    elif kind == "run":
+        scattered = np.arange(tokens) + layout.page_size - 1
+    elif kind == "last":
+        scattered = places - 1 - np.arange(tokens)
+    elif kind == "some_dropped":
+        scattered[::2] = -1
+    return scattered.astype(np.int32)
+
+
+def _poisoned(layout: KVLayout) -> dict[str, np.ndarray]:
+    return {name: np.full(s.shape, np.nan, s.dtype) for name, s in layout.shapes().items()}
+
+
+def check_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
+    """New tokens lie where the layout's own write puts them, and not a bit of any other place has
+    changed.
+    """
+    layout = _layout(case, layouts)
+    slots = _slots(case, layout)
+    k, v = (
+        case.rng()
+        .normal(size=(2, slots.size, layout.num_kv_heads, layout.head_dim))
+        .astype(case.dtype)
+    )
+
+    # One program: the kernel's write and the layout's own, and what is read of both.
+    def both(cache: CacheArrays) -> Any:
+        got = dict(kernel(cache, slots, k, v, layout=layout))
+        wanted = layout.write(cache, jnp.asarray(slots), k, v)
+        return got, (_read(layout, got), _read(layout, wanted))
+
+    got, (now, wanted) = case.run(both, _poisoned(layout))
+    shapes = {name: (s.shape, jnp.dtype(s.dtype)) for name, s in layout.shapes().items()}
+    assert {n: (a.shape, a.dtype) for n, a in got.items()} == shapes, (
+        f"the cache is not what it was: {list(got)}"
+    )
+    for name, found, expected in zip("kv", now, wanted, strict=True):
+        different = found.view(np.uint8) != expected.view(np.uint8)
+        assert not different.any(), (
+            f"{name}: {int(different.any(axis=-1).sum())} heads of places differ from the "
+            "layout's own write"
+        )
+
+
+def _read(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
+    return layout.read(cache, jnp.arange(layout.num_pages))
+
+
+def check_rope_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
+    """q and the written k are rotated, v lies as it came, and no other place has changed."""
+    layout, spec = _layout(case, layouts), rope_spec(case)
+    slots = _slots(case, layout)
+    positions = rope_positions(case, slots.size)
+    rng, shape = case.rng(), (slots.size, layout.num_kv_heads, layout.head_dim)
+    q = rng.normal(size=(shape[0], case.int("group") * shape[1], shape[2])).astype(case.dtype)
+    k, v = rng.normal(size=(2, *shape)).astype(case.dtype)
+
+    def step(cache: CacheArrays, *arrays: Any) -> Any:
+        q, k, v, positions, slots = arrays
+        turned, after = kernel(q, k, v, cache, positions, slots, spec=spec, layout=layout)
+        return turned, _read(layout, after)
+
+    turned, read = case.run(step, _poisoned(layout), q, k, v, positions, slots)
+    hold_turned(turned, q, positions, spec, "q")
+    keys, values = (np.asarray(x).reshape(-1, *shape[1:]) for x in read)
+    written = slots >= 0
+    places = slots[written]
+    hold_turned(keys[places], k[written], positions[written], spec, "k")
+    assert (values[places] == v[written]).all(), "v is not at its slots"
+    others = np.delete(np.arange(keys.shape[0]), places)
+    for name, array in (("k", keys), ("v", values)):
+        assert np.isnan(array[others].astype(np.float64)).all(), (
+            f"{name}: other places have changed"
+        )

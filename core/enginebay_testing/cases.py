@@ -1,0 +1,222 @@
+"""The cases of a registered part at each level: what `enginebay check` and `--enginebay-level` run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import unittest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, get_args
+
+from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
+from enginebay.ops.caps import Env
+from enginebay.ops.toolchains import Interpretable, KernelCompiler
+from enginebay.platform import Platform
+from enginebay.registry import Entry, Registry, import_target
+from enginebay_testing import suites
+from enginebay_testing.op_cases import Extent, op_cases
+from enginebay_testing.suites import Choices
+from enginebay_testing.verdicts import Run
+
+Level = Literal["interpret", "compile", "run"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+HOST = Env("cpu")
+"""Where interpreted kernels run."""
+
+ENGINES_IN_SHORT = ("greedy", "nothing_compiles", "released", "penalised", "ledger")
+"""Of an engine's checks, by a part of their names, those that stand for all; the others compile a
+lot.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One check of one part at one level.
+
+    `target` is where: the platform whose devices run it, "interpreter", or the architecture that is
+    compiled for. `traits` are what the case is about, by axis ("dtype": "bfloat16", "mode":
+    "decode"), for the support matrix.
+    """
+
+    level: Level
+    target: str
+    name: str
+    run: Run
+    representative: bool = True
+    traits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def select_parts(registry: Registry, selector: str) -> list[Entry]:
+    """As `suites.select`, and a bare name stands for every part of that name. UnknownNameError
+    names the nearest.
+    """
+    try:
+        return suites.select(registry, selector)
+    except PluginError:  # broken or not installed: its only case says so
+        named = [e for e in registry.entries if suites.label(e) == selector]
+        if not named:
+            raise
+        return named
+    except UnknownNameError:
+        named = [e for e in registry.entries if e.name == selector]
+        if named:
+            return named
+        if ":" in selector:
+            raise
+        known = {*(e.name for e in registry.entries), *(suites.label(e) for e in registry.entries)}
+        todo = (
+            "Write NAME, KIND, KIND:NAME or kernel:OP:NAME; "
+            "`enginebay plugins` lists what is installed."
+        )
+        raise unknown_name("part", selector, known, todo) from None
+
+
+def part_cases(
+    registry: Registry, entry: Entry, level: Level | None = None, choices: Choices | None = None
+) -> list[Case]:
+    """The cases of a part at a level; None stands for every level that it can do here.
+
+    Without a platform in `choices` cases run where `suites.platform_of` chooses. A kernel that it
+    serves is run, another is interpreted and compiled as far as it has these forms. A part that has
+    nothing at a level gives one case, which says why.
+    """
+    if entry.state != "ready":
+        broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")
+        return [Case(level or "run", "", "loads", broken)]
+    choices = choices or Choices()
+    if level == "run":
+        return list(_run_cases(registry, entry, choices))
+    if level is not None:
+        return list(_LEVELS[level](registry, entry))
+    here = suites.platform_of(registry, entry, choices.platform)
+    if entry.kind != "kernel" or entry.why_not_on(here.name) is None:
+        return list(_run_cases(registry, entry, choices))
+    found: list[Case] = []
+    if _loaded(registry, entry, Interpretable):
+        found += _interpret_cases(registry, entry)
+    if _compiler_target(entry):
+        found += _compile_cases(registry, entry)
+    return found or list(_run_cases(registry, entry, choices))
+
+
+def _refuse(reason: str, *, broken: bool) -> None:
+    raise PluginError(reason) if broken else unittest.SkipTest(reason)
+
+
+def _unsupported(level: Level, reason: str) -> Case:
+    return Case(level, "", "all", functools.partial(_refuse, reason, broken=False))
+
+
+def _loaded(registry: Registry, entry: Entry, contract: type) -> bool:
+    try:
+        return isinstance(registry.load(entry), contract)
+    except PluginError:
+        return False  # the case of its declaration tells
+
+
+def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[Case]:
+    platform = suites.platform_of(registry, entry, choices.platform)
+    target = platform.name
+    try:
+        checks = suites.part_checks(registry, entry, choices)
+    except (
+        ModuleNotFoundError
+    ) as error:  # the suites of some kinds generate their cases with a library of the extra
+        todo = explain(
+            f"the suite needs {error.name}", "the extra test", "Install enginebay[test]."
+        )
+        yield _unsupported("run", todo)
+        return
+    kernels = {case.name: case for case in _kernel_cases(registry, entry, platform)}
+    for name, check in checks:
+        if name not in kernels:
+            short = entry.kind != "engine" or any(word in name for word in ENGINES_IN_SHORT)
+            yield Case("run", target, name, check, short, _plain_traits(name))
+    yield from kernels.values()
+
+
+def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Iterator[Case]:
+    """The cases of a kernel on a platform; none of a part that is another or cannot be had."""
+    if entry.kind != "kernel" or entry.why_not_on(platform.name) is not None:
+        return
+    try:
+        kernel = registry.load(entry)
+    except PluginError:
+        return
+    env = platform.env()
+    for case in op_cases(entry.op, kernel, env, suites.kernel_layouts(registry, entry, kernel)):
+        run = functools.partial(suites.run_on, platform, case.run)
+        yield Case("run", platform.name, case.name, run, case.representative, case.traits)
+
+
+def _plain_traits(name: str) -> Mapping[str, str]:
+    """The dtype of a check whose name bears one between brackets."""
+    inside = name.partition("[")[2].rstrip("]").split("-")
+    return {"dtype": next((d for d in suites.DTYPES if d in inside), "")} if inside else {}
+
+
+def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
+    if entry.kind != "kernel":
+        yield _unsupported("interpret", f"only kernels can be interpreted, this is a {entry.kind}")
+        return
+    kernel = registry.load(entry)
+    if not isinstance(kernel, Interpretable):
+        yield _unsupported("interpret", "it declares no interpreted form (a method `interpreted`)")
+        return
+    try:
+        interpreted = kernel.interpreted()
+    except UnsupportedError as error:
+        yield _unsupported("interpret", str(error))
+        return
+    layouts = suites.kernel_layouts(registry, entry, interpreted)
+    cases = list(op_cases(entry.op, interpreted, HOST, layouts, Extent(interpreted=True)))
+    if not cases:
+        yield _unsupported("interpret", f"there is no suite of op {entry.op}")
+    for case in cases:
+        yield Case(
+            "interpret", "interpreter", case.name, case.run, case.representative, case.traits
+        )
+
+
+def _compiler_target(entry: Entry) -> str:
+    capabilities = entry.declaration.capabilities if entry.declaration else {}
+    return str(capabilities.get("compiler", ""))
+
+
+def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
+    from enginebay_testing.compile_suite import compile_checks
+
+    declared = _compiler_target(entry)
+    if not declared:
+        what = (
+            "the capability `compiler`"
+            if entry.kind == "kernel"
+            else f"a kernel, this is a {entry.kind}"
+        )
+        yield _unsupported("compile", f"compiling for other devices needs {what}")
+        return
+    kernel = registry.load(entry)
+    compiler: KernelCompiler = import_target(declared, f"compiler of {suites.label(entry)}")
+    named = entry.declaration.capabilities.get("layouts") if entry.declaration else None
+    layouts = suites.layouts_of(registry, kernel) if entry.op == "attention" else []
+    layouts += [registry.load(registry.find("layout", name)) for name in named or ()]
+    found = False
+    for check in compile_checks(entry.op, kernel, compiler, layouts):
+        found = True
+        yield Case(
+            "compile", check.target, check.name, check.run, check.representative, check.traits
+        )
+    if not found:
+        yield _unsupported("compile", f"there are no problems of op {entry.op} to compile")
+
+
+_LEVELS: dict[Level, Callable[[Registry, Entry], Iterator[Case]]] = {
+    "interpret": _interpret_cases,
+    "compile": _compile_cases,
+}
+
+
+def chosen(cases: Sequence[Case], *, everything: bool) -> list[Case]:
+    """All cases, or those that stand for them."""
+    return [case for case in cases if everything or case.representative]

@@ -1,0 +1,189 @@
+"""check: the conformance suites of registered parts, each case under a time limit in a worker
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from enginebay.cli.command import Command
+from enginebay.cli.rows import Rows
+from enginebay.cli.show import progress
+from enginebay.compose.platforms import find_platform
+from enginebay.config import make_config
+from enginebay.errors import InputError, explain
+from enginebay.registry import Entry, Registry, load_registry
+from enginebay_testing.report import CheckRecord, Filter, check
+from enginebay_testing.suites import Choices
+from enginebay_testing.verdicts import FAULTS
+from enginebay_testing.workers import PartName
+
+TIMEOUT_S = 120.0
+LEVELS = ("interpret", "compile", "run")
+COLUMNS = ("verdict", "part", "level", "target", "case", "s", "detail")
+DECLARATION = "declaration_holds"
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    parser.add_argument(
+        "parts",
+        nargs="+",
+        metavar="NAME",
+        help="KIND:NAME, kernel:OP:NAME, KIND, kernel:OP, all, or the bare name of parts",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="every case (default: the representative ones)"
+    )
+    parser.add_argument(
+        "--case",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only cases with TEXT in their names, * for any characters; may be repeated "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help="only cases at a target: a platform, interpreter, or an architecture (default: all)",
+    )
+    parser.add_argument(
+        "--platform",
+        metavar="NAME",
+        help="run on this platform (default: the best one with a device that the part declares)",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="config.json of a small model to check model families with "
+        "(default: a tiny one by the usual names)",
+    )
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        help="how kernels are checked (default: every level that can be done here)",
+    )
+    parser.add_argument(
+        "--interpret",
+        action="store_true",
+        help="kernels are interpreted, as --level interpret (default: off)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help=f"seconds for a case (default: {TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)"
+    )
+    parser.add_argument(
+        "--matrix", metavar="FILE", help="write the support matrix of the parts as JSON"
+    )
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Check, report, and return 1 when a case is INCORRECT, ERROR or TIMEOUT."""
+    if args.timeout <= 0 or args.jobs < 1:
+        given = f"--timeout {args.timeout:g} --jobs {args.jobs}"
+        raise InputError(explain(given, "a positive time and at least one job", "Correct it."))
+    if args.interpret and args.level not in (None, "interpret"):
+        given = f"--interpret with --level {args.level}"
+        raise InputError(explain(given, "one of them", "Leave one out."))
+    registry = load_registry()
+    entries = _selected(registry, args.parts)
+    wanted = Filter(args.all, args.case, args.target)
+    if args.platform is not None:
+        find_platform(registry, make_config({"platform": args.platform}))
+    if args.config is not None:
+        from enginebay_testing.models import read_model_config
+
+        read_model_config(args.config)
+    rows = Rows(COLUMNS, (11, 24, 9, 11, 40, 5))
+    with progress() as watch:
+        records = check(
+            entries,
+            "interpret" if args.interpret else args.level,
+            wanted=wanted,
+            timeout_s=args.timeout,
+            jobs=args.jobs,
+            choices=Choices(args.platform, args.config),
+            tell=_tell_nobody if args.json else functools.partial(_print, rows),
+            watch=watch,
+        )
+    wanted.refuse_unmatched()
+    if args.matrix:
+        from enginebay_testing.matrix import support_matrix
+
+        text = json.dumps(support_matrix(registry, entries.values(), records), indent=1) + "\n"
+        Path(args.matrix).write_text(text, encoding="utf-8")
+    if args.json:
+        print(json.dumps([dataclasses.asdict(record) for record in records], indent=2))
+    else:
+        _print_counts(records)
+    return int(_is_faulty(entries, records, args.parts))
+
+
+def _is_faulty(
+    entries: Mapping[PartName, Entry], records: Sequence[CheckRecord], selectors: Sequence[str]
+) -> bool:
+    """Whether a case failed, or nothing was checked of a part that was named itself; that is said
+    on stderr.
+    """
+    is_faulty = any(record.verdict in FAULTS for record in records)
+    for name, entry in entries.items():
+        mine = [r for r in records if (r.part, r.package) == (name.label, name.package)]
+        about = [r for r in mine if r.case != DECLARATION]
+        named = {entry.name, name.label} & set(selectors)
+        if named and about and all(record.verdict == "UNSUPPORTED" for record in about):
+            reason = " ".join(about[0].detail.split())
+            print(f"enginebay: nothing of {name.label} was checked: {reason}", file=sys.stderr)
+            is_faulty = True
+    return is_faulty
+
+
+def _selected(registry: Registry, selectors: Sequence[str]) -> dict[PartName, Entry]:
+    from enginebay_testing.cases import select_parts
+    from enginebay_testing.suites import label
+
+    found = (entry for selector in selectors for entry in select_parts(registry, selector))
+    return {PartName(label(entry), entry.package): entry for entry in found}
+
+
+def _tell_nobody(record: CheckRecord) -> None:
+    """JSON is printed when all cases have ended."""
+
+
+def _print(rows: Rows, record: CheckRecord) -> None:
+    r = record
+    rows.add(r.verdict, r.part, r.level, r.target, r.case, f"{r.seconds:.1f}", _told(r))
+
+
+def _print_counts(records: Sequence[CheckRecord]) -> None:
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for r in records:
+        counts[f"{r.part} {r.level} {r.target}".strip()][r.verdict] += 1
+    for where, verdicts in counts.items():
+        print(f"{where}: {', '.join(f'{n} {verdict}' for verdict, n in sorted(verdicts.items()))}")
+
+
+def _told(record: CheckRecord) -> str:
+    """The detail in a line, the error against its bound first, or the compiler's figures."""
+    detail = " ".join(record.detail.split())
+    if record.bound is not None:
+        error = "not a number" if record.error is None else f"{record.error:.3g}"
+        return f"{error} of allowed {record.bound:.3g}; {detail}"
+    return detail or ", ".join(f"{name} {value}" for name, value in record.figures.items())
+
+
+COMMAND = Command(add_arguments, run)

@@ -1,0 +1,409 @@
+"""Conformance suite of the engine contract: any registered engine, on a tiny random model by
+default.
+
+Comparisons of tokens stop at a near-tie: where two batches or chunk sizes choose different tokens,
+and the sampler gives both for the reference's logits moved by no more than TOLERANCE. Such rows are
+counted, and few may be; see `ties`.
+"""
+
+from __future__ import annotations
+
+import functools
+import unittest.mock
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from enginebay.engine import Engine, Pending, RowState, StepPlan
+from enginebay.errors import CompilationError
+from enginebay.llm import LLM
+from enginebay.types import SamplingParams
+from enginebay_testing.driver import Driver, request_of
+from enginebay_testing.engine_logprobs import logprobs_are_the_models
+from enginebay_testing.ledgers import ledger_checks
+from enginebay_testing.subject import (
+    LENGTHS,
+    Subject,
+    generate,
+    greedy,
+    penalised,
+    prompts_of,
+    seeded,
+)
+from enginebay_testing.ties import TOLERANCE, assert_same_tokens, first_impossible_token
+from enginebay_testing.waits import watching_for_waits
+
+Check = tuple[str, Callable[[], None]]
+
+
+def engine_checks(subject: Subject) -> list[Check]:
+    """Every check of the suite, by name."""
+    checks = (
+        nothing_compiles_after_warmup,  # leaves a warm engine to the others
+        greedy_tokens_are_the_models,
+        seeded_tokens_are_the_samplers,
+        penalised_tokens_are_the_models,
+        recomputed_rows_keep_their_counts,
+        logprobs_are_the_models,
+        alone_equals_batch,
+        chunk_sizes_do_not_matter,
+        decode_steps_do_not_matter,
+        seeded_alone_equals_batch,
+        same_buckets_give_equal_bits,
+        stop_tokens_and_lengths_end_rows,
+        steps_do_not_wait,
+        state_moves_to_another_engine,
+        everything_is_released,
+        ledger_keeps_its_contract,
+        arrays_can_be_dropped,
+        dropped_arrays_come_back_warm,
+        compiling_can_be_forbidden,
+    )
+    return [(check.__name__, lambda check=check: check(subject)) for check in checks]  # type: ignore[misc]
+
+
+def greedy_tokens_are_the_models(subject: Subject) -> None:
+    """Each greedy token is the best one of a single forward pass over all before it."""
+    reference = subject.reference()
+    with subject.make() as llm:
+        prompts = prompts_of(subject.vocab_size, LENGTHS)
+        for prompt, output in zip(prompts, generate(llm, prompts, greedy()), strict=True):
+            wrong = reference.first_wrong_token(prompt, output, TOLERANCE)
+            assert wrong is None, (
+                f"a prompt of {len(prompt)} tokens: token {wrong} is not the best one"
+            )
+
+
+def seeded_tokens_are_the_samplers(subject: Subject) -> None:
+    """Each sampled token is the plan's sampler's, for the logits of a single forward pass over all
+    before it.
+    """
+    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
+    penalties = penalised().model_dump(
+        include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
+    )
+    both = seeded(), SamplingParams(**(seeded().model_dump() | penalties))
+    with subject.shared() as llm:
+        outputs = [generate(llm, prompts, params) for params in both]
+    for params, of_all in zip(both, outputs, strict=True):
+        for prompt, output in zip(prompts, of_all, strict=True):
+            wrong = first_impossible_token(subject.reference(), prompt, output, params)
+            assert wrong is None, (
+                f"a prompt of {len(prompt)} tokens: token {wrong} is not the sampler's"
+            )
+
+
+def penalised_tokens_are_the_models(subject: Subject) -> None:
+    """Each token is the best one after penalties counted on the host, whatever becomes of batches
+    and prompts.
+
+    The batch is of unequal requests, their prompts are cut into chunks, and the engine may have
+    them in its cache.
+    """
+    prompts = prompts_of(subject.vocab_size, LENGTHS * 2, seed=11)
+    params = [penalised(kind=i) for i in range(len(prompts))]
+    with subject.shared() as llm:
+        plain = generate(llm, prompts, greedy())
+        for _ in range(2):
+            outputs = [o.outputs[0].token_ids for o in llm.generate(prompts, params)]
+            different = sum(a != b for a, b in zip(plain, outputs, strict=True))
+            assert different > len(prompts) // 2, (
+                f"penalties change {different} of {len(prompts)} outputs"
+            )
+            for prompt, output, own in zip(prompts, outputs, params, strict=True):
+                wrong = subject.reference().first_wrong_token(prompt, output, TOLERANCE, own)
+                assert wrong is None, (
+                    f"{len(prompt)} tokens, then {own}: token {wrong} is not the best one"
+                )
+
+
+def recomputed_rows_keep_their_counts(subject: Subject) -> None:
+    """A row whose output is prefilled again, as after a preemption, goes on with it counted as
+    output.
+    """
+    prompt = prompts_of(subject.vocab_size, (15,), seed=12)[0]
+    with subject.shared() as llm:
+        for params in (penalised(24, kind) for kind in range(3)):
+            output = llm.run_on_engine(
+                functools.partial(_interrupt_and_recompute, llm.engine, prompt, params)
+            )
+            assert len(output) == 24
+            wrong = subject.reference().first_wrong_token(prompt, output, TOLERANCE, params)
+            assert wrong is None, f"{params}: token {wrong} is not the best one"
+
+
+def _interrupt_and_recompute(
+    engine: Engine, prompt: list[int], params: SamplingParams
+) -> list[int]:
+    """24 tokens, of which the first twelve are prefilled again in another row."""
+    first = Driver(engine, request_of(prompt, params))
+    tokens = first.prefill() + first.decode(4) + first.decode(4) + first.decode(3)
+    first.close()
+    other = Driver(engine, request_of(prompt[::-1], greedy(), "in the way"))
+    second = Driver(engine, request_of(prompt, params))
+    second.resume(tokens)
+    tokens += second.prefill() + second.decode(4) + second.decode(4) + second.decode(3)
+    second.close()
+    other.close()
+    return tokens
+
+
+def alone_equals_batch(subject: Subject) -> None:
+    """A request's greedy tokens are the same alone and among others of other lengths."""
+    _compare_alone_with_batch(subject, prompts_of(subject.vocab_size, LENGTHS), greedy())
+
+
+def seeded_alone_equals_batch(subject: Subject) -> None:
+    """So are its sampled tokens, when it has a seed."""
+    _compare_alone_with_batch(
+        subject, prompts_of(subject.vocab_size, LENGTHS * 2, seed=1), seeded()
+    )
+
+
+def _compare_alone_with_batch(
+    subject: Subject, prompts: list[list[int]], params: SamplingParams
+) -> None:
+    with subject.shared() as llm:
+        together = generate(llm, prompts, params)
+        alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
+    assert_same_tokens(subject.reference(), prompts, together, alone, params)
+
+
+def same_buckets_give_equal_bits(subject: Subject) -> None:
+    """Where all sizes are equal there are no ties to forgive: other neighbours and another row
+    change no token.
+    """
+    target, *others = prompts_of(subject.vocab_size, (16,) * 7, seed=10)
+    with subject.shared() as llm:
+        for params in (greedy(), seeded()):
+            first = generate(llm, [target, *others[:3]], params)[0]
+            last = generate(llm, [*others[3:], target], params)[-1]
+            assert first == last, (
+                f"{first} in the first row, {last} in the last one with other neighbours"
+            )
+
+
+def chunk_sizes_do_not_matter(subject: Subject) -> None:
+    """Prompts cut into chunks of 16 give the same tokens as prompts in one piece."""
+    prompts = prompts_of(subject.vocab_size, LENGTHS, seed=2)
+    _compare_choices(subject, prompts, [{"max_num_batched_tokens": budget} for budget in (16, 256)])
+
+
+def decode_steps_do_not_matter(subject: Subject) -> None:
+    """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the
+    host's work or do not.
+    """
+    prompts = prompts_of(
+        subject.vocab_size, (*LENGTHS[:4], 5), seed=3
+    )  # more than rows, so that one waits
+    choices = [(1, True), (1, False), (3, True), (16, False)]
+    _compare_choices(
+        subject,
+        prompts,
+        [{"decode_steps": steps, "overlap_execution": overlap} for steps, overlap in choices],
+    )
+
+
+def _compare_choices(
+    subject: Subject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]
+) -> None:
+    """Greedy and sampled tokens are the same with all of these choices."""
+    both = (greedy(), seeded())
+    outputs = []
+    for choice in choices:
+        with subject.make(**choice) as llm:
+            outputs.append([generate(llm, prompts, params) for params in both])
+    for other in outputs[1:]:
+        for params, first, second in zip(both, outputs[0], other, strict=True):
+            assert_same_tokens(subject.reference(), prompts, first, second, params)
+
+
+def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
+    """A row ends with its stop token, or at max_tokens, and never after."""
+    with subject.shared() as llm:
+        prompts = prompts_of(subject.vocab_size, (5, 40), seed=4)
+        for prompt, whole in zip(prompts, generate(llm, prompts, greedy(20)), strict=True):
+            stop = whole[9]
+            params = SamplingParams(
+                max_tokens=20, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,)
+            )
+            found = llm.generate([prompt], params)[0].outputs[0]
+            assert found.token_ids == whole[: whole.index(stop) + 1], (
+                "the row did not end with its stop token"
+            )
+            assert found.finish_reason == "stop"
+            cut = llm.generate([prompt], greedy(7))[0].outputs[0]
+            assert (cut.token_ids, cut.finish_reason) == (whole[:7], "length")
+
+
+def steps_do_not_wait(subject: Subject) -> None:
+    """step() returns before its tokens are there: nothing of the device is read before
+    Pending.read().
+    """
+    prompt = prompts_of(subject.vocab_size, (21,), seed=13)[0]
+    with subject.shared() as llm:
+        waits = llm.run_on_engine(functools.partial(_waits_of_steps, llm.engine, prompt))
+        assert not waits, f"step() waits for the device: it calls {', '.join(waits)} on an array"
+
+
+def _waits_of_steps(engine: Engine, prompt: list[int]) -> list[str]:
+    """How a prefill and a decode, whose programs are compiled before, wait."""
+    waits: list[str] = []
+    for watched in (False, True):
+        driver = Driver(engine, request_of(prompt, greedy(12)))
+        launch = _watched(engine, waits) if watched else engine.step
+        with unittest.mock.patch.object(engine, "step", launch):
+            driver.prefill()
+            driver.decode(3)
+        driver.close()
+    return waits
+
+
+def _watched(engine: Engine, waits: list[str]) -> Callable[[StepPlan], Pending]:
+    step = engine.step
+
+    def watched(plan: StepPlan) -> Pending:
+        with watching_for_waits() as found:
+            pending = step(plan)
+        waits.extend(found)
+        return pending
+
+    return watched
+
+
+def state_moves_to_another_engine(subject: Subject) -> None:
+    """Taken out after some steps and put into another row of another engine, a request goes on with
+    the same tokens.
+    """
+    prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
+    with subject.shared() as first, subject.make() as second:
+        for params in (greedy(12), seeded(12), penalised(12)):
+            begin = functools.partial(_begin_and_take, first.engine, prompt, params)
+            state, before, after = first.run_on_engine(begin)
+            go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
+            assert second.run_on_engine(go_on) == after, "a moved request goes on differently"
+
+
+def _begin_and_take(
+    engine: Engine, prompt: list[int], params: SamplingParams
+) -> tuple[RowState, list[int], list[int]]:
+    """A request's state after four tokens, those tokens, and the eight after them."""
+    driver = Driver(engine, request_of(prompt, params))
+    before = driver.prefill() + driver.decode(3)
+    state = engine.take(driver.lease)
+    after = driver.decode(4) + driver.decode(4)
+    driver.close()
+    return state, before, after
+
+
+def _put_and_go_on(
+    engine: Engine, prompt: list[int], params: SamplingParams, state: RowState, before: list[int]
+) -> list[int]:
+    """Eight tokens after a state, in a row that is not the one it came from."""
+    other = Driver(engine, request_of(prompt[::-1], params, "in the way"))
+    driver = Driver(engine, request_of(prompt, params))
+    engine.put(driver.lease, state)
+    driver.resume(before)
+    tokens = driver.decode(4) + driver.decode(4)
+    driver.close()
+    other.close()
+    return tokens
+
+
+def everything_is_released(subject: Subject) -> None:
+    """After more requests than rows, with some left early, ledger and row table are as new."""
+    with subject.shared() as llm:
+        free = llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens)
+        prompts = prompts_of(subject.vocab_size, LENGTHS * 3, seed=6)
+        llm.generate(prompts, greedy(6))
+        for stream in _left_early(llm, prompts[:3]):
+            stream.close()  # type: ignore[attr-defined]
+        llm.run_on_engine(llm.engine.ledger.check)
+        assert llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens) == free, (
+            "cache space was leaked"
+        )
+        assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0, "a row was leaked"
+
+
+def _left_early(llm: LLM, prompts: list[list[int]]) -> Iterator[Iterator[Any]]:
+    for prompt in prompts:
+        stream = llm.stream(prompt, greedy(100))
+        next(stream)
+        yield stream
+
+
+def ledger_keeps_its_contract(subject: Subject) -> None:
+    """The engine's own ledger passes the suite of the ledger contract."""
+    with subject.shared() as llm:
+        assert llm.config.max_model_len is not None, "make_plan settles max_model_len"
+        rows, tokens = llm.config.max_num_seqs, llm.config.max_model_len
+        page_size = llm.engine.rows.page_sizes[0]
+        for _, check in ledger_checks(lambda: llm.engine.ledger, rows, tokens, page_size):
+            llm.run_on_engine(check)
+
+
+def arrays_can_be_dropped(subject: Subject) -> None:
+    """Dropping and making the arrays anew changes no tokens."""
+    with subject.shared() as llm:
+        prompts = prompts_of(subject.vocab_size, (9, 70), seed=7)
+        before = generate(llm, prompts, greedy(8))
+        llm.run_on_engine(llm.engine.drop_arrays)
+        llm.run_on_engine(llm.engine.make_arrays)
+        assert generate(llm, prompts, greedy(8)) == before
+
+
+def nothing_compiles_after_warmup(subject: Subject) -> None:
+    """With compiling forbidden, requests of all kinds run on what warmup() compiled, and the engine
+    counts no more.
+    """
+    with subject.shared(subject.make()) as llm:
+        assert llm.warmup() > 0
+        _forbid_compiling(llm, forbidden=True)
+        before = _num_compiled(llm)
+        assert before > 0, "warmup() compiles, and the engine counts nothing"
+        prompts = prompts_of(subject.vocab_size, (1, 5, 17, 40, 50, 60), seed=8)
+        lengths = (1, 9, 20, 24, 10, 4)
+        for kind in (greedy, penalised):
+            outputs = llm.generate(prompts, [kind(n) for n in lengths])
+            assert tuple(len(o.outputs[0].token_ids) for o in outputs) == lengths
+        assert _num_compiled(llm) == before, (
+            f"{_num_compiled(llm) - before} programs compiled after warmup()"
+        )
+
+
+def dropped_arrays_come_back_warm(subject: Subject) -> None:
+    """What warmup() compiled serves arrays that were dropped and made anew, too."""
+    with subject.shared() as llm:
+        llm.warmup()
+        _forbid_compiling(llm, forbidden=True)
+        prompts = prompts_of(subject.vocab_size, (5, 40), seed=8)
+        before = generate(llm, prompts, greedy(9))
+        llm.run_on_engine(llm.engine.drop_arrays)
+        llm.run_on_engine(llm.engine.make_arrays)
+        assert generate(llm, prompts, greedy(9)) == before
+
+
+def compiling_can_be_forbidden(subject: Subject) -> None:
+    """A request that needs a new program then fails with CompilationError; allowed again, the
+    service goes on.
+    """
+    with subject.make() as llm:
+        prompts = prompts_of(subject.vocab_size, (5,), seed=8)
+        _forbid_compiling(llm, forbidden=True)
+        try:
+            generate(llm, prompts, greedy(3))
+        except CompilationError:
+            pass
+        else:
+            raise AssertionError("a program was compiled that had been forbidden")
+        assert _num_compiled(llm) == 0, "a forbidden program was counted as compiled"
+        _forbid_compiling(llm, forbidden=False)
+        assert len(generate(llm, prompts, greedy(3))[0]) == 3
+        assert _num_compiled(llm) > 0, "a program was compiled, and the engine counts nothing"
+
+
+def _forbid_compiling(llm: LLM, *, forbidden: bool) -> None:
+    llm.run_on_engine(functools.partial(setattr, llm.engine.compilations, "forbidden", forbidden))
+
+
+def _num_compiled(llm: LLM) -> int:
+    return int(llm.run_on_engine(lambda: llm.engine.compilations.count))

@@ -1,0 +1,137 @@
+"""Conformance suite for fused ops, against the float64 versions of the ops that they are made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.ops.bound import AddRmsNormOp, RopeKvWriteOp
+from enginebay.ops.spec import RopeSpec
+from enginebay_testing import oracle
+from enginebay_testing.kernels import ROPE_SPECS
+
+__all__ = ["check_add_rms_norm", "check_rope_kv_write", "rope_kv_write_checks"]
+
+POSITIONS = (0, 1, 7, 100, 1000, 4095)
+SLOTS = (5, -1, 17, 3, 23, 0)
+"""Where tokens of these positions go, in three pages of eight; one goes nowhere."""
+
+
+def check_add_rms_norm(op: AddRmsNormOp, dtype: str) -> None:
+    """Raise AssertionError unless the sum is the dtype's own, bit by bit, and its norm within two
+    roundings.
+    """
+    rng = np.random.default_rng(0)
+    for shape in ((5, 64), (3, 40)):
+        scale = np.logspace(-3, 2, shape[0])[:, None]
+        x, residual = (rng.normal(size=(2, *shape)) * scale).astype(jnp.dtype(dtype))
+        weight = rng.normal(size=shape[-1]).astype(jnp.dtype(dtype))
+        step = jax.jit(functools.partial(op, eps=1e-5))
+        normed, total = (np.asarray(array) for array in step(x, residual, weight))
+        for name, got in (("norm", normed), ("sum", total)):
+            wanted = (shape, x.dtype)
+            assert (got.shape, got.dtype) == wanted, (
+                f"{name}: {got.shape} {got.dtype}, expected {shape} {dtype}"
+            )
+        assert (total == x + residual).all(), (
+            f"add_rms_norm {dtype}: the sum differs from that of {dtype}"
+        )
+        exact = oracle.rms_norm(total, weight, eps=1e-5)
+        error = np.abs(normed.astype(np.float64) - exact)
+        allowed = 2 * max(oracle.EPS[dtype], 4e-7) * np.abs(exact)
+        assert (error <= allowed).all(), (
+            f"add_rms_norm {dtype}: off by {(error - allowed).max():.3g} more than allowed"
+        )
+
+
+def check_rope_kv_write(
+    op: RopeKvWriteOp, layout_type: type[KVLayout], spec: RopeSpec, dtype: str, *, group: int = 3
+) -> None:
+    """Raise AssertionError unless q and the written k are rotated, v lies as it came, and nothing
+    else has changed.
+
+    Six tokens, and one alone; one of them goes nowhere, and every place that is not written holds
+    NaN.
+    """
+    layout = layout_type(3, 8, 2, 64, dtype)
+    rng = np.random.default_rng(0)
+    steps = []
+    for chosen in (slice(None), slice(0, 1), slice(1, 2)):
+        positions, slots = (np.array(values, np.int32)[chosen] for values in (POSITIONS, SLOTS))
+        shape = (positions.size, layout.num_kv_heads, layout.head_dim)
+        q = rng.normal(size=(shape[0], group * shape[1], shape[2])).astype(jnp.dtype(dtype))
+        k, v = rng.normal(size=(2, *shape)).astype(jnp.dtype(dtype))
+        steps.append((q, k, v, positions, slots))
+    poisoned = [
+        {n: np.full(s.shape, np.nan, s.dtype) for n, s in layout.shapes().items()} for _ in steps
+    ]
+    # One program for all: it donates the caches, and reads them for us.
+    run = jax.jit(functools.partial(_turn_and_read, op, spec, layout), donate_argnums=0)
+    for step, found in zip(steps, run(poisoned, steps), strict=True):
+        _check_step(layout, spec, step, found)
+
+
+def _turn_and_read(
+    op: RopeKvWriteOp, spec: RopeSpec, layout: KVLayout, caches: Any, steps: Any
+) -> Any:
+    """For each step the turned q, the cache, and k and v of all its places."""
+    found = []
+    for cache, (q, k, v, positions, slots) in zip(caches, steps, strict=True):
+        turned, after = op(q, k, v, cache, positions, slots, spec=spec, layout=layout)
+        found.append((turned, after, layout.read(after, jnp.arange(layout.num_pages))))
+    return found
+
+
+def _check_step(layout: KVLayout, spec: RopeSpec, step: Any, found: Any) -> None:
+    (q, k, v, positions, slots), (turned, _, read) = step, found
+    what = f"{layout.name} {spec.scaling} {layout.dtype}, {len(q)} tokens"
+    _check_turned(np.asarray(turned), q, positions, spec, f"q of {what}")
+    keys, values = (np.asarray(x).reshape(-1, *k.shape[1:]) for x in read)
+    written = slots >= 0
+    places = slots[written]
+    _check_turned(keys[places], k[written], positions[written], spec, f"k of {what}")
+    assert (values[places] == v[written]).all(), f"v of {what} is not at its slots"
+    others = np.delete(np.arange(keys.shape[0]), places)
+    for name, array in (("k", keys), ("v", values)):
+        assert np.isnan(array[others].astype(np.float64)).all(), (
+            f"{name} of {what}: other places have changed"
+        )
+
+
+def _check_turned(
+    got: np.ndarray, x: np.ndarray, positions: np.ndarray, spec: RopeSpec, what: str
+) -> None:
+    assert (got.shape, got.dtype) == (x.shape, x.dtype), (
+        f"{what}: {got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
+    )
+    if not x.size:
+        return
+    assert (got[..., spec.rotary_dim :] == x[..., spec.rotary_dim :]).all(), (
+        f"{what}: features past rotary_dim have changed"
+    )
+    factor = oracle.rope_frequencies(spec)[1]
+    # An f32 angle of a radians is off by its own rounding and that of its frequency.
+    unit = oracle.EPS["float32"] * (2.0 + positions) + oracle.EPS[str(x.dtype)]
+    allowed = unit * factor * np.abs(x.astype(np.float64)).max() * 2
+    error = np.abs(got.astype(np.float64) - oracle.rope(x, positions, spec)).max(axis=(1, 2))
+    assert (error <= allowed).all(), f"{what}: off by {error}, allowed {allowed}"
+
+
+def rope_kv_write_checks(
+    op: RopeKvWriteOp, layouts: Iterable[type[KVLayout]], dtypes: Iterable[str]
+) -> Iterable[tuple[str, Callable[[], None]]]:
+    """Every check by name: each layout, each dtype in the first layout, each rule of frequencies."""
+    run: Any = functools.partial(functools.partial, check_rope_kv_write, op)
+    kinds = list(layouts)
+    for kind in kinds:
+        yield f"rope_kv_write[{kind.__name__}]", run(kind, ROPE_SPECS["default"], "float32")
+    for dtype in dtypes:
+        yield f"rope_kv_write[{dtype}]", run(kinds[0], ROPE_SPECS["default"], dtype, group=1)
+    for name, spec in ROPE_SPECS.items():
+        yield f"rope_kv_write[{name}]", run(kinds[0], spec, "float32")

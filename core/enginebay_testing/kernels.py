@@ -1,0 +1,415 @@
+"""Conformance suite for implementations of ops: any attention, rms_norm, rope, linear or embedding."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import BUILTIN_LAYOUTS, KVLayout
+from enginebay.ops.bound import AttentionImpl, EmbeddingOp, LinearOp, RmsNormOp, RopeOp
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import RopeSpec
+from enginebay_testing import oracle
+from enginebay_testing.attention_cases import (
+    AttentionCase,
+    AttentionProblem,
+    attention_cases,
+    contents,
+    make_problem,
+)
+from enginebay_testing.attention_program import AttentionProgram
+from enginebay_testing.verdicts import InexactError
+
+__all__ = [
+    "ROPE_SPECS",
+    "AttentionCase",
+    "attention_cases",
+    "check_attention",
+    "check_embedding",
+    "check_linear",
+    "check_result",
+    "check_rms_norm",
+    "check_rope",
+    "check_rows_are_independent",
+    "preferred_layout",
+    "run_attention",
+    "why_not",
+]
+
+F32_BOUND = 1e-6
+"""Error of f32 attention per unit of (1 + largest score) * largest value: eight roundings. A
+score's rounding error grows with the score, and softmax turns it into a relative error of the
+weight.
+"""
+
+CPU = Env("cpu")
+
+RMS_FACTOR = 1.4
+"""The same of the root mean square of the errors, which more results make surer: an accumulator of
+16 bits shows here.
+"""
+
+MAX_COMPARED = 96
+"""Of the new tokens of a row: the float64 arithmetic of more would take longer than everything
+else.
+"""
+
+NARROW_FACTOR = 2.0
+"""An implementation may err this often as much as f64 arithmetic that rounds weights and outputs to
+the dtype.
+"""
+
+
+def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
+    """The first of the implementation's layouts that the core knows."""
+    return BUILTIN_LAYOUTS[next(name for name in impl.caps.layouts if name in BUILTIN_LAYOUTS)]
+
+
+def why_not(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env
+) -> str | None:
+    """The implementation's own reason not to serve a case, for a test to skip with, or None."""
+    return impl.caps.why_not(env, case.spec, case.bucket, case.layout(layout_type))
+
+
+def check_attention(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
+) -> None:
+    """Raise AssertionError when output, log-sum-exp or cache of a case are not what the contract
+    says.
+    """
+    problem = make_problem(case, layout_type)
+    result = AttentionProgram(impl, case, layout_type, env)(problem)
+    check_all(problem, result.out, result.read, result.lse)
+
+
+def check_result(
+    problem: AttentionProblem, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
+) -> None:
+    """Raise AssertionError when what an implementation made of a problem is not what the contract
+    says.
+    """
+    check_all(problem, out, _contents(problem.layout, cache), lse)
+
+
+_contents = jax.jit(contents, static_argnums=0)
+
+
+def check_all(
+    problem: AttentionProblem,
+    out: np.ndarray,
+    after: tuple[jax.Array, jax.Array],
+    lse: np.ndarray | None,
+) -> None:
+    """`check_result`, where `after` is what is read from the cache afterwards (see `contents`)."""
+    expected = expected_of(problem)
+    _check_output(problem, expected, out)
+    if problem.case.spec.return_lse:
+        assert lse is not None, (
+            f"{problem.case.name}: return_lse is set, but no log-sum-exp came back"
+        )
+        _check_lse(problem, expected, lse)
+    _check_cache(problem, after)
+
+
+def check_rows_are_independent(
+    impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
+) -> None:
+    """Raise AssertionError when the first row's output depends on what its neighbours hold."""
+    problem, mixed = with_other_neighbours(case, layout_type)
+    mine = problem.token_rows == 0
+    first, second = (run_attention(impl, each, env)[0][mine] for each in (problem, mixed))
+    assert first.tobytes() == second.tobytes(), (
+        f"{case.name}: the first row changes with its neighbours"
+    )
+
+
+def with_other_neighbours(
+    case: AttentionCase, layout_type: type[KVLayout]
+) -> tuple[AttentionProblem, AttentionProblem]:
+    """Two problems of a case with the same first row and different other rows."""
+    problem, other = (make_problem(case, layout_type, seed=seed) for seed in (0, 1))
+    mine = problem.token_rows == 0
+    mixed = dataclasses.replace(
+        other,
+        case=problem.case,
+        batch=problem.batch,
+        cache=jax.tree.map(functools.partial(_first_row_of, problem), problem.cache, other.cache),
+        q=_mine_of(mine, problem.q, other.q),
+        k=_mine_of(mine, problem.k, other.k),
+        v=_mine_of(mine, problem.v, other.v),
+        sinks=problem.sinks,
+    )
+    return problem, mixed
+
+
+def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
+    return jax.device_put(np.where(mine[:, None, None], np.asarray(own), np.asarray(other)))
+
+
+def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
+    """`other` with the pages of the first row taken from `mine`: pages are the first axis of every
+    layout's arrays.
+    """
+    pages = np.asarray(problem.batch.page_table)[0][
+        : -(-problem.case.kv_lens[0] // problem.layout.page_size)
+    ]
+    mixed = np.array(other)
+    mixed[pages] = np.asarray(mine)[pages]
+    return jax.device_put(mixed)
+
+
+def run_attention(
+    impl: AttentionImpl, problem: AttentionProblem, env: Env = CPU
+) -> tuple[np.ndarray, dict[str, jax.Array], np.ndarray | None]:
+    """One jitted call that donates the cache: (out, cache, log-sum-exp)."""
+    result = AttentionProgram(impl, problem.case, type(problem.layout), env)(problem)
+    return result.out, result.cache, result.lse
+
+
+def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray) -> None:
+    case = problem.case
+    expected_type = (problem.q.shape, jnp.dtype(case.spec.q_dtype))
+    assert (out.shape, out.dtype) == expected_type, (
+        f"{case.name}: {out.shape} {out.dtype}, expected {expected_type}"
+    )
+    got = out.astype(np.float64)
+    padding = got[problem.token_rows < 0]
+    assert not padding.any(), (
+        f"{case.name}: padding tokens give {np.abs(padding).max()}, expected exactly 0"
+    )
+    strange = np.flatnonzero(~np.isfinite(got).all(axis=(1, 2)))
+    where = f"{case.name}, layout {problem.layout.name}"
+    if strange.size and strange[0] not in expected.tokens:
+        raise InexactError(
+            f"{where}: token {strange[0]} is off by nan, allowed 0", float("nan"), 0.0
+        )
+    errors = np.abs(got[expected.tokens] - expected.out)
+
+    def name_of(i: int) -> str:
+        return (
+            f"{where}: token {expected.tokens[i]} of row {problem.token_rows[expected.tokens[i]]}"
+        )
+
+    _hold(errors.max(axis=(1, 2), initial=0.0), expected.allowed, name_of)
+    if expected.allowed_rms is not None and errors.size:
+        rms = float(np.sqrt(np.mean(errors**2)))
+        _hold(
+            np.array([rms]),
+            expected.allowed_rms,
+            f"{where}: the root mean square of {errors.size} errors",
+        )
+
+
+def _hold(
+    error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str
+) -> None:
+    """Raise InexactError at the worst of `error` [places] unless each is within `allowed`; a NaN is
+    the worst of all.
+    """
+    error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
+    if (error <= allowed).all():
+        return
+    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error - allowed)))
+    where = name_of if isinstance(name_of, str) else name_of(worst)
+    off, bound = float(error[worst]), float(allowed[worst])
+    raise InexactError(f"{where} is off by {off:.3g}, allowed {bound:.3g}", off, bound)
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What a problem's results must be. `tokens` int [n] are those that are compared: all, or some
+    of long rows.
+
+    out f64 [n, Hq, D], lse f64 [n, Hq], allowed [n] error of a token, allowed root mean square of
+    all in narrow dtypes.
+    """
+
+    tokens: np.ndarray
+    out: np.ndarray
+    lse: np.ndarray
+    allowed: np.ndarray
+    allowed_rms: float | None
+
+
+def expected_of(problem: AttentionProblem) -> Expected:
+    """By float64 arithmetic."""
+    case, spec = problem.case, problem.case.spec
+    q, sinks = np.asarray(problem.q), None if problem.sinks is None else np.asarray(problem.sinks)
+    narrow = None if spec.q_dtype == "float32" else jnp.dtype(spec.q_dtype)
+    compared = [_compared_tokens(problem.token_rows == i) for i in range(len(problem.keys))]
+    tokens = np.concatenate([*compared, np.zeros(0, int)]).astype(int)
+    exact, lse = np.zeros((tokens.size, *q.shape[1:])), np.zeros((tokens.size, q.shape[1]))
+    allowed, rounding = np.zeros(tokens.size), np.zeros(exact.shape)
+    start = 0
+    for i, (keys, values) in enumerate(zip(problem.keys, problem.values, strict=True)):
+        mine, at = compared[i], slice(start, start + compared[i].size)
+        start = at.stop
+        if not mine.size:
+            continue
+        first = int(np.argmax(problem.token_rows == i))
+        positions = keys.shape[0] - int((problem.token_rows == i).sum()) + mine - first
+        row: dict[str, Any] = {"sinks": sinks, "positions": positions}
+        exact[at], lse[at] = oracle.attend(q[mine], keys, values, spec, **row)
+        score = oracle.largest_score(q[mine], keys, spec)
+        allowed[at] = F32_BOUND * (1.0 + score) * np.abs(values.astype(np.float64)).max()
+        if narrow is not None:
+            rounding[at] = (
+                oracle.attend(q[mine], keys, values, spec, **row, weights_dtype=narrow)[0]
+                - exact[at]
+            )
+    largest = float(np.abs(rounding).max(initial=0.0))
+    allowed_rms = None
+    if case.constant_v and not spec.sinks:
+        largest = 0.5 * oracle.EPS[spec.q_dtype] if narrow is not None else 0.0
+    elif narrow is not None and tokens.size:
+        factor = RMS_FACTOR + 6.0 / np.sqrt(exact.size)
+        allowed_rms = float(factor * np.sqrt(np.mean(rounding**2)) + allowed.mean())
+    return Expected(tokens, exact, lse, allowed + NARROW_FACTOR * largest, allowed_rms)
+
+
+def _compared_tokens(mine: np.ndarray) -> np.ndarray:
+    """Of a row's packed tokens (bool [T]) all, or those of a long row around multiples of 16, and
+    the last ones.
+    """
+    tokens = np.flatnonzero(mine)
+    if tokens.size <= MAX_COMPARED:
+        return tokens
+    step = 16 * -(-tokens.size * 3 // (16 * (MAX_COMPARED - 16)))
+    chosen = (np.arange(0, tokens.size, step)[:, None] + np.array([-1, 0, 1])).ravel()
+    ends = np.concatenate([np.arange(4), np.arange(tokens.size - 12, tokens.size)])
+    return tokens[np.unique(np.clip(np.concatenate([chosen, ends]), 0, tokens.size - 1))]
+
+
+def _check_lse(problem: AttentionProblem, expected: Expected, lse: np.ndarray) -> None:
+    case, tokens = problem.case, expected.tokens
+    if not tokens.size:
+        return
+    largest = max(
+        oracle.largest_score(np.asarray(problem.q)[tokens], keys, case.spec)
+        for keys in problem.keys
+        if keys.size
+    )
+    unit = F32_BOUND if case.spec.q_dtype == "float32" else oracle.EPS[case.spec.q_dtype]
+    _hold(np.abs(lse[tokens] - expected.lse), unit * (1.0 + largest), f"{case.name}: log-sum-exp")
+
+
+def _check_cache(problem: AttentionProblem, after: tuple[jax.Array, jax.Array]) -> None:
+    """New tokens lie at their slots, and not a bit of anything else has changed."""
+    layout, spec = problem.layout, problem.case.spec
+    new = np.zeros(layout.num_pages * layout.page_size, bool)
+    slots = np.asarray(problem.batch.slots)
+    if not spec.kv_shared:
+        new[slots[slots >= 0]] = True
+    each = (problem.before, after, (problem.k, problem.v))
+    for name, *arrays in zip("kv", *each, strict=True):
+        old, now, fresh = map(np.asarray, arrays)
+        changed = _bits(old[~new]) != _bits(now[~new])
+        assert not changed.any(), (
+            f"{problem.case.name}: {name} of {changed.any(axis=(1, 2)).sum()} other places changed"
+        )
+        if spec.kv_shared:
+            continue
+        assert (now[slots[slots >= 0]] == fresh[slots >= 0]).all(), (
+            f"{problem.case.name}: new {name} are not at their slots"
+        )
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape[:-1], -1)
+
+
+ROPE_SPECS: dict[str, RopeSpec] = {
+    "default": RopeSpec(10000.0, 64),
+    "partial": RopeSpec(10000.0, 32),
+    "linear": RopeSpec(10000.0, 64, "linear", factor=4.0),
+    "llama3": RopeSpec(
+        500000.0, 64, "llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
+    "yarn": RopeSpec(10000.0, 64, "yarn", 4.0, 2048),
+    "yarn_untruncated": RopeSpec(150000.0, 64, "yarn", 32.0, 4096, truncate=False),
+    "yarn_mscale": RopeSpec(10000.0, 64, "yarn", 40.0, 4096, mscale=0.707, mscale_all_dim=1.0),
+    "yarn_attention_factor": RopeSpec(10000.0, 64, "yarn", 40.0, 4096, attention_factor=1.3),
+}
+
+
+def check_rope(op: RopeOp, spec: RopeSpec, dtype: str) -> None:
+    """Raise AssertionError when rotated features are off by more than rounding, angles included."""
+    rng = np.random.default_rng(0)
+    positions = np.array([0, 1, 7, 100, 1000, 4095], np.int32)
+    x = rng.normal(size=(positions.size, 3, 64)).astype(jnp.dtype(dtype))
+    got = np.asarray(jax.jit(functools.partial(op, spec=spec))(x, positions))
+    assert (got.shape, got.dtype) == (x.shape, x.dtype), (
+        f"{got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
+    )
+    assert (got[..., spec.rotary_dim :] == x[..., spec.rotary_dim :]).all(), (
+        "features past rotary_dim have changed"
+    )
+    factor = oracle.rope_frequencies(spec)[1]
+    # An f32 angle of a radians is off by its own rounding and that of its frequency.
+    unit = oracle.EPS["float32"] * (2.0 + positions) + oracle.EPS[dtype]
+    allowed = unit * factor * np.abs(x.astype(np.float64)).max() * 2
+    error = np.abs(got.astype(np.float64) - oracle.rope(x, positions, spec)).max(axis=(1, 2))
+    _hold(error, allowed, lambda i: f"{spec.scaling} {dtype}, position {positions[i]}")
+
+
+def check_rms_norm(op: RmsNormOp, dtype: str) -> None:
+    """Raise AssertionError when normed rows are off by more than two roundings of the dtype."""
+    rng = np.random.default_rng(0)
+    for shape in ((5, 64), (3, 4, 32)):
+        x = (
+            rng.normal(size=shape)
+            * np.logspace(-3, 2, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        ).astype(jnp.dtype(dtype))
+        weight = rng.normal(size=shape[-1]).astype(jnp.dtype(dtype))
+        got = np.asarray(jax.jit(functools.partial(op, eps=1e-5))(x, weight))
+        assert (got.shape, got.dtype) == (x.shape, x.dtype), (
+            f"{got.shape} {got.dtype}, expected {x.shape} {x.dtype}"
+        )
+        _assert_close(
+            got,
+            oracle.rms_norm(x, weight, eps=1e-5),
+            2 * max(oracle.EPS[dtype], 4e-7),
+            f"rms_norm {dtype}",
+        )
+
+
+def check_linear(
+    op: LinearOp, dtype: str, *, rows: int = 3, in_dims: tuple[int, ...] = (48,), **fields: Any
+) -> None:
+    """Raise AssertionError when a product is off by more than its f32 sum and one rounding.
+
+    `fields` may hold out_dims (default (40,)), bias (bool) and out_dtype.
+    """
+    out_dims, out_dtype = fields.get("out_dims", (40,)), fields.get("out_dtype")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, *in_dims)).astype(jnp.dtype(dtype))
+    weight = rng.normal(size=(*out_dims, *in_dims)).astype(jnp.dtype(dtype))
+    bias = rng.normal(size=out_dims).astype(jnp.dtype(dtype)) if fields.get("bias") else None
+    got = np.asarray(jax.jit(functools.partial(op, out_dtype=out_dtype))(x, weight, bias))
+    expected = oracle.linear(x, weight, bias)
+    wanted = (expected.shape, jnp.dtype(out_dtype or dtype))
+    assert (got.shape, got.dtype) == wanted, f"{got.shape} {got.dtype}, expected {wanted}"
+    sums = oracle.linear(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
+    error = np.abs(got.astype(np.float64) - expected)
+    allowed = oracle.EPS[str(wanted[1])] * np.abs(expected) + 4 * oracle.EPS["float32"] * sums
+    _hold(error, allowed, f"linear {dtype} {rows} rows")
+
+
+def check_embedding(op: EmbeddingOp, dtype: str) -> None:
+    """Raise AssertionError unless each row is the table's, bit by bit."""
+    table = np.random.default_rng(0).normal(size=(11, 8)).astype(jnp.dtype(dtype))
+    ids = np.array([3, 0, 10, 3], np.int32)
+    got = np.asarray(jax.jit(op)(table, ids))
+    assert got.dtype == table.dtype
+    assert got.tobytes() == table[ids].tobytes(), f"embedding {dtype}: rows differ from the table's"
+
+
+def _assert_close(got: np.ndarray, expected: np.ndarray, relative: float, what: str) -> None:
+    _hold(np.abs(got.astype(np.float64) - expected), relative * np.abs(expected), what)

@@ -1,0 +1,191 @@
+"""Runs a model step by step on tiny caches: what the model checks and the parity tests look
+through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import HndLayout, KVLayout
+from enginebay.config import DEFAULT_AXIS_RULES
+from enginebay.model import Model, ModelCache, ModelInfo, Weights
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import Bucket, derive_batch
+from enginebay.runner.sharding import Placement, make_placement
+
+Layouts = Mapping[str, KVLayout]
+MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
+"""From a model's facts and its placement to what makes the Ops of a step, such as
+enginebay.compose.binding.OpsBinder.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """New tokens of one row: `page` is the row's own page of the cache, `start` its number of
+    tokens so far.
+    """
+
+    page: int
+    start: int
+    token_ids: Sequence[int]
+
+
+def place_over(num_devices: int) -> Placement:
+    """All sharded axes over the first `num_devices` devices."""
+    rules: dict[str, str | None] = dict.fromkeys(DEFAULT_AXIS_RULES)
+    rules |= dict.fromkeys(("heads", "kv_heads", "mlp", "vocab"), "tensor")
+    return make_placement(jax.devices(), {"tensor": num_devices}, rules)
+
+
+def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """f32 [*shape], the same for a name and seed wherever it is made: products keep their scale,
+    norms are near 1.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values = rng.standard_normal(shape, dtype=np.float32)
+    if len(shape) > 1:
+        return values / np.float32(np.sqrt(shape[-1]))
+    return values * np.float32(0.1) + np.float32("norm" in name)
+
+
+def random_weights(
+    model: Model, placement: Placement, *, dtype: str, seed: int = 0
+) -> dict[str, jax.Array]:
+    """Weights put together from random checkpoint tensors, so that every sharding of a model gets
+    equal ones.
+    """
+    weights = {}
+    for path, source in model.tensor_sources().items():
+        spec = model.weight_specs()[path]
+        tensors = [
+            random_tensor(name, shape, seed)
+            for name, shape in zip(source.names, source.shapes, strict=True)
+        ]
+        value = source.build(tensors, (slice(None),) * len(spec.shape))
+        weights[path] = jax.device_put(
+            np.ascontiguousarray(value).astype(jnp.dtype(dtype)), placement.weight(path, spec)
+        )
+    return weights
+
+
+class ModelHarness:
+    """A model with weights, a cache of one page a row, and compiled steps. Not for speed."""
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Weights,
+        make_ops: MakeOps,
+        placement: Placement,
+        *,
+        num_rows: int,
+        capacity: int,
+    ) -> None:
+        self.model = model
+        self.weights = weights
+        self.placement = placement
+        self._make_ops = make_ops(model.info, placement)
+        self.layouts: dict[str, KVLayout] = {
+            group.name: HndLayout(
+                num_rows,
+                capacity,
+                group.num_kv_heads,
+                group.head_dim,
+                model.info.attention[group.name].kv_dtype,
+            )
+            for group in model.info.groups
+        }
+        self.cache = self.empty_cache()
+        self._step = jax.jit(self._traced, static_argnums=0)
+
+    def empty_cache(self) -> ModelCache:
+        """Zeroed arrays for all groups, where the placement wants them."""
+        return {
+            group.name: tuple(
+                self._empty_layer(self.layouts[group.name]) for _ in range(group.num_layers)
+            )
+            for group in self.model.info.groups
+        }
+
+    def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
+        where = self.placement.cache(layout)
+        return {name: jax.device_put(array, where[name]) for name, array in layout.init().items()}
+
+    def run(self, chunks: Sequence[Chunk], bucket: Bucket, *, pad_id: int = 0) -> list[np.ndarray]:
+        """Process chunks (sorted as AttnBatch wants rows) in one step; f32 logits [tokens, vocab]
+        of each.
+
+        The cache keeps what was written. `pad_id` is the token id on padding.
+        """
+        token_ids = np.full(bucket.tokens, pad_id, np.int32)
+        q_lens, kv_lens = np.zeros(bucket.seqs, np.int32), np.zeros(bucket.seqs, np.int32)
+        table = np.zeros((bucket.seqs, 1), np.int32)
+        ends = np.cumsum([len(chunk.token_ids) for chunk in chunks])
+        for i, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
+            token_ids[end - len(chunk.token_ids) : end] = chunk.token_ids
+            q_lens[i], kv_lens[i] = len(chunk.token_ids), chunk.start + len(chunk.token_ids)
+            table[i] = chunk.page
+        _, logits, self.cache = self._step(
+            bucket, self.weights, self.cache, token_ids, q_lens, kv_lens, table
+        )
+        whole = np.asarray(logits)
+        return [
+            whole[end - len(chunk.token_ids) : end] for chunk, end in zip(chunks, ends, strict=True)
+        ]
+
+    def _traced(self, bucket: Bucket, weights: Weights, cache: ModelCache, *plan: Any) -> Any:
+        token_ids, q_lens, kv_lens, table = plan
+        ops = self._make_ops(bucket, self.layouts)
+        batch_of = functools.partial(derive_batch, q_lens, kv_lens, table)
+        batches = {
+            name: batch_of(layout.page_size, bucket) for name, layout in self.layouts.items()
+        }
+        hidden, cache = self.model.hidden(weights, ops, token_ids, cache, batches)
+        return hidden, self.model.logits(weights, ops, hidden), cache
+
+    def shapes(self, bucket: Bucket) -> Any:
+        """Shapes and dtypes of a step's (hidden states, logits, cache); nothing is compiled."""
+        ints = [
+            jax.ShapeDtypeStruct(n, jnp.int32)
+            for n in ((bucket.tokens,), (bucket.seqs,), (bucket.seqs,), (bucket.seqs, 1))
+        ]
+        return jax.eval_shape(
+            functools.partial(self._traced, bucket), self.weights, self.cache, *ints
+        )
+
+
+def teacher_forced(
+    harness: ModelHarness, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Logits [prompt + continuation, vocab] of each row, all in one prefill."""
+    chunks = [
+        Chunk(page, 0, [*p, *c])
+        for page, (p, c) in enumerate(zip(prompts, continuations, strict=True))
+    ]
+    longest = max(len(chunk.token_ids) for chunk in chunks)
+    tokens = sum(len(chunk.token_ids) for chunk in chunks)
+    return harness.run(chunks, Bucket(tokens, len(chunks), 1, longest, longest, "prefill"))
+
+
+def greedy_mismatch(logits: np.ndarray, token_ids: Sequence[int], tolerance: float) -> int | None:
+    """The first position whose best token is not the given one, or None.
+
+    logits f32 [tokens, vocab]. The comparison ends early, without a mismatch, where the two best
+    scores are closer than `tolerance`: from there on two right implementations may part.
+    """
+    for position, (row, token) in enumerate(zip(logits, token_ids, strict=True)):
+        second, first = np.partition(row, -2)[-2:]
+        if first - second < tolerance:
+            return None
+        if int(row.argmax()) != token:
+            return position
+    return None

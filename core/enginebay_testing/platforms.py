@@ -1,0 +1,154 @@
+"""Conformance suite of the platform contract."""
+
+from __future__ import annotations
+
+import os
+import unittest
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.platform import Platform
+from enginebay.registry import Entry, Registry
+
+Check = tuple[str, Callable[[], None]]
+
+MAX_CLAIMED = 1.5
+"""Of the memory that an allocator of a device reports: it is given a share of it."""
+
+
+def platform_checks(platform: Platform, registry: Registry) -> list[Check]:
+    """Every check of the suite, by name. Those that need a device are skipped without one, with
+    why_not()'s reason.
+    """
+    checks = (
+        devices_or_a_reason,
+        defaults_are_served,
+        min_rows_are_positive,
+        devices_are_there,
+        facts_are_sound,
+        memory_is_there,
+        options_compile,
+    )
+    return [(check.__name__, lambda check=check: check(platform, registry)) for check in checks]  # type: ignore[misc]
+
+
+def _needs_device(platform: Platform) -> None:
+    reason = platform.why_not()
+    if reason is not None:
+        raise unittest.SkipTest(reason)
+
+
+def devices_or_a_reason(platform: Platform, registry: Registry) -> None:
+    """Either there are devices, or a reason why there are none."""
+    reason, devices = platform.why_not(), platform.devices()
+    assert (reason is None) == bool(devices), "why_not() and devices() disagree"
+    assert reason is None or reason.strip(), "why_not() is an empty text: say what is missing"
+
+
+def defaults_are_served(platform: Platform, registry: Registry) -> None:
+    """The default layout is registered, and every op has an implementation that runs here with the
+    defaults.
+    """
+    assert platform.default_layout in registry.names("layout"), (
+        f"layout {platform.default_layout!r} is not registered"
+    )
+    assert platform.default_dtype in ("float32", "bfloat16", "float16")
+    kernels = [e for e in registry.entries if e.kind == "kernel" and e.state == "ready"]
+    assert any(e.op == "attention" for e in kernels), "no attention kernel is registered"
+    for op in sorted({e.op for e in kernels}):
+        able = [e.name for e in kernels if e.op == op and _serves_defaults(platform, registry, e)]
+        assert able, (
+            f"no {op} kernel serves layout {platform.default_layout} in "
+            f"{platform.default_dtype} on {platform.name}"
+        )
+
+
+def _serves_defaults(platform: Platform, registry: Registry, entry: Entry) -> bool:
+    """By its declaration; attention kernels say more in their capabilities."""
+    if entry.declaration is None:
+        return False
+    if entry.declaration.platforms and platform.name not in entry.declaration.platforms:
+        return False
+    if entry.op != "attention":
+        return True
+    caps = registry.load(entry).caps
+    return (
+        platform.name in caps.platforms
+        and platform.default_layout in caps.layouts
+        and platform.default_dtype in caps.q_dtypes & caps.kv_dtypes
+    )
+
+
+def min_rows_are_positive(platform: Platform, registry: Registry) -> None:
+    """Without a device too; so is the number of rows that logits processors get at once, if there
+    is one.
+    """
+    for dtype in ("float32", "bfloat16", "float16"):
+        rows = platform.min_rows(dtype)
+        assert isinstance(rows, int), f"min_rows({dtype!r}) is {rows!r}, no whole number"
+        assert rows >= 1, f"min_rows({dtype!r}) is {rows}"
+    at_once = platform.rows_at_once
+    assert at_once is None or at_once >= 1, f"rows_at_once is {at_once}"
+
+
+def devices_are_there(platform: Platform, registry: Registry) -> None:
+    """They are devices of this process, each once, in JAX's order, and the environment is theirs."""
+    _needs_device(platform)
+    devices = list(platform.devices())
+    for device in devices:
+        assert isinstance(device, jax.Device), f"{device!r} is no device of JAX"
+    local = jax.local_devices(backend=devices[0].platform)
+    places = [local.index(device) for device in devices if device in local]
+    assert len(places) == len(devices), f"{devices} are not all among the local devices {local}"
+    assert places == sorted(set(places)), (
+        f"devices {devices} are repeated, or not in JAX's order {local}"
+    )
+    kind = platform.env().device_kind
+    # JAX has no name for the kind of a host's processor.
+    assert devices[0].platform == "cpu" or kind in ("", devices[0].device_kind), (
+        f"the environment names the device kind {kind!r}, "
+        f"the first device is {devices[0].device_kind!r}"
+    )
+
+
+def facts_are_sound(platform: Platform, registry: Registry) -> None:
+    """Figures are positive, and the environment bears the platform's name."""
+    _needs_device(platform)
+    hardware = platform.hardware()
+    assert hardware.bytes_per_s > 0
+    assert hardware.memory_bytes > 0
+    for dtype in {platform.default_dtype, "float32"}:
+        rate = hardware.flops_per_s.get(dtype, 0.0)
+        assert rate > 0, f"hardware() says {rate} operations per second in {dtype}"
+    assert hardware.measured_on, "hardware() does not say on what it was measured"
+    assert platform.env().platform == platform.name, (
+        f"the environment is {platform.env().platform!r}, the platform {platform.name!r}"
+    )
+
+
+def memory_is_there(platform: Platform, registry: Registry) -> None:
+    """A device has the memory that the platform claims, where the device or, of the host's
+    processors, the host says.
+    """
+    _needs_device(platform)
+    claimed, device = platform.hardware().memory_bytes, platform.devices()[0]
+    stats = device.memory_stats() or {}
+    there = stats.get("bytes_limit")
+    if there is None and device.platform == "cpu":
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if there is None:
+        raise unittest.SkipTest("the device does not say how much memory it has")
+    # What the device keeps for itself counts for a platform, but not for its allocator.
+    assert claimed <= MAX_CLAIMED * there, f"{claimed} bytes are claimed, the device has {there}"
+
+
+def options_compile(platform: Platform, registry: Registry) -> None:
+    """XLA takes the compile options, and the program runs on the first device."""
+    _needs_device(platform)
+    for dtype in {platform.default_dtype, "float32"}:
+        x = jax.device_put(jnp.ones((4, 4), dtype), platform.devices()[0])
+        lowered = jax.jit(lambda a: a @ a).lower(x)
+        compiled = lowered.compile(compiler_options=dict(platform.compile_options()))
+        assert compiled(x)[0, 0] == 4, f"a product in {dtype} is wrong"

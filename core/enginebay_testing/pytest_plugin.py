@@ -1,0 +1,113 @@
+"""A pytest plugin that runs the conformance suites of registered parts, for their authors.
+
+    pytest -p enginebay_testing.pytest_plugin --enginebay-check scheduler:fcfs --enginebay-check
+    kernel:attention:xla
+
+A part is KIND:NAME, kernel:OP:NAME or a bare name; KIND or kernel:OP alone stand for all of theirs,
+`all` for everything that is registered. Without a path on the command line only these checks run,
+otherwise they run beside the tests found there. `--enginebay-level` is how kernels are checked.
+`enginebay check` runs the same cases in processes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from enginebay.errors import EnginebayError
+
+OPTION = "--enginebay-check"
+LEVEL = "--enginebay-level"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --enginebay-check and --enginebay-level."""
+    group = parser.getgroup("enginebay", "conformance suites of enginebay")
+    group.addoption(
+        OPTION,
+        dest="enginebay_check",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="run the suites of PART: KIND:NAME or kernel:OP:NAME; KIND, kernel:OP and all stand "
+        "for several; may be repeated",
+    )
+    group.addoption(
+        LEVEL,
+        dest="enginebay_level",
+        choices=("interpret", "compile", "run"),
+        default="run",
+        help="how kernels are checked: on the device that is there (run), interpreted, "
+        "or compiled for others",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect no files when parts are named and paths are not."""
+    if (
+        config.getoption("enginebay_check")
+        and config.args_source is not pytest.Config.ArgsSource.ARGS
+    ):
+        config.args = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add the checks of the chosen parts; before others look at the items, so that -k and -x work
+    on them too.
+    """
+    selectors: list[str] = config.getoption("enginebay_check")
+    level = config.getoption("enginebay_level")
+    if not selectors:
+        return
+    from enginebay.registry import load_registry
+    from enginebay_testing.cases import part_cases, select_parts
+    from enginebay_testing.suites import label
+
+    try:
+        registry = load_registry()
+        entries = {
+            label(entry): entry
+            for selector in selectors
+            for entry in select_parts(registry, selector)
+        }
+    except EnginebayError as error:
+        raise pytest.UsageError(f"{OPTION}: {error}") from None
+    for name, entry in entries.items():
+        part = Part.from_parent(session, name=name, nodeid=name)
+        items += [
+            PartCheck.from_parent(
+                part,
+                name=f"{case.name}@{case.target}" if level == "compile" else case.name,
+                check=case.run,
+            )
+            for case in part_cases(registry, entry, level)
+        ]
+
+
+class Part(pytest.Collector):
+    """A registered part."""
+
+    def collect(self) -> list[pytest.Item]:
+        """Its checks are added to the session's items; there is nothing to find."""
+        return []
+
+
+class PartCheck(pytest.Item):
+    """One check of a part."""
+
+    def __init__(
+        self, *, check: Callable[[], object], **fields: Any
+    ) -> None:  # pytest's own way of making nodes
+        super().__init__(**fields)
+        self._check = check
+
+    def runtest(self) -> None:
+        self._check()
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return self.path.name, None, self.nodeid

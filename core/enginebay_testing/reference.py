@@ -1,0 +1,101 @@
+"""The slow, obvious reference of a whole model: every sequence in one prefill, no engine, no
+batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.composition import Plan, make_sampler
+from enginebay.ops.spec import Bucket, derive_batch
+from enginebay.runner.step import Layouts
+from enginebay.types import SamplingParams
+from enginebay_testing.sampling_oracle import Params, penalised
+
+SMALLEST = 256
+"""Tokens that a sequence is padded to, and to powers of two past it: few programs for sequences of
+all lengths.
+"""
+
+
+class ReferenceModel:
+    """Logits of whole sequences, by the plan's own model and ops but none of its engine or cache.
+
+    `sampler` is the plan's own, which the logits do not depend on; `sample` is the same compiled.
+    """
+
+    def __init__(self, plan: Plan, weights: dict[str, jax.Array] | None = None) -> None:
+        self.plan = plan
+        if weights is None:
+            assert plan.config.dtype != "auto", "a plan's configuration is settled"
+            weights = plan.checkpoint.load_weights(
+                plan.model, dtype=plan.config.dtype, place=plan.placement.weight
+            )
+        self.weights = weights
+        self.sampler = make_sampler(plan.registry, plan.config, plan.kernels.plain["sample"])
+        self.sample = jax.jit(self.sampler)
+        self._compiled = jax.jit(self._forward, static_argnums=3)
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """f32 [tokens, vocab] of a sequence from its start."""
+        count = len(token_ids)
+        size = max(SMALLEST, 1 << (count - 1).bit_length())
+        padded = np.zeros(size, np.int32)
+        padded[:count] = token_ids
+        result = self._compiled(self.weights, padded, np.asarray([count], np.int32), size)
+        return np.asarray(result)[:count]
+
+    def _forward(
+        self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array, size: int
+    ) -> jax.Array:
+        info, plan = self.plan.model.info, self.plan
+        page_size = plan.kernels.smallest_page or size
+        num_pages = -(-size // page_size)
+        bucket = Bucket(size, 1, num_pages, size, size, "prefill")
+        layouts: Layouts = {
+            g.name: plan.kernels.layout_type(
+                num_pages, page_size, g.num_kv_heads, g.head_dim, plan.config.dtype
+            )
+            for g in info.groups
+        }
+        ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
+        table = jnp.arange(num_pages, dtype=jnp.int32)[None]
+        batches = {name: derive_batch(count, count, table, page_size, bucket) for name in layouts}
+        cache = {
+            g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups
+        }
+        hidden, _ = plan.model.hidden(weights, ops, token_ids, cache, batches)
+        return plan.model.logits(weights, ops, hidden)
+
+    def first_wrong_token(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        tolerance: float,
+        params: SamplingParams | None = None,
+    ) -> int | None:
+        """Index of the first greedy output token that is not the best one after the penalties of
+        `params`, or None.
+
+        `tolerance` is how far a logit may be moved by rounding; a repetition penalty makes that
+        more.
+        """
+        penalties = Params()
+        if params is not None:
+            penalties = Params(
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+                repetition_penalty=params.repetition_penalty,
+            )
+        tolerance *= max(penalties.repetition_penalty, 1 / penalties.repetition_penalty)
+        logits = self.logits([*prompt, *output])[len(prompt) - 1 : -1]
+        for at, row in enumerate(logits):
+            scores = penalised(row, penalties, prompt, output[:at])
+            if scores.max() - scores[output[at]] > tolerance:
+                return at
+        return None

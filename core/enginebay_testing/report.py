@@ -1,0 +1,140 @@
+"""Checking parts and reporting: a record for each case, as `enginebay check --json` prints them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from enginebay.errors import UnknownNameError, explain, unknown_name
+from enginebay.registry import Entry
+from enginebay_testing.suites import Choices
+from enginebay_testing.verdicts import Verdict
+from enginebay_testing.workers import CaseName, PartName, Pool, Result
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckRecord:
+    """One line of the report: a case of a part, and what came of it. `error` and `bound` are null
+    where nothing was compared.
+    """
+
+    part: str
+    op: str
+    name: str
+    package: str
+    version: str
+    level: str
+    target: str
+    case: str
+    verdict: Verdict
+    detail: str
+    error: float | None
+    bound: float | None
+    seconds: float
+    figures: dict[str, int]
+    traits: dict[str, str]
+
+
+ONLY_CASES = ("loads", "all", "runs_here")
+"""Names of the single case of a part, or of a level of it, that has no others: it says why."""
+
+
+def has_text(name: str, text: str) -> bool:
+    """Whether a text stands for a name: it is in the name, where "*" stands for any characters."""
+    return re.search(re.escape(text).replace(r"\*", ".*"), name) is not None
+
+
+@dataclasses.dataclass
+class Filter:
+    """Which cases are run: all or the representative ones, or those whose name matches one of
+    `cases`, at one target.
+
+    A text stands for names as in `has_text`. `seen` are the names and
+    targets of all cases that were asked about.
+    """
+
+    everything: bool = False
+    cases: Sequence[str] = ()
+    target: str | None = None
+    seen: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+
+    def __call__(self, case: CaseName) -> bool:
+        """Whether a case is run."""
+        if case.name in ONLY_CASES:
+            return True
+        self.seen.add((case.name, case.target))
+        if self.target not in (None, case.target):
+            return False
+        if self.cases:
+            return any(has_text(case.name, text) for text in self.cases)
+        return self.everything or case.representative
+
+    def refuse_unmatched(self) -> None:
+        """UnknownNameError for a text, or a target, that no case of the checked parts has."""
+        names = {name for name, _ in self.seen}
+        for text in self.cases if self.seen else ():
+            if not any(has_text(name, text) for name in names):
+                near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or sorted(names)[:3]
+                given = f"no case of these parts has {text!r} in its name"
+                raise UnknownNameError(
+                    explain(given, f"such as {', '.join(near)}", "Pass --case TEXT.")
+                )
+        targets = {target for _, target in self.seen}
+        if self.seen and self.target is not None and self.target not in targets:
+            raise unknown_name("target of a case", self.target, targets, "Pass --target TARGET.")
+
+
+def check(
+    entries: Mapping[PartName, Entry],
+    level: str | None,
+    *,
+    wanted: Filter,
+    timeout_s: float,
+    jobs: int,
+    choices: Choices | None = None,
+    tell: Callable[[CheckRecord], None] = lambda _: None,
+    watch: Callable[[str, int, int], None] | None = None,
+) -> list[CheckRecord]:
+    """The records of all cases that are `wanted`, in the order of the parts and their cases.
+
+    `tell` gets each record when its case has ended. `watch` gets how many have ended, and how many
+    are known.
+    """
+    results = []
+    pool = Pool(jobs, timeout_s, level, wanted, dataclasses.asdict(choices or Choices()))
+    for result in pool.run(list(entries)):
+        results.append(result)
+        tell(_record(entries[result.part], result))
+        if watch is not None:
+            watch("checks", len(results), len(results) + pool.num_waiting)
+    results.sort(key=lambda result: result.order)
+    return [_record(entries[result.part], result) for result in results]
+
+
+def _record(entry: Entry, result: Result) -> CheckRecord:
+    case, outcome = result.case, result.outcome
+    return CheckRecord(
+        result.part.label,
+        entry.op,
+        entry.name,
+        entry.package,
+        entry.version,
+        case.level,
+        case.target,
+        case.name,
+        outcome.verdict,
+        outcome.detail,
+        _finite(outcome.error),
+        _finite(outcome.bound),
+        round(outcome.seconds, 3),
+        dict(outcome.figures),
+        case.traits,
+    )
+
+
+def _finite(number: float | None) -> float | None:
+    """JSON has no NaN and no infinity; the detail tells them."""
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,261 @@
+"""Conformance checks of the op sample: float64 NumPy finds the kept tokens and their scores, ids
+must agree with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import numpy as np
+
+from enginebay.ops import sampling
+from enginebay.ops.axes import Row
+from enginebay.ops.bound import SampleOp
+from enginebay_testing.sampling_oracle import Params, kept_tokens
+
+Check = tuple[str, Callable[[], None]]
+
+VOCABS = (40, 700)
+"""Vocabularies: no multiples of a tile, and the large one is more than the best few that an
+implementation may order.
+"""
+
+NUM_ROWS = 16
+
+NUM_TRIED, NUM_AIMED = 128, 8192
+"""Seeds among which each row's is looked for: those of NUM_AIMED that give the token at the border
+most noise.
+"""
+
+SLACK = 1e-6
+"""Mass by which a border may be missed: sums in f32."""
+
+SCORE_BOUND = 1e-5
+"""Error of a score per unit of 1 + |score|: its sum's rounding and that of two logarithms, some of
+them a device's own.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleCase:
+    """Rows of one vocabulary: their z f32 [S, vocab], and a Params for each."""
+
+    name: str
+    z: np.ndarray
+    params: tuple[Params, ...]
+
+
+def sample_checks(op: SampleOp) -> list[Check]:
+    """Every check of an implementation of the op sample; rows of one vocabulary share a compiled
+    program.
+    """
+    call = jax.jit(op)
+    cases = [case for vocab in VOCABS for case in sample_cases(vocab)]
+    checks: list[Check] = [
+        (f"sample[{c.name}]", functools.partial(check_sample, call, c, seed))
+        for seed, c in enumerate(cases)
+    ]
+    return [
+        *checks,
+        ("sample[rows_are_independent]", functools.partial(_rows_are_independent, call)),
+    ]
+
+
+def sample_cases(vocab: int) -> list[SampleCase]:
+    """The cases of one vocabulary, NUM_ROWS rows each."""
+    wide = vocab * 7 // 8
+    kinds = {
+        "everything": (Params(), Params(min_p=0.1)),
+        "top_k": (Params(top_k=5), Params(top_k=1), Params(top_k=wide), Params(top_k=vocab - 1)),
+        "top_p": (Params(top_p=0.8), Params(top_p=0.3), Params(top_p=0.999), Params(top_p=1e-9)),
+        "together": (
+            Params(top_k=20, top_p=0.7),
+            Params(top_k=wide, top_p=0.95),
+            Params(top_k=30, top_p=0.9, min_p=0.02),
+            Params(top_k=vocab - 2, min_p=1.0),
+        ),
+    }
+    rng = np.random.default_rng(vocab)
+    spread = np.tile([3.0, 1.0, 0.25, 8.0], NUM_ROWS // 4)[:, None]
+    cases = []
+    for name, params in kinds.items():
+        logits = rng.normal(size=(NUM_ROWS, vocab)) * spread
+        logits[1::5, ::2] = -np.inf
+        every = tuple(params[(row // 4) % len(params)] for row in range(NUM_ROWS))
+        cases.append(SampleCase(f"{name}-{vocab}", _shifted(logits), every))
+    # Few different values, as a model in bf16 gives: equals at every border.
+    equal = np.round(rng.normal(size=(NUM_ROWS, vocab)) * 2.0) / 2.0
+    mixed = tuple(p for params in kinds.values() for p in params)
+    cases.append(SampleCase(f"equals-{vocab}", _shifted(equal), (mixed * 2)[:NUM_ROWS]))
+    return cases
+
+
+def _shifted(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float32)
+    return logits - logits.max(axis=1, keepdims=True)
+
+
+def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
+    """Raise AssertionError unless each row's token is kept and its score is the best of the kept
+    ones.
+    """
+    seeds = telling_seeds(case, seed)
+    tokens = _run(op, case, seeds)
+    wanted = (len(case.params),)
+    assert (tokens.shape, str(tokens.dtype)) == (wanted, "int32"), f"{tokens.shape} {tokens.dtype}"
+    scores = case.z.astype(np.float64) + gumbel_noise(seeds, np.arange(case.z.shape[1]))
+    for row, (token, params) in enumerate(zip(tokens, case.params, strict=True)):
+        what = f"{case.name}, row {row} ({params}): token {token}"
+        assert 0 <= token < case.z.shape[1], f"{what} is not in the vocabulary"
+        if params.top_k == 1:
+            best = int(np.argmax(case.z[row]))
+            assert token == best, f"{what}, the first best is {best}"
+            continue
+        assert _kept(case.z[row], params, SLACK)[token], f"{what} is not kept"
+        rivals = np.where(_kept(case.z[row], params, -SLACK), scores[row], -np.inf)
+        rival = int(np.argmax(rivals))
+        behind = rivals[rival] - scores[row, token]
+        allowed = SCORE_BOUND * (1.0 + abs(rivals[rival]))
+        assert behind <= allowed, (
+            f"{what} scores {behind:.3g} less than {rival}, allowed {allowed:.3g}"
+        )
+
+
+def _kept(z: np.ndarray, params: Params, slack: float = 0.0) -> np.ndarray:
+    """kept_tokens without slack for top_k, nor for min_p 1: z [vocab] is given to the bit, so the
+    k-th best and the equals of the best are no matter of rounding.
+    """
+    if 0 < params.top_k < z.size:
+        z = np.where(z >= np.sort(z)[-params.top_k], z, -np.inf)
+    if params.min_p == 1.0:
+        best = z == z.max()
+        return best & kept_tokens(z, dataclasses.replace(params, top_k=0, min_p=0.0), slack)
+    return kept_tokens(z, dataclasses.replace(params, top_k=0), slack)
+
+
+def telling_seeds(case: SampleCase, seed: int) -> np.ndarray:
+    """Seeds uint32 [S, 2]: for each row the tried one whose draw is nearest to a border of the kept
+    tokens.
+
+    In one row the deepest kept token wins, in the next the shallowest dropped one would. Rows of
+    every spread of logits are of both kinds.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, 2**32, (len(case.params), 2), dtype=np.uint32)
+    for row, params in enumerate(case.params):
+        kept = _kept(case.z[row], params)
+        order = np.argsort(-case.z[row], kind="stable")
+        rank = np.empty(kept.size, int)
+        rank[order] = np.arange(kept.size)
+        of_kept = (row + row // 4) % 2 == 1
+        border = order[kept[order]][-1:] if of_kept else order[~kept[order]][:1]
+        aimed = rng.integers(0, 2**32, (NUM_AIMED, 2), dtype=np.uint32)
+        noise = gumbel_noise(aimed, border).sum(axis=1)  # of no token where all are kept
+        tried = aimed[np.argsort(noise, kind="stable")[-NUM_TRIED:]]
+        scores = case.z[row] + gumbel_noise(tried, np.arange(kept.size))
+        deepest = rank[np.argmax(np.where(kept, scores, -np.inf), axis=1)]
+        anywhere = np.argmax(scores, axis=1)
+        shallowest = np.where(kept[anywhere], kept.size, rank[anywhere])
+        chosen[row] = tried[np.argmax(deepest) if of_kept else np.argmin(shallowest)]
+    return chosen
+
+
+def _rows_are_independent(op: SampleOp) -> None:
+    """A row's token is the same beside any others, whatever these need."""
+    case = sample_cases(VOCABS[1])[3]
+    seeds = np.random.default_rng(0).integers(0, 2**32, (NUM_ROWS, 2), dtype=np.uint32)
+    together = _run(op, case, seeds)
+    for row in range(0, NUM_ROWS, 3):
+        alone = [row] * NUM_ROWS
+        easy = dataclasses.replace(case, z=case.z[alone], params=(case.params[row],) * NUM_ROWS)
+        got = _run(op, easy, seeds[alone])
+        assert (got == together[row]).all(), (
+            f"row {row}: token {together[row]} beside others, {got} beside itself"
+        )
+
+
+def _run(op: SampleOp, case: SampleCase, seeds: np.ndarray) -> np.ndarray:
+    vocab = case.z.shape[1]
+    columns = {
+        "top_k": np.asarray([p.top_k or vocab for p in case.params], np.int32),
+        "top_p": np.asarray([p.top_p for p in case.params], np.float32),
+        "min_p": np.asarray([p.min_p for p in case.params], np.float32),
+    }
+    z, numbers, columns = jax.device_put((case.z, seeds, columns))
+    return np.asarray(op(z, numbers, **columns))
+
+
+def gumbel_noise(seeds: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """enginebay.ops.sampling.gumbel_noise again: seeds uint32 [S, 2], ids int [n] -> float64 [S,
+    n].
+
+    The uniform numbers are f32's, as the contract has them; the logarithms are exact.
+    """
+    mixed = (ids.astype(np.uint64) * sampling.SPREAD + seeds[:, :1]).astype(np.uint32)
+    bits = _mix(_mix(mixed) ^ seeds[:, 1:])
+    uniform = (bits >> np.uint32(1)).astype(np.float32) * np.float32(2.0**-31) + np.float32(
+        2.0**-32
+    )
+    exact = np.minimum(uniform, np.float32(1.0 - 2.0**-24)).astype(np.float64)
+    return np.asarray(-np.log(-np.log1p(-exact)))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(sampling.FACTORS[0])
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(sampling.FACTORS[1])
+    return np.asarray(x ^ (x >> np.uint32(16)))
+
+
+TOP_K = {"all": 0, "few": 5, "one": 1}
+TOP_P = {"all": 1.0, "most": 0.95, "some": 0.6, "least": 1e-9}
+MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
+
+
+def check_sample_row(op: SampleOp, row: Row, seed: int, repeats: int) -> None:
+    """`check_sample` of a row of values of the op's axes; every second row keeps all, so that rows
+    differ in what they need.
+
+    A repeated step gives the same tokens each time.
+    """
+    case = _case_of(row, seed)
+    call = jax.jit(op)
+    check_sample(call, case, seed)
+    seeds = telling_seeds(case, seed)
+    first = _run(call, case, seeds).tobytes()
+    for turn in range(1, repeats):
+        assert _run(call, case, seeds).tobytes() == first, (
+            f"run {turn + 1} of the same step gives other tokens"
+        )
+
+
+def _case_of(row: Row, seed: int) -> SampleCase:
+    vocab, rows = int(cast("int", row["vocab"])), int(cast("int", row["rows"]))
+    top_k = {**TOP_K, "most": max(1, vocab * 7 // 8), "all_but_one": vocab - 1}[str(row["top_k"])]
+    asked = Params(
+        top_k=min(top_k, vocab), top_p=TOP_P[str(row["top_p"])], min_p=MIN_P[str(row["min_p"])]
+    )
+    params = tuple(Params() if i % 4 == 3 else asked for i in range(rows))
+    return SampleCase(
+        "-".join(f"{axis}_{v}" for axis, v in row.items()),
+        _logits_of(row, vocab, rows, seed),
+        params,
+    )
+
+
+def _logits_of(row: Row, vocab: int, rows: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, vocab])
+    logits = rng.normal(size=(rows, vocab)) * np.tile([3.0, 1.0, 0.25, 8.0], rows)[:rows, None]
+    kind = row["logits"]
+    if kind == "flat":
+        logits *= 1e-3
+    elif kind == "peaked":
+        logits[np.arange(rows), rng.integers(0, vocab, rows)] += 60.0
+    elif kind == "equals":
+        logits = np.round(logits * 2.0) / 2.0
+    elif kind == "holes":
+        logits[:, rng.permutation(vocab)[: vocab // 2]] = -np.inf
+    return _shifted(logits)

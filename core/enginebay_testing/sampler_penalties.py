@@ -1,0 +1,142 @@
+"""Checks of a sampler's penalties: alone, with everything else, and beside rows that have none."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from enginebay_testing import sampling_oracle as oracle
+from enginebay_testing.sampler_runs import (
+    FEW_ROWS,
+    LARGE,
+    ROWS_PER_CALL,
+    SMALL,
+    History,
+    Runner,
+    check_alone_and_together,
+    check_drawn_from,
+    logits_of,
+)
+from enginebay_testing.sampling_oracle import Params
+
+PRESENCE = Params(presence_penalty=1.5)
+FREQUENCY = Params(frequency_penalty=0.8)
+REPETITION = Params(repetition_penalty=1.7)
+ENCOURAGED = Params(presence_penalty=-1.0, frequency_penalty=-0.6, repetition_penalty=0.6)
+ALL_THREE = Params(presence_penalty=1.2, frequency_penalty=0.5, repetition_penalty=1.3)
+PENALTIES = (PRESENCE, FREQUENCY, REPETITION, ENCOURAGED, ALL_THREE)
+
+CASES = {
+    "temperature": dataclasses.replace(ALL_THREE, temperature=0.7),
+    "top_k": dataclasses.replace(PRESENCE, top_k=5),
+    "top_p": dataclasses.replace(FREQUENCY, top_p=0.8),
+    "min_p": dataclasses.replace(REPETITION, min_p=0.1),
+    "all": dataclasses.replace(ENCOURAGED, temperature=0.9, top_k=30, top_p=0.9, min_p=0.02),
+    "wide_both": dataclasses.replace(ALL_THREE, temperature=4.0, top_k=290, top_p=0.95),
+}
+
+
+def penalty_checks() -> list[tuple[str, Callable[[Runner], None]]]:
+    """For samplers that are not greedy only."""
+    return [
+        ("penalised_greedy_rows_get_the_first_best", _greedy_rows_get_the_first_best),
+        ("penalised_row_does_not_depend_on_the_batch", _row_does_not_depend_on_the_batch),
+        ("tokens_of_minus_infinity_stay_out", _tokens_of_minus_infinity_stay_out),
+        *(
+            (
+                f"penalised_support_and_frequencies[{name}]",
+                functools.partial(_frequencies, params=params),
+            )
+            for name, params in CASES.items()
+        ),
+    ]
+
+
+def history_of(logits: np.ndarray, seed: int) -> History:
+    """Tokens among the better ones of logits [vocab], so that penalties matter; some in both, some
+    more than once.
+    """
+    rng = np.random.default_rng(seed)
+    best = np.argsort(-logits)[:8]
+    prompt, output = (rng.choice(best, n).tolist() for n in (1 + seed % 9, seed * 5 % 17))
+    return History(prompt, [*output, *prompt[: seed % 3]])
+
+
+def _greedy_rows_get_the_first_best(run: Runner) -> None:
+    for vocab in (SMALL, LARGE):
+        params = [
+            dataclasses.replace(p, temperature=t, top_k=k)
+            for p in PENALTIES
+            for t, k in ((0.0, 0), (0.8, 1))
+            for _ in range(3)
+        ]
+        logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
+        histories = [History((), ()), *(history_of(row, i) for i, row in enumerate(logits[1:]))]
+        tokens = _in_batches(run, logits, params, histories)
+        scores = [
+            oracle.penalised(row, p, *h)
+            for row, p, h in zip(logits, params, histories, strict=True)
+        ]
+        moved = sum(int(s.argmax() != row.argmax()) for s, row in zip(scores, logits, strict=True))
+        assert moved >= len(params) // 3, f"penalties move the best token of {moved} rows only"
+        for row, (token, score) in enumerate(zip(tokens, scores, strict=True)):
+            assert score.max() - score[token] < 1e-5, (
+                f"{params[row]}, vocabulary {vocab}, {histories[row]}: "
+                f"token {token} of score {score[token]}, "
+                f"the best is {score.argmax()} of {score.max()}"
+            )
+
+
+def _in_batches(
+    run: Runner, logits: np.ndarray, params: list[Params], histories: list[History]
+) -> np.ndarray:
+    """The rows' tokens, FEW_ROWS at a time; the last batch begins earlier where rows are left over."""
+    num, tokens = len(params), np.zeros(len(params), np.int32)
+    for start in range(0, num, FEW_ROWS):
+        some = slice(max(0, min(start, num - FEW_ROWS)), min(start + FEW_ROWS, num))
+        own = histories[some]
+        positions = np.asarray([h.position for h in own])
+        tokens[some] = run.rows(logits[some], params[some], np.arange(len(own)), positions, own)
+    return tokens
+
+
+def _row_does_not_depend_on_the_batch(run: Runner) -> None:
+    for vocab in (SMALL, LARGE):
+        greedy = [dataclasses.replace(p, temperature=0.0) for p in PENALTIES]
+        plain = [
+            Params(temperature=0.0),
+            Params(),
+            Params(top_k=5),
+            Params(min_p=0.1),
+            Params(top_p=0.8),
+        ]
+        params = [*plain, *CASES.values(), *greedy]
+        assert len(params) == FEW_ROWS
+        logits = np.stack([logits_of(vocab, 1.0 + i % 3, i) for i in range(len(params))])
+        check_alone_and_together(
+            run, logits, params, [history_of(row, i) for i, row in enumerate(logits)]
+        )
+
+
+def _tokens_of_minus_infinity_stay_out(run: Runner) -> None:
+    for vocab in (SMALL, LARGE):
+        logits = logits_of(vocab)
+        history = history_of(logits, 10)
+        logits[list(history.output)] = -np.inf
+        for penalties in PENALTIES:
+            for temperature in (0.0, 3.0):
+                params = dataclasses.replace(penalties, temperature=temperature)
+                tokens = run.draws(logits, params, ROWS_PER_CALL, history)
+                assert np.isfinite(logits[tokens]).all(), (
+                    f"{params}: a token of logit -inf was chosen"
+                )
+
+
+def _frequencies(run: Runner, params: Params) -> None:
+    for row in (logits_of(SMALL), logits_of(LARGE)):
+        history = history_of(row, 8)
+        tokens = run.draws(row, params, history=history)
+        check_drawn_from(oracle.penalised(row, params, *history), params, tokens)

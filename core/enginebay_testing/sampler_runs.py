@@ -1,0 +1,208 @@
+"""What the checks of samplers share: rows run through a sampler, and comparisons of the tokens that
+come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from enginebay.sampler import Sampler, SamplingState
+from enginebay_testing import sampling_oracle as oracle
+from enginebay_testing.sampling_oracle import Params
+
+NUM_DRAWS = 20480
+ROWS_PER_CALL = 4096
+FEW_ROWS = 16
+"""Of a batch of different rows."""
+
+SMALL, LARGE = 40, 320
+"""Vocabularies. A sampler may look at the best tokens first: the large one is to be more than
+those.
+"""
+
+WIDTH = 32
+"""Positions of the rows' tokens; what lies past a row's own is not to be looked at."""
+
+COMPILED_WELL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""What XLA does by itself, whatever XLA_FLAGS say: many rows go through few programs."""
+
+SLACK = 1e-6
+"""Mass by which a border may be missed: sums in f32."""
+
+
+class History(NamedTuple):
+    """The tokens of a row before the one to be chosen."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        """Of the token to be chosen."""
+        return len(self.prompt) + len(self.output)
+
+
+class Runner:
+    """Calls the sampler inside jit with NumPy rows. Each shape is compiled once, so checks should
+    share shapes.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._call = jax.jit(sampler)
+        self._call_many = jax.jit(sampler, compiler_options=COMPILED_WELL)
+
+    def rows(
+        self,
+        logits: np.ndarray,
+        params: list[Params],
+        seeds: np.ndarray,
+        positions: np.ndarray,
+        histories: Sequence[History] = (),
+    ) -> np.ndarray:
+        """logits f32 [S, vocab], S Params, seeds and positions int [S] -> int [S].
+
+        Without `histories` the rows' tokens are any; with them the positions must be theirs.
+        """
+        num_rows, vocab = logits.shape
+        texts = _texts(num_rows, vocab, positions, histories)
+        return self._tokens(logits, _columns(params), seeds, positions, texts)
+
+    def draws(
+        self,
+        logits: np.ndarray,
+        params: Params,
+        num: int = NUM_DRAWS,
+        history: History | None = None,
+    ) -> np.ndarray:
+        """`num` draws int [num] from logits [vocab]: one key, one position after the other.
+
+        After a history: its position, one key after the other.
+        """
+        size = ROWS_PER_CALL
+        rows, columns = np.broadcast_to(logits, (size, logits.size)), _columns([params])
+        columns = {name: np.repeat(column, size) for name, column in columns.items()}
+        same, position = np.full(size, 5), None if history is None else np.full(1, history.position)
+        parts = []
+        for start in range(0, num, size):
+            rising = np.arange(start, start + size)
+            if history is None or position is None:
+                texts = _texts(size, logits.size, rising)
+                parts.append(self._tokens(rows, columns, same, rising, texts))
+            else:
+                tokens, prompt_lengths = _texts(1, logits.size, position, [history])
+                texts = np.repeat(tokens, size, 0), np.repeat(prompt_lengths, size)
+                parts.append(self._tokens(rows, columns, rising, np.repeat(position, size), texts))
+        return np.concatenate(parts)[:num]
+
+    def _tokens(
+        self,
+        logits: np.ndarray,
+        columns: dict[str, np.ndarray],
+        seeds: np.ndarray,
+        positions: np.ndarray,
+        texts: tuple[np.ndarray, np.ndarray],
+    ) -> np.ndarray:
+        # NumPy's arrays, as jit takes them without a program.
+        fields: dict[str, Any] = columns | {
+            "keys": np.stack([np.full(len(seeds), 17), seeds], axis=1).astype(np.uint32),
+            "positions": positions.astype(np.int32),
+            "token_ids": texts[0],
+            "prompt_lengths": texts[1],
+        }
+        call = self._call_many if len(logits) == ROWS_PER_CALL else self._call
+        return np.asarray(call(logits.astype(np.float32), SamplingState(**fields)))
+
+
+def _columns(params: Sequence[Params]) -> dict[str, np.ndarray]:
+    """Each parameter of the rows: [S]."""
+    return {
+        field.name: np.asarray(
+            [getattr(p, field.name) for p in params],
+            np.int32 if field.name == "top_k" else np.float32,
+        )
+        for field in dataclasses.fields(Params)
+    }
+
+
+def _texts(
+    num_rows: int, vocab: int, positions: np.ndarray, histories: Sequence[History] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows' tokens int32 [S, WIDTH] and lengths of their prompts int32 [S]."""
+    tokens = np.tile(np.arange(WIDTH, dtype=np.int32) % vocab, (num_rows, 1))
+    prompt_lengths = np.minimum(positions, WIDTH // 2).astype(np.int32)
+    for row, history in enumerate(histories):
+        tokens[row, : history.position] = [*history.prompt, *history.output]
+        prompt_lengths[row] = len(history.prompt)
+    return tokens, prompt_lengths
+
+
+def logits_of(vocab: int, spread: float = 2.0, seed: int = 0) -> np.ndarray:
+    """Random logits f32 [vocab]."""
+    return (np.random.default_rng(seed).normal(size=vocab) * spread).astype(np.float32)
+
+
+def check_alone_and_together(
+    run: Runner, logits: np.ndarray, params: list[Params], histories: Sequence[History] = ()
+) -> None:
+    """A row's token is the same alone, in any order, beside itself and beside the first row."""
+    num = len(params)
+    own_positions = [h.position for h in histories] or range(1, 3 * num, 3)
+    seeds, positions = np.arange(num) * 7, np.asarray(own_positions)
+
+    def of(order: np.ndarray) -> np.ndarray:
+        own = [histories[i] for i in order] if histories else ()
+        return run.rows(
+            logits[order], [params[i] for i in order], seeds[order], positions[order], own
+        )
+
+    together = of(np.arange(num))
+    alone = np.concatenate([of(np.asarray([i])) for i in range(num)])
+    check_equal(alone, together, "each row alone against all in one batch")
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(num)
+        check_equal(of(order), together[order], f"rows in the order {order}")
+    for i in range(num):
+        check_equal(
+            of(np.asarray([i, i])), together[[i, i]], f"row {i} ({params[i]}) beside itself"
+        )
+        check_equal(
+            of(np.asarray([0, i])), together[[0, i]], f"row {i} ({params[i]}) beside a greedy row"
+        )
+
+
+def check_drawn_from(scores: np.ndarray, params: Params, tokens: np.ndarray) -> None:
+    """`tokens` are a sample of what `params` leave of scores [vocab], which are penalised."""
+    counts = np.bincount(tokens, minlength=scores.size)
+    case = f"{params}, vocabulary {scores.size}"
+    never = np.flatnonzero((counts > 0) & ~oracle.kept_tokens(scores, params, SLACK))
+    assert not never.size, f"{case}: tokens {never[:8]} were chosen, which the parameters drop"
+    shares = oracle.probabilities(scores, params)
+    missed = np.flatnonzero(
+        (counts == 0) & (shares * tokens.size > 40.0) & oracle.kept_tokens(scores, params, -SLACK)
+    )
+    assert not missed.size, (
+        f"{case}: tokens {missed[:8]} of probability {shares[missed[:8]]} were never chosen"
+    )
+    check_fits(counts, shares * tokens.size, case)
+
+
+def check_fits(counts: np.ndarray, expected: np.ndarray, case: str) -> None:
+    """Counts are what chance makes of the expected ones."""
+    statistic, degrees = oracle.chi_square(counts, expected)
+    limit = oracle.chi_square_limit(degrees)
+    assert statistic <= limit, (
+        f"{case}: chi-square {statistic:.1f} of {degrees} degrees of freedom, limit {limit:.1f}"
+    )
+
+
+def check_equal(got: np.ndarray, wanted: np.ndarray, case: str) -> None:
+    """Tokens are equal, row by row."""
+    wrong = np.flatnonzero(got != wanted)
+    assert not wrong.size, (
+        f"{case}: rows {wrong[:8]} got tokens {got[wrong[:8]]}, wanted {wanted[wrong[:8]]}"
+    )

@@ -1,0 +1,384 @@
+"""From a registered part to the checks of its contract: what `--enginebay-check` and
+tests/conformance run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import unittest
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from enginebay.cache import KVLayout
+from enginebay.config import Choice, EngineConfig
+from enginebay.errors import PluginError, UnsupportedError, unknown_name
+from enginebay.hooks import INTERFACE_VERSIONS
+from enginebay.ops.caps import Env
+from enginebay.platform import Platform
+from enginebay.registry import Entry, Registry
+
+_T = TypeVar("_T")
+
+Check = tuple[str, Callable[[], None]]
+"""A name and a function that raises AssertionError when a promise is broken, unittest.SkipTest when
+it was not made.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What the caller chooses of a check: the platform by name, and the file config.json of a model
+    family's model.
+    """
+
+    platform: str | None = None
+    config: str | None = None
+
+
+EVERYTHING = "all"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def label(entry: Entry) -> str:
+    """How a part is named on the command line: KIND:NAME, or kernel:OP:NAME."""
+    return ":".join(part for part in (entry.kind, entry.op, entry.name) if part)
+
+
+def select(registry: Registry, selector: str) -> list[Entry]:
+    """The parts that "all", KIND, kernel:OP, KIND:NAME or kernel:OP:NAME stands for;
+    UnknownNameError when none is.
+    """
+    if selector == EVERYTHING:
+        return list(registry.entries)
+    kind, *rest = selector.split(":")
+    if kind not in INTERFACE_VERSIONS:
+        raise unknown_name(
+            "kind",
+            kind,
+            INTERFACE_VERSIONS,
+            f"Write {EVERYTHING}, KIND, KIND:NAME or kernel:OP:NAME.",
+        )
+    op = rest.pop(0) if kind == "kernel" and rest else ""
+    if rest:
+        return [registry.find(kind, ":".join(rest), op)]
+    found = [e for e in registry.entries if e.kind == kind and op in ("", e.op)]
+    if not found:
+        raise unknown_name(
+            "part",
+            selector,
+            map(label, registry.entries),
+            "`enginebay plugins` lists what is installed.",
+        )
+    return found
+
+
+def part_checks(registry: Registry, entry: Entry, choices: Choices | None = None) -> list[Check]:
+    """Every check of one part: its declaration, and the suite of its kind where there is one.
+
+    Without a platform in `choices` it runs on the one that `platform_of` chooses. A part that
+    cannot be used here gives a single check, which skips with the reason; a broken one fails with
+    it.
+    """
+    if entry.state == "broken":
+        return [("loads", functools.partial(_fail, entry.reason))]
+    if entry.state == "unavailable":
+        return [("loads", functools.partial(_skip, entry.reason))]
+    checks: list[Check] = [
+        ("declaration_holds", functools.partial(_declaration_holds, registry, entry))
+    ]
+    try:
+        registry.load(entry)
+    except PluginError:
+        return checks  # declaration_holds tells what is wrong
+    suite = _SUITES.get(entry.kind)
+    if suite is None:
+        return checks
+    choices = choices or Choices()
+    here = platform_of(registry, entry, choices.platform)
+    if entry.kind == "model":
+        suite = functools.partial(_model, config=choices.config)
+    run_there = [
+        (name, functools.partial(run_on, here, check))
+        for name, check in suite(registry, entry, here)
+    ]
+    return [*checks, *run_there]
+
+
+def _fail(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def _skip(reason: str) -> None:
+    raise unittest.SkipTest(reason)
+
+
+def _declaration_holds(registry: Registry, entry: Entry) -> None:
+    """The target and the options can be imported; options have defaults, are frozen and refuse
+    unknown fields.
+    """
+    declaration = entry.declaration
+    assert declaration is not None, "parts that are not broken are declared"
+    target = registry.load(entry)
+    if declaration.options is not None:
+        made = registry.options(entry, {})
+        assert isinstance(made, BaseModel), f"options {declaration.options} is no pydantic model"
+        assert made.model_config.get("frozen"), f"{declaration.options} is not frozen"
+        assert made.model_config.get("extra") == "forbid", (
+            f'{declaration.options} has no extra="forbid"'
+        )
+    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+        assert isinstance(target, type), f"{declaration.target} is no class"
+    else:
+        assert callable(target) or entry.kind == "model", f"{declaration.target} is not callable"
+    if entry.op == "attention":
+        assert target.name == entry.name, (
+            f"the kernel calls itself {target.name!r}, it is registered as {entry.name!r}"
+        )
+
+
+def _made(registry: Registry, entry: Entry) -> Any:
+    """The part with its default options."""
+    options = registry.options(entry, {})
+    target = registry.load(entry)
+    return target() if options is None else target(options)
+
+
+def best_platform(registry: Registry) -> Platform:
+    """The usable platform of the highest priority, as "auto" takes it."""
+    from enginebay.compose.platforms import find_platform
+
+    return find_platform(registry, EngineConfig())
+
+
+def platform_of(registry: Registry, entry: Entry, name: str | None = None) -> Platform:
+    """Where a part is checked: on the platform of a name, else on the best one with a device that
+    the part declares.
+
+    A part that declares no such platform gets the best of all. UnsupportedError for a named
+    platform without a device.
+    """
+    from enginebay.compose.platforms import find_platform
+
+    if name is not None:
+        return find_platform(registry, EngineConfig(platform=name))
+    others = entry.why_not_on
+    able = [e for e in registry.entries if e.kind != "platform" or others(e.name) is None]
+    with contextlib.suppress(UnsupportedError):
+        return find_platform(Registry(able), EngineConfig())
+    return best_platform(registry)
+
+
+def run_on(platform: Platform, check: Callable[[], _T]) -> _T:
+    """Call a check with the platform's first device as JAX's default."""
+    import jax
+
+    devices = platform.devices()
+    if not devices or devices[0] == jax.devices()[0]:
+        return check()
+    with jax.default_device(devices[0]):
+        return check()
+
+
+def _scheduler(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.schedulers import scheduler_checks
+
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    order = entry.declaration.capabilities.get("order")
+    return scheduler_checks(functools.partial(_made, registry, entry), order)
+
+
+def _proposer(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.proposers import proposer_checks
+
+    return proposer_checks(functools.partial(_made, registry, entry))
+
+
+def _sampler(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay.compose.composition import make_sampler
+    from enginebay.compose.kernels import choose_plain
+    from enginebay_testing.samplers import sampler_checks
+
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    config = EngineConfig(sampler=Choice(name=entry.name))
+    found, _ = choose_plain(registry, config, platform.env(), "sample")
+    sampler = make_sampler(registry, config, found.impl)
+    return sampler_checks(
+        sampler, greedy_only=bool(entry.declaration.capabilities.get("greedy_only"))
+    )
+
+
+def _logits_processor(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.processors import processor_checks
+
+    return processor_checks(
+        registry.load(entry), functools.partial(_example_options, registry, entry)
+    )
+
+
+def _example_options(registry: Registry, entry: Entry) -> list[BaseModel | None]:
+    """The part's default options, and those that are examples in the JSON schema of its options."""
+    default = registry.options(entry, {})
+    if default is None:
+        return [None]
+    examples = type(default).model_json_schema().get("examples", [])
+    return [default, *(registry.options(entry, example) for example in examples)]
+
+
+def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.layouts import check_layout
+
+    kind: type[KVLayout] = registry.load(entry)
+    shapes = ((3, 4, 2, 8), (2, 16, 3, 40))
+    return [
+        (
+            f"layout[{dtype}-{'x'.join(map(str, shape))}]",
+            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype),
+        )
+        for dtype in DTYPES
+        for shape in shapes
+    ]
+
+
+def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.platforms import platform_checks
+
+    return platform_checks(registry.load(entry)(), registry)
+
+
+def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay_testing.engines import engine_checks
+    from enginebay_testing.subject import Subject
+
+    is_best = platform.name == best_platform(registry).name
+    return engine_checks(
+        Subject(entry.name, choices={} if is_best else {"platform": platform.name})
+    )
+
+
+def _model(
+    registry: Registry, entry: Entry, platform: Platform, config: str | None = None
+) -> list[Check]:
+    from enginebay.compose.binding import OpsBinder
+    from enginebay.compose.kernels import choose_kernels
+    from enginebay_testing.models import harness_steps, model_checks, read_model_config
+
+    def make_ops(info: Any, placement: Any) -> OpsBinder:
+        chosen_layout = EngineConfig(layout="hnd")  # what the harness lays its cache out in
+        steps = functools.partial(harness_steps, info)
+        chosen = choose_kernels(
+            registry, chosen_layout, platform.env(), info, placement, "hnd", steps
+        )
+        return OpsBinder(chosen, info, placement)
+
+    given = None if config is None else read_model_config(config)
+    return model_checks(
+        registry.load(entry), make_ops, config=given, num_devices=len(platform.devices())
+    )
+
+
+def _kernel(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    env = platform.env()
+    platforms = entry.declaration.platforms
+    if platforms and env.platform not in platforms:
+        return [
+            (
+                "runs_here",
+                functools.partial(
+                    _skip, f"needs platform {' or '.join(platforms)}, this is {env.platform}"
+                ),
+            )
+        ]
+    try:
+        kernel = registry.load(entry)
+    except PluginError as error:
+        if not isinstance(error.__cause__, UnsupportedError):
+            raise
+        return [("runs_here", functools.partial(_skip, str(error.__cause__)))]
+    return op_checks(registry, entry, kernel, env)
+
+
+def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[Check]:
+    """Checks of one form of a kernel in an environment, whatever its declaration says of platforms.
+
+    All pairs of values of the op's axes, the cases of attention that have names, and no triples:
+    these are run by `enginebay check --all`.
+    """
+    from enginebay_testing.op_cases import Extent, op_cases
+
+    cases = op_cases(
+        entry.op, kernel, env, kernel_layouts(registry, entry, kernel), Extent(triples=False)
+    )
+    return [(case.name, case.run) for case in cases]
+
+
+def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[KVLayout]]:
+    """The layouts that a kernel is checked in: those that it declares, all for an op that declares
+    none.
+    """
+    if entry.op == "attention":
+        return layouts_of(registry, kernel)
+    declared = {} if entry.declaration is None else entry.declaration.capabilities
+    names = declared.get("layouts") or registry.names("layout")
+    return [registry.load(registry.find("layout", name)) for name in names]
+
+
+def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
+    """The registered layouts of an attention kernel, in its order of preference."""
+    known = registry.names("layout")
+    return [
+        registry.load(registry.find("layout", name))
+        for name in kernel.caps.layouts
+        if name in known
+    ]
+
+
+def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
+    """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their
+    number.
+    """
+    import jax
+    import numpy as np
+
+    layout = kind(3, 8, 2, 16, "float32")
+    rng = np.random.default_rng(0)
+    steps = [
+        (np.asarray(slots, np.int32), *rng.normal(size=(2, len(slots), 2, 16)).astype(np.float32))
+        for slots in ([5], [-1], [17, -1, 3, 8], [23, 0])
+    ]
+
+    # One program for all, which donates the caches of the kernel.
+    def both(caches: Any, steps: Any) -> Any:
+        got = [
+            kernel(cache, *step, layout=layout) for cache, step in zip(caches, steps, strict=True)
+        ]
+        return got, [layout.write(layout.init(), *step) for step in steps]
+
+    empty = [
+        {name: np.zeros(s.shape, s.dtype) for name, s in layout.shapes().items()} for _ in steps
+    ]
+    for (slots, *_), got, wanted in zip(
+        steps, *jax.jit(both, donate_argnums=0)(empty, steps), strict=True
+    ):
+        for name, array in wanted.items():
+            assert np.array_equal(got[name], array), (
+                f"slots {slots.tolist()}: {name} differs from the layout's own write"
+            )
+
+
+_SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
+    "engine": _engine,
+    "kernel": _kernel,
+    "layout": _layout,
+    "logits_processor": _logits_processor,
+    "model": _model,
+    "platform": _platform,
+    "proposer": _proposer,
+    "sampler": _sampler,
+    "scheduler": _scheduler,
+}
+"""The kinds that have a suite; of the others only the declaration is checked."""

@@ -1,0 +1,132 @@
+"""Comparing tokens of two runs: equal, or first different where rounding alone can decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from enginebay.sampler import SamplingState, request_key
+from enginebay.types import SamplingParams
+from enginebay_testing.reference import ReferenceModel
+
+TOLERANCE = 1e-3
+"""How far rounding may move a logit."""
+
+MAX_NEAR_TIES = 0.1
+"""The share of rows that may differ at a near-tie."""
+
+NUM_PERTURBATIONS = 64
+"""And what rows are padded to a multiple of: the sampler is compiled for each number."""
+
+WIDTH = 256
+"""Sequences are padded to a multiple of it, for the same reason."""
+
+
+def assert_same_tokens(
+    reference: ReferenceModel,
+    prompts: Sequence[Sequence[int]],
+    first: Sequence[Sequence[int]],
+    second: Sequence[Sequence[int]],
+    params: SamplingParams,
+) -> None:
+    """Each row is equal in both runs, or differs first where rounding decides between the two
+    tokens; few rows may.
+    """
+    different = 0
+    for prompt, a, b in zip(prompts, first, second, strict=True):
+        assert len(a) == len(b), (
+            f"a prompt of {len(prompt)} tokens gave {len(a)} and {len(b)} tokens"
+        )
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if at is None:
+            continue
+        different += 1
+        tie = {a[at], b[at]} <= possible_tokens(reference, prompt, params, a[:at])
+        assert tie, (
+            f"a prompt of {len(prompt)} tokens: token {at} is {a[at]} and {b[at]}, and no near-tie"
+        )
+    assert different <= MAX_NEAR_TIES * len(prompts), f"{different} of {len(prompts)} rows differ"
+
+
+def first_impossible_token(
+    reference: ReferenceModel, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
+) -> int | None:
+    """Index of the first output token that the sampler does not give after the tokens before it, or
+    None.
+    """
+    logits = reference.logits([*prompt, *output])[len(prompt) - 1 : -1]
+    exact = _sampled(reference, logits, np.arange(len(output)), prompt, output, params)
+    for at in map(int, np.flatnonzero(exact != np.asarray(output))):
+        if output[at] not in possible_tokens(reference, prompt, params, output[:at]):
+            return at
+    return None
+
+
+def possible_tokens(
+    reference: ReferenceModel,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    output: Sequence[int] = (),
+    index: int = 0,
+) -> set[int]:
+    """What the plan's own sampler gives after `prompt` and `output` when no logit moves by more
+    than TOLERANCE.
+
+    `index` is that of the completion.
+
+    The rows have one key and one position, so that only the logits differ: the reference's own,
+    then some with every logit moved by all of TOLERANCE up or down, then some with smaller moves.
+    """
+    logits = reference.logits([*prompt, *output])[-1]
+    rng = np.random.default_rng(0)
+    moves = rng.uniform(-1.0, 1.0, (NUM_PERTURBATIONS, len(logits)))
+    moves[: NUM_PERTURBATIONS // 2] = np.sign(moves[: NUM_PERTURBATIONS // 2])
+    moves[0] = 0.0
+    nearby = (logits + TOLERANCE * moves).astype(np.float32)
+    after = np.full(NUM_PERTURBATIONS, len(output))
+    return {int(t) for t in _sampled(reference, nearby, after, prompt, output, params, index)}
+
+
+def _sampled(
+    reference: ReferenceModel,
+    logits: np.ndarray,
+    after: np.ndarray,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
+    index: int = 0,
+) -> np.ndarray:
+    """Token ids of logits f32 [S, vocab], for a completion of a request: row i after after[i]
+    output tokens.
+    """
+    num_rows, vocab = logits.shape
+    size = -(-num_rows // NUM_PERTURBATIONS) * NUM_PERTURBATIONS
+    padded = np.zeros((size, vocab), np.float32)
+    padded[:num_rows] = logits
+    positions = np.full(size, len(prompt), np.int32)
+    positions[:num_rows] += after.astype(np.int32)
+    tokens = np.zeros(-(-(len(prompt) + len(output)) // WIDTH) * WIDTH, np.int32)
+    tokens[: len(prompt) + len(output)] = [*prompt, *output]
+    key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
+    words = np.asarray(jax.random.key_data(jax.random.fold_in(key, index)))
+
+    def column(value: float, dtype: type[np.generic]) -> np.ndarray:
+        return np.full(size, value, dtype)
+
+    columns: dict[str, Any] = {  # NumPy: an array that JAX made would be a program of its own
+        "keys": np.tile(words, (size, 1)),
+        "positions": positions,
+        "temperature": column(params.temperature, np.float32),
+        "top_k": column(params.top_k if 0 < params.top_k < vocab else 0, np.int32),
+        "top_p": column(params.top_p, np.float32),
+        "min_p": column(params.min_p, np.float32),
+        "presence_penalty": column(params.presence_penalty, np.float32),
+        "frequency_penalty": column(params.frequency_penalty, np.float32),
+        "repetition_penalty": column(params.repetition_penalty, np.float32),
+        "token_ids": np.tile(tokens, (size, 1)),
+        "prompt_lengths": column(len(prompt), np.int32),
+    }
+    return np.asarray(reference.sample(padded, SamplingState(**columns)))[:num_rows]

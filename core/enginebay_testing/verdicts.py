@@ -1,0 +1,105 @@
+"""What came of one check: the five verdicts, and how an exception becomes one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from enginebay.errors import CompilationError, PluginError, UnsupportedError
+
+Verdict = Literal["PASS", "INCORRECT", "UNSUPPORTED", "ERROR", "TIMEOUT"]
+
+FAULTS: frozenset[Verdict] = frozenset({"INCORRECT", "ERROR", "TIMEOUT"})
+"""The verdicts that make a check fail as a whole."""
+
+KIT = "enginebay_testing"
+
+Run = Callable[[], Mapping[str, int] | None]
+"""A check: it returns figures, or None when it has none to tell."""
+
+
+class InexactError(AssertionError):
+    """A result that is further from the truth than is allowed, with both numbers, in the unit of
+    the result.
+    """
+
+    def __init__(self, message: str, error: float, bound: float) -> None:
+        super().__init__(message)
+        self.error = error
+        self.bound = bound
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A verdict with what led to it. `error` and `bound` are known of results that were compared
+    with a bound.
+
+    `seconds` is the wall time of the check, compilation included. `figures` are a compiler's (see
+    `enginebay.ops.toolchains.CompileReport`).
+    """
+
+    verdict: Verdict
+    detail: str = ""
+    error: float | None = None
+    bound: float | None = None
+    seconds: float = 0.0
+    figures: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def judge(run: Run) -> Outcome:
+    """Run a check and say what came of it; whatever it raises, but an interruption by the user, is
+    a verdict.
+
+    An AssertionError is INCORRECT when the kit raised it: one out of a part's own code, or of a
+    library under it, says that the part broke down, not that its result is wrong.
+    """
+    start = time.perf_counter()
+
+    def outcome(
+        verdict: Verdict, detail: str = "", error: float | None = None, bound: float | None = None
+    ) -> Outcome:
+        return Outcome(verdict, detail, error, bound, time.perf_counter() - start)
+
+    try:
+        figures = run()
+    except unittest.SkipTest as skip:
+        return outcome("UNSUPPORTED", str(skip))
+    except InexactError as wrong:
+        return outcome("INCORRECT", str(wrong), wrong.error, wrong.bound)
+    except AssertionError as wrong:
+        if _raised_by_the_kit(wrong):
+            return outcome("INCORRECT", str(wrong) or "an assertion of the kit without a text")
+        return outcome("ERROR", describe(wrong))
+    except PluginError as error:
+        if isinstance(
+            error.__cause__, UnsupportedError
+        ):  # a kernel that found out when it was imported
+            return outcome("UNSUPPORTED", str(error.__cause__))
+        return outcome("ERROR", describe(error))
+    except CompilationError as error:
+        return outcome("ERROR", describe(error))
+    except UnsupportedError as error:  # ops without Caps have no other way to decline a problem
+        return outcome("UNSUPPORTED", str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the outer edge of a check: what a part raises is its verdict
+        return outcome("ERROR", describe(error))
+    return dataclasses.replace(outcome("PASS"), figures=dict(figures or {}))
+
+
+def describe(error: BaseException) -> str:
+    """An exception in a line: its type, its text, and the place that raised it."""
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _raised_by_the_kit(error: AssertionError) -> bool:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "" if last is None else str(last.tb_frame.f_globals.get("__name__", ""))
+    return module == KIT or module.startswith(f"{KIT}.")

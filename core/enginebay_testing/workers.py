@@ -1,0 +1,292 @@
+"""Running checks in worker processes: each under a time limit, in a process that is replaced after
+a crash or a timeout.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from enginebay.errors import InternalError
+from enginebay_testing.verdicts import Outcome
+
+START_LIMIT_S = 180.0
+"""A worker that takes longer to import what it needs is given up."""
+
+TAIL_BYTES = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class PartName:
+    """A part as workers are asked about it: its label, and the entry point that brings it."""
+
+    label: str
+    package: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseName:
+    """A case as workers list it (see `cases.Case`)."""
+
+    level: str
+    target: str
+    name: str
+    representative: bool
+    traits: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of one case of one part. `order` sorts results as the parts were named and their
+    cases listed.
+    """
+
+    part: PartName
+    case: CaseName
+    outcome: Outcome
+    order: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A request to a worker: the list of a part's cases, or one case."""
+
+    part: PartName
+    level: str | None
+    choices: Mapping[str, str | None]
+    order: tuple[int, int]
+    case: CaseName | None = None
+
+    def request(self) -> bytes:
+        asked: dict[str, Any] = {
+            "do": "list" if self.case is None else "run",
+            "part": self.part.label,
+            "package": self.part.package,
+            "level": self.level,
+            "choices": dict(self.choices),
+        }
+        if self.case is not None:
+            asked["case"] = dataclasses.asdict(self.case)
+        return (json.dumps(asked) + "\n").encode()
+
+
+class Worker:
+    """One process, and the job that it has. Its stdout and stderr go to a file, of which the end is
+    told after a crash.
+    """
+
+    def __init__(self) -> None:
+        ask_read, self._ask = os.pipe()
+        self.answers, answer_write = os.pipe()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
+        command = [
+            sys.executable,
+            "-m",
+            "enginebay_testing.worker",
+            str(ask_read),
+            str(answer_write),
+        ]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            pass_fds=(ask_read, answer_write),
+            env=os.environ
+            | {
+                "XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get(
+                    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+                )
+            },
+            start_new_session=True,  # so that what a check started ends with it
+        )
+        os.close(ask_read)
+        os.close(answer_write)
+        self._buffer = b""
+        self.job: _Job | None = None
+        self.since = time.monotonic()
+        self.ready = False
+
+    def give(self, job: _Job) -> None:
+        """Hand it a job."""
+        self.job, self.since = job, time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: its end is read next
+            os.write(self._ask, job.request())
+
+    def read(self) -> dict[str, Any] | None:
+        """The next answer, or None when there is none yet. EOFError when the process has gone."""
+        chunk = os.read(self.answers, 1 << 20)
+        if not chunk:
+            raise EOFError
+        self._buffer += chunk
+        line, newline, rest = self._buffer.partition(b"\n")
+        if not newline:
+            return None
+        self._buffer = rest
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> str:
+        """Kill it with all that it started; how it had ended if it was gone, and the last that it
+        said.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0 if self._gone() else 0.0)
+        code = self._process.poll()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._ask, self.answers):
+            os.close(pipe)
+        with self._said as said:
+            said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = said.read().decode(errors="replace")
+        how = "was stopped" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"died of {signal.Signals(-code).name}"
+        return f"the worker process {how}{_last_words(text)}"
+
+    def _gone(self) -> bool:
+        """Whether the answers have ended: the process is about to be."""
+        return bool(select_now(self.answers)) and os.read(self.answers, 1) == b""
+
+
+def select_now(pipe: int) -> list[int]:
+    """The pipe, if reading it would not wait."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return [key.fd for key, _ in selector.select(0)]
+
+
+def _last_words(text: str) -> str:
+    """The line that says most of a crash: a fatal error, else the last one."""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    fatal = [line for line in lines if line.startswith("Fatal Python error")]
+    last = (fatal or lines)[-1:]
+    return f"; it said: {last[0]}" if last else ""
+
+
+class Pool:
+    """Checks parts on `jobs` workers at a level (None: every level that each can do here), results
+    as they come.
+
+    `choices` are the fields of `suites.Choices`. `wanted` says which of a part's cases are run.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        timeout_s: float,
+        level: str | None,
+        wanted: Callable[[CaseName], bool],
+        choices: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self._jobs, self._timeout_s, self._level, self._wanted = jobs, timeout_s, level, wanted
+        self._choices = dict(choices or {})
+        self._workers: list[Worker] = []
+        self._queue: collections.deque[_Job] = collections.deque()
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that nobody has begun, as far as they are known."""
+        return len(self._queue)
+
+    def run(self, parts: Sequence[PartName]) -> Iterator[Result]:
+        """The results of all wanted cases of the parts, in the order in which they end."""
+        jobs = (_Job(part, self._level, self._choices, (i, 0)) for i, part in enumerate(parts))
+        self._queue.extend(jobs)
+        try:
+            while self._queue or any(w.job is not None for w in self._workers):
+                self._employ()
+                yield from self._wait()
+        finally:
+            for worker in list(self._workers):
+                self._dismiss(worker)
+            self._selector.close()
+
+    def _employ(self) -> None:
+        busy = sum(w.job is not None for w in self._workers)
+        while len(self._workers) < min(self._jobs, busy + len(self._queue)):
+            worker = Worker()
+            self._selector.register(worker.answers, selectors.EVENT_READ, worker)
+            self._workers.append(worker)
+        for worker in self._workers:
+            if worker.ready and worker.job is None and self._queue:
+                worker.give(self._queue.popleft())
+
+    def _wait(self) -> Iterator[Result]:
+        """Whatever happens next: answers, deaths and timeouts."""
+        waits = [self._left(w) for w in self._workers if w.job is not None or not w.ready]
+        for key, _ in self._selector.select(max(0.0, min(waits, default=0.0))):
+            worker: Worker = key.data
+            try:
+                answer = worker.read()
+            except EOFError:
+                yield from self._died(worker)
+                continue
+            if answer is not None and not worker.ready:
+                worker.ready = True
+            elif answer is not None:
+                yield from self._done(worker, answer)
+        for worker in list(self._workers):
+            if (worker.job is not None or not worker.ready) and self._left(worker) <= 0:
+                yield from self._timed_out(worker)
+
+    def _left(self, worker: Worker) -> float:
+        limit = self._timeout_s if worker.ready else START_LIMIT_S
+        return worker.since + limit - time.monotonic()
+
+    def _done(self, worker: Worker, answer: dict[str, Any]) -> Iterator[Result]:
+        job, worker.job = worker.job, None
+        assert job is not None, "only a worker with a job answers"
+        if job.case is not None:
+            yield _result(job, Outcome(**answer))
+        elif "failed" in answer:
+            yield _result(job, Outcome("ERROR", answer["failed"]))
+        else:
+            cases = [CaseName(**each) for each in answer["cases"]]
+            jobs = [
+                dataclasses.replace(job, order=(job.order[0], i), case=case)
+                for i, case in enumerate(cases)
+                if self._wanted(case)
+            ]
+            self._queue.extendleft(reversed(jobs))
+
+    def _died(self, worker: Worker) -> Iterator[Result]:
+        seconds = time.monotonic() - worker.since
+        job, said = worker.job, self._dismiss(worker)
+        if job is None:
+            raise InternalError(f"{said} before it was asked anything")
+        yield _result(job, Outcome("ERROR", said, seconds=seconds))
+
+    def _timed_out(self, worker: Worker) -> Iterator[Result]:
+        seconds = time.monotonic() - worker.since
+        job, said = worker.job, self._dismiss(worker)
+        if job is None:
+            raise InternalError(f"{said}: it was not ready after {START_LIMIT_S:.0f} s")
+        yield _result(
+            job, Outcome("TIMEOUT", f"no answer within {self._timeout_s:g} s", seconds=seconds)
+        )
+
+    def _dismiss(self, worker: Worker) -> str:
+        self._selector.unregister(worker.answers)
+        self._workers.remove(worker)
+        return worker.end()
+
+
+def _result(job: _Job, outcome: Outcome) -> Result:
+    """The result of a job; a part whose cases could not be listed has one, which says so."""
+    case = job.case or CaseName(job.level or "run", "", "loads", representative=True, traits={})
+    return Result(job.part, case, outcome, job.order)
