@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -198,6 +199,16 @@ def test_adding_writes_one_row_and_allocates_no_table() -> None:  # holds B03
     table.add_request(make_request("a", [1, 2, 3, 4]))
     assert (table.token_ids.ravel()[4:] == 77).all()
     assert {name: id(value) for name, value in vars(table).items()} == owners
+
+    wide = SequenceBuffer(64, 4096, 64, VOCAB, [4])
+    request = make_request("a", [1, 2, 3, 4])
+    tracemalloc.start()
+    try:
+        wide.add_request(request)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < wide.token_ids.nbytes // 16, "a copy of the table has the table's size"
 
 
 def test_removing_clears_every_column_and_an_unknown_id_is_none() -> None:  # holds B04

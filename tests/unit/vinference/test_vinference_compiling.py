@@ -47,6 +47,13 @@ def test_inputs_are_padded_on_the_left_to_the_smallest_bucket_that_fits(
     inputs, config = on_host.adjust_kwargs(np.array([[5] * 17]), position_ids=np.arange(17)[None])
     assert (config.batch_size, config.prefill_length) == (4, 48)
     assert inputs["position_ids"][0].tolist() == [0] * 31 + list(range(17))
+    types, embeds = np.ones((2, 3), int), np.ones((2, 3, 5), np.float32)
+    inputs, _ = on_host.adjust_kwargs(
+        np.ones((2, 3), int), token_type_ids=types, inputs_embeds=embeds
+    )
+    assert inputs["token_type_ids"].tolist() == [[0] * 45 + [1] * 3] * 2 + [[0] * 48] * 2
+    assert inputs["inputs_embeds"].shape == (4, 48, 5)
+    assert inputs["inputs_embeds"].sum(axis=2).tolist() == (inputs["token_type_ids"] * 5).tolist()
     ids, mask = padded([[5, 6], [7]])
     inputs, config = on_host.adjust_kwargs(jnp.asarray(ids), jnp.asarray(mask))
     assert inputs["input_ids"][:2, -2:].tolist() == [[5, 6], [7, 3]], "rows stay where they were"

@@ -141,7 +141,10 @@ counts = st.integers(1, 4096)
         batch_size=counts | st.lists(counts, min_size=1),
         prefill_length=st.none() | counts | st.lists(counts, min_size=1),
         vision_included=st.booleans(),
+        vision_batch_size=st.none() | counts,
+        vision_channels=st.none() | counts,
         vision_height=st.none() | counts,
+        vision_width=st.none() | counts,
         required_props=st.none()
         | st.dictionaries(st.text(), st.dictionaries(st.text(), st.integers() | st.text())),
     )
@@ -215,11 +218,15 @@ def test_config_round_trips() -> None:  # holds V25
         streaming_chunks=3,
         num_return_sequences={123: 2},
         pad_token_id=1,
+        bos_token_id=4,
         eos_token_id=[2, 3],
+        _loop_rows=5,
         partition_rules=(("a/b", PartitionSpec("x", None, ("y", "z"))), (".*", PartitionSpec())),
-        partition_axis=PartitionAxis("b"),
+        partition_axis=PartitionAxis("b", "s", "k", "h", "d"),
         sampling_params=SamplingParams(temperature=0.5, stop=("a", "b"), repetition_penalty=1.5),
     )
+    for field in dataclasses.fields(config):
+        assert getattr(config, field.name) != field.default, "a default would hide its loss"
     assert vInferenceConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert vInferenceConfig.from_json(config.to_json()) == config
     assert config.replace(pad_token_id=9).pad_token_id == 9

@@ -252,10 +252,11 @@ def test_any_end_of_sequence_id_ends_a_row(inference: vInference, place: int) ->
         last(inference.generate(*encode(inference, TEXTS[0]), sampling_params=GREEDY))
     )
     eos = rows[0][place]
-    made = like(inference, CONFIG.replace(eos_token_id=[1, eos]))
-    made.precompile(PreCompile(1, 16))
-    state = last(made.generate(*encode(made, TEXTS[0])))
-    assert new_tokens(state) == [rows[0][: rows[0].index(eos) + 1]]
+    for ids in ([1, eos], [eos, 1]):
+        made = like(inference, CONFIG.replace(eos_token_id=ids))
+        made.precompile(PreCompile(1, 16))
+        state = last(made.generate(*encode(made, TEXTS[0])))
+        assert new_tokens(state) == [rows[0][: rows[0].index(eos) + 1]]
 
 
 @pytest.mark.parametrize("by_hash", [False, True])

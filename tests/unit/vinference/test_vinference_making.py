@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from enginebay import EngineConfig, SamplingParams
 from enginebay.text import Tokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
-from enginebay_vinference.subject import complete_config, longest_sequence
+from enginebay_vinference.subject import Subject, complete_config, longest_sequence
 from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
@@ -105,11 +106,24 @@ def test_properties(on_host: vInference) -> None:
     assert on_host.model_prefill_length == 160 - 20
 
 
+def test_the_default_name_has_the_type_and_the_billions_of_parameters() -> None:  # holds V31
+    shapes = (SimpleNamespace(shape=(3_000, 400_000)), SimpleNamespace(shape=(50_000_000,)))
+    model = SimpleNamespace(
+        weight_specs=lambda: dict(enumerate(shapes)), info=SimpleNamespace(family="llama")
+    )
+    for config, kind in (({"model_type": "qwen3"}, "qwen3"), ({}, "llama")):
+        plan = SimpleNamespace(model=model, checkpoint=SimpleNamespace(config=config))
+        today = f"{dt.datetime.now(dt.UTC):%Y%m%d}"
+        assert Subject(plan, None).default_name() == f"{kind}-1.25B-{today}"  # type: ignore[arg-type]
+
+
 def test_tokenizer_is_one_or_a_processors(on_host: vInference) -> None:
     inner = on_host.tokenizer.inner
     processor = type("Processor", (), {"tokenizer": inner})()
     for given in (inner, processor):
-        assert vInference(MODEL, given, CONFIG, inference_name="mine").tokenizer.inner is inner
+        made = vInference(MODEL, given, CONFIG, inference_name="mine")
+        assert made.tokenizer.inner is inner
+        assert made.inference_name == "mine"
     with pytest.raises(ValueError, match="a processor of type int"):
         vInference(MODEL, 3, CONFIG)
 
