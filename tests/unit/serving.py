@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from enginebay import LLM, SamplingParams
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 
@@ -32,6 +34,11 @@ def assert_idle(llm: LLM) -> None:
     """Every row is free. Aborts that tests cause come before these calls in the engine's inbox."""
     llm.run_on_engine(llm.engine.ledger.check)
     assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0
+
+
+def forbid_requests(llm: LLM, patch: pytest.MonkeyPatch) -> None:
+    """Fail whoever queues a request from now on."""
+    patch.setattr(llm.loop, "submit", lambda *_: pytest.fail("something was queued"))
 
 
 class Endings(Observer):

@@ -4,6 +4,7 @@ on.
 
 import importlib
 import json
+import re
 import struct
 from pathlib import Path
 from types import ModuleType
@@ -78,7 +79,10 @@ def test_the_folder_holds_these_files_and_is_small():
 def test_the_model_card_reports_the_heldout_perplexity_and_the_licence():
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert "license: apache-2.0" in card
-    assert "perplexity" in card
+    [figure] = re.findall(
+        r"^\| held-out text .*\n\|[- |]+\n\| [^|]+ \| ([0-9.]+) \|$", card, re.MULTILINE
+    )
+    assert 1 < float(figure) < 10
     assert "Once upon a time" in card
 
 

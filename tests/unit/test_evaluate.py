@@ -245,5 +245,5 @@ def test_wrong_input_is_told(
     code, out, err = run(
         "eval", *flags, "--model", BRIEF, "--max-model-len", "160", "--num-tokens", "2"
     )
-    assert (code, out) == (2, "")
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err

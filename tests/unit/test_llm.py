@@ -15,6 +15,7 @@ from enginebay import LLM
 from enginebay.errors import RequestError, StoppedError
 from enginebay.types import RequestOutput, StreamChunk
 from tests.brief import BRIEF
+from tests.unit.loops import Pauses, go_on, seeing
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
 
 MESSAGES = [{"role": "user", "content": "What color is the sky?"}]
@@ -189,11 +190,15 @@ def test_a_stream_of_several_completions_has_all_of_each(fake_llm: LLM) -> None:
 
 
 def test_leaving_a_stream_frees_its_row(fake_llm: LLM) -> None:
-    for chunk in fake_llm.stream("Once", with_(HOT, max_tokens=150, n=2)):
-        assert chunk.delta_token_ids
-        break
-    gc.collect()
-    assert_idle(fake_llm)
+    pauses = Pauses(fake_llm.loop, after=4)
+    with seeing(fake_llm.engine, launch=pauses):
+        for chunk in fake_llm.stream("Once", with_(HOT, max_tokens=150, n=2)):
+            assert chunk.delta_token_ids
+            break
+        pauses.wait()  # so that the requests cannot reach their own ends
+        gc.collect()
+        assert_idle(fake_llm)
+        go_on(fake_llm.loop)
 
 
 def test_a_stream_that_nobody_reads_is_ended_with_it(fake_llm: LLM) -> None:

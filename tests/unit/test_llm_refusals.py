@@ -14,7 +14,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, InputError, RequestError
 from tests.brief import BRIEF
-from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, with_
+from tests.unit.serving import GREEDY, HOT, SIZES, assert_idle, forbid_requests, with_
 
 pytestmark = pytest.mark.xdist_group("llm")
 
@@ -39,8 +39,9 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS)
 def test_a_bad_prompt_is_refused_and_nothing_is_queued(
-    fake_llm: LLM, prompts: Any, message: str
+    fake_llm: LLM, monkeypatch: pytest.MonkeyPatch, prompts: Any, message: str
 ) -> None:
+    forbid_requests(fake_llm, monkeypatch)
     with pytest.raises(RequestError, match=message):
         fake_llm.generate(prompts, GREEDY)
     holds_prompts = isinstance(prompts, list) and not isinstance(prompts[0], int)
@@ -68,8 +69,9 @@ def test_a_bad_prompt_is_refused_and_nothing_is_queued(
     ],
 )
 def test_bad_parameters_are_refused_and_nothing_is_queued(
-    fake_llm: LLM, params: Any, message: str
+    fake_llm: LLM, monkeypatch: pytest.MonkeyPatch, params: Any, message: str
 ) -> None:
+    forbid_requests(fake_llm, monkeypatch)
     with pytest.raises(RequestError, match=message):
         fake_llm.generate(["A", "B"], params)
     assert_idle(fake_llm)

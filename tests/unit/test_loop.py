@@ -65,10 +65,16 @@ def test_requests_from_many_threads_all_get_their_own_tokens(
 ) -> None:
     requests = [request(f"thread {i}", length=3 + 5 * i, max_tokens=6 + i) for i in range(6)]
     expected = [expected_tokens(one) for one in requests]
+    num_rows: list[int] = []
     with ThreadPoolExecutor(len(requests)) as pool:
         got = list(pool.map(lambda one: tokens(loop.submit([one])[0]), requests))
-    assert got == expected
+        with seeing(loop.engine, launch=lambda plan: num_rows.append(len(plan.rows))):
+            with held(loop):
+                tickets = list(pool.map(lambda one: loop.submit([one])[0], requests))
+            at_once = list(pool.map(tokens, tickets))
+    assert got == at_once == expected
     assert [len(one) for one in got] == [6, 7, 8, 9, 10, 11]
+    assert max(num_rows) > 1, "they run together"
 
 
 def test_metrics_tell_the_request_in_order(loop: EngineLoop) -> None:

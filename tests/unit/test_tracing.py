@@ -51,3 +51,23 @@ def test_a_folder_that_cannot_be_written_is_refused(
     code, out, err = run("generate", "w5 w7", "--config", config, flag, str(tmp_path / "file"))
     assert (code, out) == (2, "")
     assert "cannot be written" in err
+
+
+@pytest.mark.parametrize(
+    "command", [("chat", "w5 w7"), ("eval", "--text", "text"), ("bench", "latency")], ids=" ".join
+)
+@pytest.mark.parametrize("flag", ["--profile", "--dump-step"])
+def test_every_command_that_runs_an_engine_has_both_flags(
+    flag: str,
+    command: tuple[str, ...],
+    run: Callable[..., tuple[int, str, str]],
+    config: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot be written is refused: the flag is not ignored."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("w5 w7 w9 " * 8)
+    code, out, err = run(*command, "--config", config, flag, "text")
+    assert (code, out) == (2, "")
+    assert "cannot be written" in err
