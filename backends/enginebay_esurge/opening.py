@@ -31,7 +31,7 @@ PRELOADED = "preloaded"
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class PreparedModel:
     """Everything chosen, nothing loaded, and the tokenizer of the requests."""
 
     plan: Plan
@@ -77,7 +77,7 @@ class Subject:
 
 def open_subject(
     model: str | Path | Checkpoint, tokenizer: Any, settings: EngineSettings
-) -> Subject:
+) -> PreparedModel:
     """The subject of a model by name, or of one that is open already, which needs a tokenizer:
     ConfigError (a ValueError).
     """
@@ -96,7 +96,7 @@ def open_subject(
     longest = info.auto_max_model_len or info.max_model_len
     config = settings.config(name, longest, num_devices, max_tp)
     plan = make_plan(config, first.registry, first.checkpoint)
-    return Subject(plan, find_tokenizer(tokenizer, plan))
+    return PreparedModel(plan, find_tokenizer(tokenizer, plan))
 
 
 def max_shards(plan: Plan, num_devices: int) -> int:

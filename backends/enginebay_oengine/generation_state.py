@@ -31,7 +31,7 @@ class PageReader(Protocol):
         """The pages' arrays."""
 
 
-class HeldPages:
+class HeldLeases:
     """Leases that are taken back when nobody refers to this any more, or with let_go()."""
 
     def __init__(self, owner: PageReader, leases: Sequence[Lease], lengths: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ class GenerationState:
     """
 
     def __init__(
-        self, rows: DeviceRows, base_keys: Any, views: Views | None, held: HeldPages | None = None
+        self, rows: DeviceRows, base_keys: Any, views: Views | None, held: HeldLeases | None = None
     ) -> None:
         self.rows = rows
         self.base_keys = base_keys

@@ -40,7 +40,7 @@ from enginebay_oengine.prompts import Limits, read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
 from enginebay_oengine.special_tokens import find_eos_token_ids, find_pad_token_id
-from enginebay_oengine.steps import Steps
+from enginebay_oengine.steps import StepLauncher
 
 Rules = tuple[tuple[str, PartitionSpec], ...]
 
@@ -107,7 +107,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         rows = max(geometry.sizes.decode_rows[-1], self._limits.max_concurrent_prefill)
         ends = tuple(self.eos_token_ids)
         self._sizes = StateSizes(slots, rows, geometry.max_model_len, ends, geometry)
-        self._steps = Steps(self.model, storage, manager, slots, self.pad_token_id or 0)
+        self._steps = StepLauncher(self.model, storage, manager, slots, self.pad_token_id or 0)
         self._slots = Slots(self._steps, self._sizes)
         self._state: ActiveSequenceBatch | None = None
         self._states: weakref.WeakSet[ActiveSequenceBatch] = weakref.WeakSet()

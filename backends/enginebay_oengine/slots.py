@@ -14,7 +14,7 @@ from enginebay.cache import Lease
 from enginebay.errors import InputError, explain
 from enginebay.model import Weights
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
-from enginebay_oengine.generation_state import GenerationState, HeldPages
+from enginebay_oengine.generation_state import GenerationState, HeldLeases
 from enginebay_oengine.model_inputs import (
     Chunk,
     ModelInputBatch,
@@ -24,7 +24,7 @@ from enginebay_oengine.model_inputs import (
 )
 from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
 from enginebay_oengine.prompts import PromptBatch
-from enginebay_oengine.steps import Steps
+from enginebay_oengine.steps import StepLauncher
 
 NOTHING = RowSettings(0.0, 1.0, 0, 0, 0, (), (0, 0))
 """Of a row whose tokens are processed without one being sampled."""
@@ -35,7 +35,7 @@ SHORTEST_HISTORY = 32
 class Slots:
     """What prefill, insert and decode do, over Steps; the caller holds the lock of those."""
 
-    def __init__(self, steps: Steps, sizes: StateSizes) -> None:
+    def __init__(self, steps: StepLauncher, sizes: StateSizes) -> None:
         self.steps = steps
         self.manager = steps.manager
         self.sizes = sizes
@@ -47,7 +47,7 @@ class Slots:
         """
         lengths = [len(ids) for ids in prompts.token_ids]
         leases = self._admit_all(lengths)
-        held = HeldPages(self.steps, leases, [length + 1 for length in lengths])
+        held = HeldLeases(self.steps, leases, [length + 1 for length in lengths])
         self._process(weights, prompts.token_ids, prompts.settings, leases, samples=True)
         width = max(SHORTEST_HISTORY, 1 << max(lengths).bit_length())
         rows, data = self.steps.take(self._scratch, len(lengths), min(width, self.sizes.max_length))
@@ -160,7 +160,7 @@ class Slots:
         for lease, ids in zip(leases, prompts, strict=True):
             self.manager.commit(lease, len(ids))
 
-    def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldPages]:
+    def _adopt(self, prefix: GenerationState) -> tuple[GenerationState, HeldLeases]:
         """The prefix and its pages in this cache: as it is, or moved here with new pages for its
         keys and values.
         """
@@ -178,7 +178,7 @@ class Slots:
                 )
             )
         leases = self._admit_all([length - 1 for length in lengths])
-        held = HeldPages(self.steps, leases, lengths)
+        held = HeldLeases(self.steps, leases, lengths)
         self.steps.write(moved.views, leases)
         for lease, length in zip(leases, lengths, strict=True):
             self.manager.commit(lease, length - 1)
@@ -193,7 +193,7 @@ class Slots:
         target.base_keys = moved.base_keys
         return target, held
 
-    def _fork_all(self, held: HeldPages, rows: list[int]) -> list[Lease]:
+    def _fork_all(self, held: HeldLeases, rows: list[int]) -> list[Lease]:
         leases: list[Lease] = []
         for row in rows:
             lease = self.manager.fork(held.leases[row], held.lengths[row] - 1)

@@ -1,4 +1,4 @@
-"""Steps: the storage, its pages' books and the compiled functions over both; everything on the
+"""StepLauncher: the storage, its pages' books and the compiled functions over both; everything on the
 device goes through here.
 """
 
@@ -27,7 +27,7 @@ from enginebay_oengine.copying import copy_page
 from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
 from enginebay_oengine.generation_state import (
     GenerationState,
-    HeldPages,
+    HeldLeases,
     Views,
     place_rows,
     read_pages,
@@ -43,7 +43,7 @@ DEVICE_AXIS = "tensor"
 """The name of the only mesh axis where the configuration has no mesh."""
 
 
-class Steps:
+class StepLauncher:
     """Launches, one at a time: hold `lock` around a sequence of them. Storage and rows go in
     donated and come back.
     """
@@ -97,7 +97,7 @@ class Steps:
         self._write = compiled(write_pages, (), (0,), where.views)
         self._place = compiled(place_rows, (), (0,), whole)
         self._take = compiled(take_rows, (1, 2), (), whole)
-        self.held: weakref.WeakSet[HeldPages] = weakref.WeakSet()
+        self.held: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         """Pages that prefixes hold."""
 
     def run(

@@ -15,7 +15,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention_config import AttentionConfig
 from enginebay_pallas.attention_kernel import paged_attention
-from enginebay_pallas.attention_plan import Plan, Tables
+from enginebay_pallas.attention_plan import AttentionPlan, Tables
 from enginebay_pallas.attention_units import (
     Units,
     chunk_units,
@@ -172,7 +172,7 @@ class Call:
         check_table(batch.bucket, self.layout.page_size)
         one_token = units.tokens.shape[1] == 1
         block_q = units.tokens.shape[1]
-        plan = Plan(
+        plan = AttentionPlan(
             spec,
             page_size=self.layout.page_size,
             pages_per_seq=batch.bucket.pages_per_seq,

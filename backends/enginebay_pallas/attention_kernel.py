@@ -18,7 +18,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from enginebay_pallas.attention_plan import Plan, Span, Tables, blocks_of, place_of_block, span_of
+from enginebay_pallas.attention_plan import (
+    AttentionPlan,
+    Span,
+    Tables,
+    blocks_of,
+    place_of_block,
+    span_of,
+)
 from enginebay_pallas.generations import LANES
 
 MASKED = -1e30
@@ -41,7 +48,7 @@ class Scratch(NamedTuple):
 
 
 def for_each_read(
-    plan: Plan,
+    plan: AttentionPlan,
     tables: Tables,
     scratch: Scratch,
     sources: tuple[Any, Any],
@@ -88,7 +95,7 @@ def for_each_read(
 
 
 def for_each_write(
-    plan: Plan,
+    plan: AttentionPlan,
     tables: Tables,
     scratch: Scratch,
     span: Span,
@@ -135,7 +142,7 @@ def for_each_write(
 
 
 def load_head(
-    plan: Plan, buffers: Any, slot: Any, offset: Any, head: Any, valid: jax.Array
+    plan: AttentionPlan, buffers: Any, slot: Any, offset: Any, head: Any, valid: jax.Array
 ) -> tuple[Any, Any]:
     """(keys, values) [chunk_kv, lanes] of a KV head, 0 where not `valid` [chunk_kv, 1].
 
@@ -162,7 +169,7 @@ def load_head(
 
 
 def attend_block(
-    plan: Plan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span
+    plan: AttentionPlan, q: Any, scratch: Scratch, slot: Any, base: Any, limit: Any, span: Span
 ) -> None:
     """Add a buffer's keys to the state of all heads, `chunk_kv` at a time; its first key has
     position `base`.
@@ -224,7 +231,7 @@ def attend_block(
     lax.fori_loop(unseen, blocks_of(jnp.minimum(limit - base, plan.block_kv), size), chunk, None)
 
 
-def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
+def finish(plan: AttentionPlan, out: Any, lse: Any, scratch: Scratch) -> None:
     """Outputs of a unit: 0 and -inf where no key was visible."""
 
     def one_head(head: Any, _: None) -> None:
@@ -238,7 +245,7 @@ def finish(plan: Plan, out: Any, lse: Any, scratch: Scratch) -> None:
     lax.fori_loop(0, plan.spec.num_kv_heads, one_head, None)
 
 
-def kernel(plan: Plan, *refs: Any) -> None:
+def kernel(plan: AttentionPlan, *refs: Any) -> None:
     """One unit. References: Tables, q, the new tokens if any, the cache twice (it is aliased),
     outputs, Scratch.
     """
@@ -307,7 +314,7 @@ def kernel(plan: Plan, *refs: Any) -> None:
 
 
 def paged_attention(
-    plan: Plan,
+    plan: AttentionPlan,
     tables: Tables,
     num_units: jax.Array,
     q: jax.Array,

@@ -12,7 +12,7 @@ from enginebay.ops.spec import AttnSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """What is static of one call. `rows` are the query rows of a KV head in a unit of `block_q`
     tokens.
 
@@ -78,7 +78,7 @@ def blocks_of(tokens: Any, size: int) -> Any:
     return lax.div(tokens + (size - 1), jnp.int32(size))
 
 
-def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
+def span_of(plan: AttentionPlan, tables: Tables, unit: Any) -> Span:
     """The extent of a unit's work; no blocks for a unit without work."""
     spec, size = plan.spec, plan.block_kv
     real = tables.unit_rows[unit] >= 0
@@ -113,7 +113,7 @@ def span_of(plan: Plan, tables: Tables, unit: Any) -> Span:
     )
 
 
-def place_of_block(plan: Plan, span: Span, step: Any) -> tuple[Any, Any]:
+def place_of_block(plan: AttentionPlan, span: Span, step: Any) -> tuple[Any, Any]:
     """(first position of the block of a step, position that its keys end before)."""
     base = (span.first_cached + step) * plan.block_kv
     if not plan.no_prefix or plan.one_token:

@@ -20,7 +20,7 @@ alike).
 """
 
 CLOCKS = 256
-"""Admission in a vector clock, of cores and DMAs. By default there are as many for DMAs as there are
+"""Places in a vector clock, of cores and DMAs. By default there are as many for DMAs as there are
 cores, that is one, and a wait for any DMA then seems to have been one for all: races in double
 buffering go unseen.
 """

@@ -78,7 +78,7 @@ class Space:
         self.writers = np.zeros(array.size, np.int32)
         self.readers = np.zeros(array.size, np.int32)
 
-    def places(self, addresses: np.ndarray, what: str, program: Program) -> np.ndarray:
+    def places(self, addresses: np.ndarray, what: str, program: GridProgram) -> np.ndarray:
         """Indices of elements; Fault when an address is none of the array's."""
         offsets = addresses.astype(np.int64) - self.base
         index, rest = np.divmod(offsets, self.array.itemsize)
@@ -92,7 +92,7 @@ class Space:
             )
         return index
 
-    def note_read(self, index: np.ndarray, program: Program) -> None:
+    def note_read(self, index: np.ndarray, program: GridProgram) -> None:
         """Take note of a read; Fault when another program of the grid has written there."""
         writers = self.writers[index]
         if ((writers != 0) & (writers != program.number)).any():
@@ -102,7 +102,7 @@ class Space:
             (readers == 0) | (readers == program.number), program.number, -1
         )
 
-    def note_write(self, index: np.ndarray, program: Program) -> None:
+    def note_write(self, index: np.ndarray, program: GridProgram) -> None:
         """Take note of a write; Fault when another program of the grid has read or written there."""
         for what, others in (("writes", self.writers[index]), ("reads", self.readers[index])):
             if ((others != 0) & (others != program.number)).any():
@@ -112,7 +112,7 @@ class Space:
         self.writers[index] = program.number
 
 
-class Program:
+class GridProgram:
     """Which program of which kernel's grid is running now."""
 
     def __init__(self, kernel: str, builder: Any) -> None:
@@ -133,7 +133,7 @@ class Program:
 class Memory:
     """What stands in for the interpreter's own loads and stores, which follow raw addresses."""
 
-    def __init__(self, original: Any, program: Program, spaces: Sequence[Space]) -> None:
+    def __init__(self, original: Any, program: GridProgram, spaces: Sequence[Space]) -> None:
         self._original = original
         self._program = program
         self._spaces = {(space.base >> SPACE_BITS): space for space in spaces}
@@ -274,7 +274,7 @@ def launch(
     ]
     pointers = [Pointer(space) for space in spaces]
     arguments = [*pointers[: len(held)], *[0] * len(changed), *pointers[len(held) :]]
-    program = Program(place[2], interpreter.interpreter_builder)
+    program = GridProgram(place[2], interpreter.interpreter_builder)
     original = interpreter._interpreter
     interpreter._interpreter = Memory(original, program, spaces)
     try:

@@ -46,7 +46,7 @@ from enginebay_vinference.prompts import (
 from enginebay_vinference.requests import Requests, check_seed
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
-from enginebay_vinference.subject import Subject, complete_config, find_tokenizer, open_subject
+from enginebay_vinference.subject import LoadedModel, complete_config, find_tokenizer, open_subject
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 
@@ -73,7 +73,7 @@ class vInference:  # noqa: N801  # the name its users know
         max_new_tokens: int = 512,
         inference_name: str | None = None,
     ) -> None:
-        self._subject: Subject = open_subject(model)
+        self._subject: LoadedModel = open_subject(model)
         plan = self._subject.plan
         self._processor = processor_class
         self._tokenizer = find_tokenizer(processor_class, plan)

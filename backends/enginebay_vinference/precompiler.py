@@ -13,7 +13,7 @@ from enginebay_vinference.inputs import Fit
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.state import row_keys
 from enginebay_vinference.stepping import Stepper
-from enginebay_vinference.subject import Subject
+from enginebay_vinference.subject import LoadedModel
 
 log = logging.getLogger("enginebay.vinference")
 
@@ -21,7 +21,7 @@ log = logging.getLogger("enginebay.vinference")
 class Precompiler:
     """Keeps the standalone configurations that are compiled. Safe from several threads."""
 
-    def __init__(self, subject: Subject, config: vInferenceConfig, stepper: Stepper) -> None:
+    def __init__(self, subject: LoadedModel, config: vInferenceConfig, stepper: Stepper) -> None:
         self.subject = subject
         self.config = config
         self.stepper = stepper

@@ -27,7 +27,7 @@ from enginebay_vinference.precompile import plain_int
 from enginebay_vinference.prompts import as_params
 from enginebay_vinference.state import SampleState
 from enginebay_vinference.stepping import sampling_columns
-from enginebay_vinference.subject import Subject
+from enginebay_vinference.subject import LoadedModel
 
 
 def check_seed(seed: Any) -> int | None:
@@ -78,7 +78,7 @@ class Requests:
     """Makes requests of one inference. Safe from several threads."""
 
     def __init__(
-        self, subject: Subject, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
+        self, subject: LoadedModel, config: vInferenceConfig, tokenizer: Tokenizer, seed: int | None
     ) -> None:
         plan = subject.plan
         assert isinstance(config.sampling_params, SamplingParams), "made with the configuration"

@@ -35,7 +35,7 @@ LENGTH_NAMES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class LoadedModel:
     """A plan and its engine, whose weights are loaded."""
 
     plan: Plan
@@ -76,7 +76,7 @@ def longest_sequence(config: Mapping[str, Any]) -> int:
     )
 
 
-def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> Subject:
+def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> LoadedModel:
     """The subject of a folder, hub id or "demo", of a configuration, or of an LLM, whose weights it
     shares.
 
@@ -91,7 +91,7 @@ def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> 
                     "Make the LLM with it.",
                 )
             )
-        return Subject(model.plan, model.engine)
+        return LoadedModel(model.plan, model.engine)
     if isinstance(model, EngineConfig):
         config = model
     elif isinstance(model, Mapping):
@@ -111,7 +111,7 @@ def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> 
             )
         )
     engine.make_arrays()
-    return Subject(plan, engine)
+    return LoadedModel(plan, engine)
 
 
 def find_tokenizer(processor: Any, plan: Plan) -> Tokenizer:

@@ -16,10 +16,10 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.cost import attention_cost
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, derive_batch
 from enginebay_bench.problem import (
+    BenchSetting,
     Inputs,
     Parity,
     Problem,
-    Setting,
     Step,
     TuningKey,
     compared,
@@ -72,7 +72,7 @@ class _Facts:
     queries: np.ndarray
 
 
-def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) -> Problem:
+def attention_problem(shape: Shape, setting: BenchSetting, *, compact: bool = False) -> Problem:
     """`compact`: a decode step on a copy of the rows' cache with one page a row, as engines make it
     for some kernels.
     """
@@ -90,7 +90,9 @@ def attention_problem(shape: Shape, setting: Setting, *, compact: bool = False) 
     return _problem(shape.name, _Rows(q_lens, kv_lens, spec, bucket, layout), setting)
 
 
-def bucket_problem(spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: Setting) -> Problem:
+def bucket_problem(
+    spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: BenchSetting
+) -> Problem:
     """A step in a bucket of an engine's, over ragged rows that fill it; of `setting` the dtype and
     layout do not count.
     """
@@ -98,7 +100,7 @@ def bucket_problem(spec: AttnSpec, bucket: Bucket, layout: KVLayout, setting: Se
     return _problem(name, _Rows(*bucket_lengths(bucket), spec, bucket, layout), setting)
 
 
-def _problem(name: str, rows: _Rows, setting: Setting) -> Problem:
+def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:
     spec, bucket, layout = rows.spec, rows.bucket, rows.layout
     item = jnp.dtype(spec.kv_dtype).itemsize
     token_bytes = (2 * spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim * item
@@ -117,7 +119,7 @@ def _problem(name: str, rows: _Rows, setting: Setting) -> Problem:
     )
 
 
-def _bind(rows: _Rows, setting: Setting, impl: Any, config: Any) -> Step:
+def _bind(rows: _Rows, setting: BenchSetting, impl: Any, config: Any) -> Step:
     fused = "fused_write" in impl.caps.features
     call = functools.partial(impl, spec=rows.spec, layout=rows.layout, config=config)
 

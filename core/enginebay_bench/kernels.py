@@ -24,7 +24,7 @@ from enginebay_bench.plain_ops import (
     rms_norm_problem,
     rope_problem,
 )
-from enginebay_bench.problem import Inputs, Parity, Problem, Setting, asked_for, with_config
+from enginebay_bench.problem import BenchSetting, Inputs, Parity, Problem, asked_for, with_config
 from enginebay_bench.roofline import Roofline
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
 from enginebay_bench.timing import (
@@ -53,7 +53,7 @@ class OpBench:
     """An op that can be measured: which shapes it has, and the problem of one."""
 
     axes: Axes
-    problem: Callable[[Shape, Setting], Problem]
+    problem: Callable[[Shape, BenchSetting], Problem]
 
 
 _ROWS = Axes(BATCHES, {"decode": (0,), "prefill": CONTEXTS, "mixed": (0,)})
@@ -118,7 +118,7 @@ class Bench:
 
 
 def measure_shape(
-    bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+    bench: Bench, op: str, shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Figure]:
     """A figure for each implementation, in the candidates' order; one that a decode step would be
     given a compact copy of the rows' cache for is measured on pages and on such a copy.
@@ -159,7 +159,7 @@ def measure_shape(
     return figures
 
 
-def _configured(op: str, impl: Any, setting: Setting, problem: Problem) -> tuple[Any, Problem]:
+def _configured(op: str, impl: Any, setting: BenchSetting, problem: Problem) -> tuple[Any, Problem]:
     """An implementation and a problem that has its configuration: of an op without phases as tables
     have it for the problem.
     """

@@ -14,10 +14,10 @@ from enginebay.ops.spec import RopeSpec
 from enginebay_bench.attention import same_bits
 from enginebay_bench.plain_ops import EPS_OF_NORM, MAX_ROWS, kv_write_problem
 from enginebay_bench.problem import (
+    BenchSetting,
     Inputs,
     Parity,
     Problem,
-    Setting,
     Step,
     compared,
     noise,
@@ -36,7 +36,7 @@ SLACK = 1e-6
 """Of the mass at top_p's border, which the op's contract allows."""
 
 
-def add_rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
+def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """The sum of a branch with the residual, and its norm."""
     rows, features = shape.num_tokens(), shape.layer.hidden
     item = jnp.dtype(setting.dtype).itemsize
@@ -72,7 +72,7 @@ def add_rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
     return Problem(shape.name, cost, int(3 * size) * item, make, bind, check)
 
 
-def rope_kv_write_problem(shape: Shape, setting: Setting) -> Problem:
+def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """Queries and keys of the step's tokens rotated, keys and values put into a paged cache, which
     is donated.
     """
@@ -136,7 +136,7 @@ def rope_kv_write_problem(shape: Shape, setting: Setting) -> Problem:
     )
 
 
-def sample_problem(shape: Shape, setting: Setting) -> Problem:
+def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """A draw for each row from the TOP_K best tokens of the model's vocabulary, and of these the
     share TOP_P.
     """

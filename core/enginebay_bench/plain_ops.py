@@ -22,10 +22,10 @@ from enginebay.ops.cost import (
 from enginebay.ops.spec import RopeSpec
 from enginebay_bench.attention import same_bits
 from enginebay_bench.problem import (
+    BenchSetting,
     Inputs,
     Parity,
     Problem,
-    Setting,
     Step,
     compared,
     noise,
@@ -75,7 +75,7 @@ def _plain(
     )
 
 
-def linear_problem(shape: Shape, setting: Setting) -> Problem:
+def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """A product of the step's tokens with a weight [out, in] of the layer, or of its rows with the
     head.
     """
@@ -108,7 +108,7 @@ def linear_problem(shape: Shape, setting: Setting) -> Problem:
     )
 
 
-def rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
+def rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """The norm before a layer's products."""
     rows, features = shape.num_tokens(), shape.layer.hidden
 
@@ -129,7 +129,7 @@ def rms_norm_problem(shape: Shape, setting: Setting) -> Problem:
     )
 
 
-def rope_problem(shape: Shape, setting: Setting) -> Problem:
+def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """The rotation of the step's queries."""
     layer, rows = shape.layer, shape.num_tokens()
     spec = RopeSpec(layer.rope_theta, layer.head_dim)
@@ -154,7 +154,7 @@ def rope_problem(shape: Shape, setting: Setting) -> Problem:
     )
 
 
-def embedding_problem(shape: Shape, setting: Setting) -> Problem:
+def embedding_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """Rows of the model's table, ids all over it."""
     rows, layer = shape.num_tokens(), shape.layer
 
@@ -175,7 +175,7 @@ def embedding_problem(shape: Shape, setting: Setting) -> Problem:
     )
 
 
-def kv_write_problem(shape: Shape, setting: Setting) -> Problem:
+def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """Keys and values of the step's tokens into a paged cache, which is donated."""
     layer, rows = shape.layer, shape.num_tokens()
     pages = -(-max(shape.batch * shape.context, rows) // setting.page_size)

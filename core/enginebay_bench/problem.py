@@ -29,7 +29,7 @@ PERIOD = 1_000_003
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class BenchSetting:
     """What problems of one run share. `kv_write` puts keys into the cache for attention that does
     not do so itself.
     """

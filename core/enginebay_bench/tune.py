@@ -14,7 +14,7 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import Place, TunableOp, TunedEntry, TunedTable, candidates_of, read_table
 from enginebay_bench.attention import attention_problem, bucket_problem
 from enginebay_bench.kernels import OPS, WRONG, Bench, run_contestants, why_not_measured
-from enginebay_bench.problem import Problem, Setting, TuningKey, asked_for, with_config
+from enginebay_bench.problem import BenchSetting, Problem, TuningKey, asked_for, with_config
 from enginebay_bench.shapes import Shape
 from enginebay_bench.timing import Contestant
 
@@ -56,7 +56,7 @@ class Tuned:
 
 
 def tune_shape(
-    bench: Bench, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+    bench: Bench, shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
     """Search each implementation's candidates for a shape, all of them timed in turn with one
     another.
@@ -74,7 +74,7 @@ def tune_shape(
 
 
 def tune_op(
-    bench: Bench, op: str, shape: Shape, setting: Setting, candidates: Sequence[Candidate]
+    bench: Bench, op: str, shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
     """The same for an op without phases. Nothing is measured of implementations that have nothing
     to choose.
@@ -84,7 +84,7 @@ def tune_op(
 
 
 def tune_bucket(
-    bench: Bench, key: TuningKey, setting: Setting, candidates: Sequence[Candidate]
+    bench: Bench, key: TuningKey, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
     """The same for a bucket of an engine's, as the engine runs it."""
     problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
@@ -102,7 +102,7 @@ class _Entrant:
 
 
 def _tune(
-    bench: Bench, op: str, setting: Setting, candidates: Sequence[tuple[Candidate, Problem]]
+    bench: Bench, op: str, setting: BenchSetting, candidates: Sequence[tuple[Candidate, Problem]]
 ) -> list[Tuned]:
     found: list[Tuned] = []
     entrants: dict[str, _Entrant] = {}
@@ -123,7 +123,7 @@ def _tune(
     ]
 
 
-def _entrant(candidate: Candidate, problem: Problem, setting: Setting) -> _Entrant | str:
+def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _Entrant | str:
     """Of an op without phases the reason when there is nothing to choose."""
     impl, env, key = candidate.impl, setting.env, problem.key
     if key is not None:

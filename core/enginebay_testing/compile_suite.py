@@ -71,7 +71,7 @@ BUCKETS: dict[Mode, tuple[int, int, int, int]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompileProblem:
     """One attention problem to compile. A page size that the kernel does not claim is replaced by
     the nearest that it does.
     """
@@ -95,22 +95,22 @@ class Program:
         return layout_type(pages, self.page_size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype)
 
 
-def programs() -> Iterator[Program]:
+def programs() -> Iterator[CompileProblem]:
     """Every model in every mode; of the first one also other dtypes, page sizes, windows and soft
     caps.
     """
     for model, shape in SHAPES.items():
         for mode in MODES:
-            yield Program(f"{mode}_{model}", mode, _spec(shape))
+            yield CompileProblem(f"{mode}_{model}", mode, _spec(shape))
     shape = SHAPES["8b"]
     for mode in MODES:
         for dtype in ("float32", "float16"):
-            yield Program(f"{mode}_8b_{dtype}", mode, _spec(shape, dtype))
+            yield CompileProblem(f"{mode}_8b_{dtype}", mode, _spec(shape, dtype))
         for page_size in (16, 32, 128, 256):
-            yield Program(f"{mode}_8b_page_{page_size}", mode, _spec(shape), page_size)
+            yield CompileProblem(f"{mode}_8b_page_{page_size}", mode, _spec(shape), page_size)
         for name, fields in {"window": {"window": 1024}, "softcap": {"softcap": 50.0}}.items():
             spec = _spec(dataclasses.replace(shape, **fields))  # type: ignore[arg-type]
-            yield Program(f"{mode}_8b_{name}", mode, spec)
+            yield CompileProblem(f"{mode}_8b_{name}", mode, spec)
 
 
 def _spec(shape: Shape, dtype: str = "bfloat16") -> AttnSpec:
@@ -154,7 +154,7 @@ def compile_checks(
             yield CompileCheck(target, program.name, run, program.name in short, traits)
 
 
-def _with_claimed_page(program: Program, kernel: AttentionImpl) -> Program:
+def _with_claimed_page(program: CompileProblem, kernel: AttentionImpl) -> CompileProblem:
     """Programs that are about a page size keep it."""
     if "_page_" in program.name or kernel.caps.page_size(program.page_size):
         return program
@@ -164,7 +164,7 @@ def _with_claimed_page(program: Program, kernel: AttentionImpl) -> Program:
 
 def compile_attention(
     kernel: AttentionImpl,
-    program: Program,
+    program: CompileProblem,
     layout_type: type[KVLayout],
     compiler: KernelCompiler,
     target: str,

@@ -1,4 +1,4 @@
-"""Driver: one request run on an engine by hand, without loop and scheduler."""
+"""RequestDriver: one request run on an engine by hand, without loop and scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.types import FrozenSampling, Request, SamplingParams
 
 
 @dataclasses.dataclass
-class Driver:
+class RequestDriver:
     """Runs one request on an engine by hand, on the engine's thread."""
 
     engine: Engine

@@ -13,7 +13,7 @@ from enginebay.llm import LLM
 from enginebay.llm.prepare import Abilities
 from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, CompletionOutput, SamplingParams
 from enginebay_testing.reference import ReferenceModel
-from enginebay_testing.subject import LENGTHS, Subject, greedy, penalised, prompts_of, seeded
+from enginebay_testing.subject import LENGTHS, EngineSubject, greedy, penalised, prompts_of, seeded
 
 TOLERANCE = 1e-4
 """How far an engine's log-probability may be from the reference's, in nats, in f32."""
@@ -22,7 +22,7 @@ ASKED = (None, 0, 5, None, MAX_LOGPROBS, 1)
 """What the rows of a batch ask for, by LENGTHS."""
 
 
-def logprobs_are_the_models(subject: Subject) -> None:
+def logprobs_are_the_models(subject: EngineSubject) -> None:
     """Rows that ask are told log_softmax of the model's own logits, alone and in a batch in which
     others do not ask.
 

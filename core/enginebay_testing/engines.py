@@ -17,12 +17,12 @@ from enginebay.engine import Engine, Pending, RowState, StepPlan
 from enginebay.errors import CompilationError
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
-from enginebay_testing.driver import Driver, request_of
+from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.engine_logprobs import logprobs_are_the_models
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.subject import (
     LENGTHS,
-    Subject,
+    EngineSubject,
     generate,
     greedy,
     penalised,
@@ -35,7 +35,7 @@ from enginebay_testing.waits import watching_for_waits
 Check = tuple[str, Callable[[], None]]
 
 
-def engine_checks(subject: Subject) -> list[Check]:
+def engine_checks(subject: EngineSubject) -> list[Check]:
     """Every check of the suite, by name."""
     checks = (
         nothing_compiles_after_warmup,  # leaves a warm engine to the others
@@ -61,7 +61,7 @@ def engine_checks(subject: Subject) -> list[Check]:
     return [(check.__name__, lambda check=check: check(subject)) for check in checks]  # type: ignore[misc]
 
 
-def greedy_tokens_are_the_models(subject: Subject) -> None:
+def greedy_tokens_are_the_models(subject: EngineSubject) -> None:
     """Each greedy token is the best one of a single forward pass over all before it."""
     reference = subject.reference()
     with subject.make() as llm:
@@ -73,7 +73,7 @@ def greedy_tokens_are_the_models(subject: Subject) -> None:
             )
 
 
-def seeded_tokens_are_the_samplers(subject: Subject) -> None:
+def seeded_tokens_are_the_samplers(subject: EngineSubject) -> None:
     """Each sampled token is the plan's sampler's, for the logits of a single forward pass over all
     before it.
     """
@@ -92,7 +92,7 @@ def seeded_tokens_are_the_samplers(subject: Subject) -> None:
             )
 
 
-def penalised_tokens_are_the_models(subject: Subject) -> None:
+def penalised_tokens_are_the_models(subject: EngineSubject) -> None:
     """Each token is the best one after penalties counted on the host, whatever becomes of batches
     and prompts.
 
@@ -116,7 +116,7 @@ def penalised_tokens_are_the_models(subject: Subject) -> None:
                 )
 
 
-def recomputed_rows_keep_their_counts(subject: Subject) -> None:
+def recomputed_rows_keep_their_counts(subject: EngineSubject) -> None:
     """A row whose output is prefilled again, as after a preemption, goes on with it counted as
     output.
     """
@@ -135,11 +135,11 @@ def _interrupt_and_recompute(
     engine: Engine, prompt: list[int], params: SamplingParams
 ) -> list[int]:
     """24 tokens, of which the first twelve are prefilled again in another row."""
-    first = Driver(engine, request_of(prompt, params))
+    first = RequestDriver(engine, request_of(prompt, params))
     tokens = first.prefill() + first.decode(4) + first.decode(4) + first.decode(3)
     first.close()
-    other = Driver(engine, request_of(prompt[::-1], greedy(), "in the way"))
-    second = Driver(engine, request_of(prompt, params))
+    other = RequestDriver(engine, request_of(prompt[::-1], greedy(), "in the way"))
+    second = RequestDriver(engine, request_of(prompt, params))
     second.resume(tokens)
     tokens += second.prefill() + second.decode(4) + second.decode(4) + second.decode(3)
     second.close()
@@ -147,12 +147,12 @@ def _interrupt_and_recompute(
     return tokens
 
 
-def alone_equals_batch(subject: Subject) -> None:
+def alone_equals_batch(subject: EngineSubject) -> None:
     """A request's greedy tokens are the same alone and among others of other lengths."""
     _compare_alone_with_batch(subject, prompts_of(subject.vocab_size, LENGTHS), greedy())
 
 
-def seeded_alone_equals_batch(subject: Subject) -> None:
+def seeded_alone_equals_batch(subject: EngineSubject) -> None:
     """So are its sampled tokens, when it has a seed."""
     _compare_alone_with_batch(
         subject, prompts_of(subject.vocab_size, LENGTHS * 2, seed=1), seeded()
@@ -160,7 +160,7 @@ def seeded_alone_equals_batch(subject: Subject) -> None:
 
 
 def _compare_alone_with_batch(
-    subject: Subject, prompts: list[list[int]], params: SamplingParams
+    subject: EngineSubject, prompts: list[list[int]], params: SamplingParams
 ) -> None:
     with subject.shared() as llm:
         together = generate(llm, prompts, params)
@@ -168,7 +168,7 @@ def _compare_alone_with_batch(
     assert_same_tokens(subject.reference(), prompts, together, alone, params)
 
 
-def same_buckets_give_equal_bits(subject: Subject) -> None:
+def same_buckets_give_equal_bits(subject: EngineSubject) -> None:
     """Where all sizes are equal there are no ties to forgive: other neighbours and another row
     change no token.
     """
@@ -182,13 +182,13 @@ def same_buckets_give_equal_bits(subject: Subject) -> None:
             )
 
 
-def chunk_sizes_do_not_matter(subject: Subject) -> None:
+def chunk_sizes_do_not_matter(subject: EngineSubject) -> None:
     """Prompts cut into chunks of 16 give the same tokens as prompts in one piece."""
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=2)
     _compare_choices(subject, prompts, [{"max_num_batched_tokens": budget} for budget in (16, 256)])
 
 
-def decode_steps_do_not_matter(subject: Subject) -> None:
+def decode_steps_do_not_matter(subject: EngineSubject) -> None:
     """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the
     host's work or do not.
     """
@@ -204,7 +204,7 @@ def decode_steps_do_not_matter(subject: Subject) -> None:
 
 
 def _compare_choices(
-    subject: Subject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]
+    subject: EngineSubject, prompts: list[list[int]], choices: Sequence[dict[str, Any]]
 ) -> None:
     """Greedy and sampled tokens are the same with all of these choices."""
     both = (greedy(), seeded())
@@ -217,7 +217,7 @@ def _compare_choices(
             assert_same_tokens(subject.reference(), prompts, first, second, params)
 
 
-def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
+def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
     """A row ends with its stop token, or at max_tokens, and never after."""
     with subject.shared() as llm:
         prompts = prompts_of(subject.vocab_size, (5, 40), seed=4)
@@ -235,7 +235,7 @@ def stop_tokens_and_lengths_end_rows(subject: Subject) -> None:
             assert (cut.token_ids, cut.finish_reason) == (whole[:7], "length")
 
 
-def steps_do_not_wait(subject: Subject) -> None:
+def steps_do_not_wait(subject: EngineSubject) -> None:
     """step() returns before its tokens are there: nothing of the device is read before
     Pending.read().
     """
@@ -249,7 +249,7 @@ def _waits_of_steps(engine: Engine, prompt: list[int]) -> list[str]:
     """How a prefill and a decode, whose programs are compiled before, wait."""
     waits: list[str] = []
     for watched in (False, True):
-        driver = Driver(engine, request_of(prompt, greedy(12)))
+        driver = RequestDriver(engine, request_of(prompt, greedy(12)))
         launch = _watched(engine, waits) if watched else engine.step
         with unittest.mock.patch.object(engine, "step", launch):
             driver.prefill()
@@ -270,7 +270,7 @@ def _watched(engine: Engine, waits: list[str]) -> Callable[[StepPlan], Pending]:
     return watched
 
 
-def state_moves_to_another_engine(subject: Subject) -> None:
+def state_moves_to_another_engine(subject: EngineSubject) -> None:
     """Taken out after some steps and put into another row of another engine, a request goes on with
     the same tokens.
     """
@@ -287,7 +287,7 @@ def _begin_and_take(
     engine: Engine, prompt: list[int], params: SamplingParams
 ) -> tuple[RowState, list[int], list[int]]:
     """A request's state after four tokens, those tokens, and the eight after them."""
-    driver = Driver(engine, request_of(prompt, params))
+    driver = RequestDriver(engine, request_of(prompt, params))
     before = driver.prefill() + driver.decode(3)
     state = engine.take(driver.lease)
     after = driver.decode(4) + driver.decode(4)
@@ -299,8 +299,8 @@ def _put_and_go_on(
     engine: Engine, prompt: list[int], params: SamplingParams, state: RowState, before: list[int]
 ) -> list[int]:
     """Eight tokens after a state, in a row that is not the one it came from."""
-    other = Driver(engine, request_of(prompt[::-1], params, "in the way"))
-    driver = Driver(engine, request_of(prompt, params))
+    other = RequestDriver(engine, request_of(prompt[::-1], params, "in the way"))
+    driver = RequestDriver(engine, request_of(prompt, params))
     engine.put(driver.lease, state)
     driver.resume(before)
     tokens = driver.decode(4) + driver.decode(4)
@@ -309,7 +309,7 @@ def _put_and_go_on(
     return tokens
 
 
-def everything_is_released(subject: Subject) -> None:
+def everything_is_released(subject: EngineSubject) -> None:
     """After more requests than rows, with some left early, ledger and row table are as new."""
     with subject.shared() as llm:
         free = llm.run_on_engine(lambda: llm.engine.ledger.num_free_tokens)
@@ -331,7 +331,7 @@ def _left_early(llm: LLM, prompts: list[list[int]]) -> Iterator[Iterator[Any]]:
         yield stream
 
 
-def ledger_keeps_its_contract(subject: Subject) -> None:
+def ledger_keeps_its_contract(subject: EngineSubject) -> None:
     """The engine's own ledger passes the suite of the ledger contract."""
     with subject.shared() as llm:
         assert llm.config.max_model_len is not None, "make_plan settles max_model_len"
@@ -341,7 +341,7 @@ def ledger_keeps_its_contract(subject: Subject) -> None:
             llm.run_on_engine(check)
 
 
-def arrays_can_be_dropped(subject: Subject) -> None:
+def arrays_can_be_dropped(subject: EngineSubject) -> None:
     """Dropping and making the arrays anew changes no tokens."""
     with subject.shared() as llm:
         prompts = prompts_of(subject.vocab_size, (9, 70), seed=7)
@@ -351,7 +351,7 @@ def arrays_can_be_dropped(subject: Subject) -> None:
         assert generate(llm, prompts, greedy(8)) == before
 
 
-def nothing_compiles_after_warmup(subject: Subject) -> None:
+def nothing_compiles_after_warmup(subject: EngineSubject) -> None:
     """With compiling forbidden, requests of all kinds run on what warmup() compiled, and the engine
     counts no more.
     """
@@ -370,7 +370,7 @@ def nothing_compiles_after_warmup(subject: Subject) -> None:
         )
 
 
-def dropped_arrays_come_back_warm(subject: Subject) -> None:
+def dropped_arrays_come_back_warm(subject: EngineSubject) -> None:
     """What warmup() compiled serves arrays that were dropped and made anew, too."""
     with subject.shared() as llm:
         llm.warmup()
@@ -382,7 +382,7 @@ def dropped_arrays_come_back_warm(subject: Subject) -> None:
         assert generate(llm, prompts, greedy(9)) == before
 
 
-def compiling_can_be_forbidden(subject: Subject) -> None:
+def compiling_can_be_forbidden(subject: EngineSubject) -> None:
     """A request that needs a new program then fails with CompilationError; allowed again, the
     service goes on.
     """

@@ -22,7 +22,7 @@ Check = tuple[str, Callable[[], None]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class CheckSetting:
     """Where an implementation is to serve: the model's attention layers per shard, the cache, the
     phases, the dtype.
     """
@@ -35,7 +35,7 @@ class Setting:
     page_size: int = 64
 
 
-def quick_check(op: str, impl: Any, setting: Setting, what: str, switch: str) -> int:
+def quick_check(op: str, impl: Any, setting: CheckSetting, what: str, switch: str) -> int:
     """Run an implementation of an op on a few cases; how many there were.
 
     IncorrectError names `what`, the case, and the error against its bound, or what the
@@ -73,7 +73,7 @@ def _incorrect(what: str, finding: str, switch: str) -> IncorrectError:
     )
 
 
-def _checks(op: str, impl: Any, setting: Setting) -> Iterator[Check]:
+def _checks(op: str, impl: Any, setting: CheckSetting) -> Iterator[Check]:
     if op != "attention":
         yield from _PLAIN.get(op, _nothing)(impl, setting)
         return
@@ -86,7 +86,7 @@ def _checks(op: str, impl: Any, setting: Setting) -> Iterator[Check]:
                 yield case.name, check
 
 
-def _attention_cases(spec: AttnSpec, setting: Setting) -> Iterator[AttentionCase]:
+def _attention_cases(spec: AttnSpec, setting: CheckSetting) -> Iterator[AttentionCase]:
     """Lengths around the borders of a page; decode steps on pages, and on rows that are pages too."""
     size = setting.page_size
     fields: dict[str, Any] = {"spec": spec, "page_size": size, "capacity": 2 * size}
@@ -102,7 +102,7 @@ def _attention_cases(spec: AttnSpec, setting: Setting) -> Iterator[AttentionCase
         yield AttentionCase("mixed", "mixed", (1, 9, 5), (size + 1, 9, size + 3), **fields)
 
 
-def _linear(impl: Any, setting: Setting) -> Iterator[Check]:
+def _linear(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     cases: dict[str, dict[str, Any]] = {
         "3 rows": {},
         "1 row": {"rows": 1},
@@ -118,11 +118,11 @@ def _linear(impl: Any, setting: Setting) -> Iterator[Check]:
         )
 
 
-def _rms_norm(impl: Any, setting: Setting) -> Iterator[Check]:
+def _rms_norm(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     yield "rms_norm", functools.partial(kernels.check_rms_norm, impl, setting.dtype)
 
 
-def _rope(impl: Any, setting: Setting) -> Iterator[Check]:
+def _rope(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     for name in ("default", "partial", "llama3", "yarn"):
         yield (
             f"rope, {name}",
@@ -130,39 +130,39 @@ def _rope(impl: Any, setting: Setting) -> Iterator[Check]:
         )
 
 
-def _embedding(impl: Any, setting: Setting) -> Iterator[Check]:
+def _embedding(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     yield "embedding", functools.partial(kernels.check_embedding, impl, setting.dtype)
 
 
-def _kv_write(impl: Any, setting: Setting) -> Iterator[Check]:
+def _kv_write(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     from enginebay_testing.suites import check_kv_write
 
     yield "kv_write", functools.partial(check_kv_write, impl, setting.layout_type)
 
 
-def _sample(impl: Any, setting: Setting) -> Iterator[Check]:
+def _sample(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     from enginebay_testing.sample_op import sample_checks
 
     yield from sample_checks(impl)
 
 
-def _add_rms_norm(impl: Any, setting: Setting) -> Iterator[Check]:
+def _add_rms_norm(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     from enginebay_testing.fused import check_add_rms_norm
 
     yield "add_rms_norm", functools.partial(check_add_rms_norm, impl, setting.dtype)
 
 
-def _rope_kv_write(impl: Any, setting: Setting) -> Iterator[Check]:
+def _rope_kv_write(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     from enginebay_testing.fused import rope_kv_write_checks
 
     yield from rope_kv_write_checks(impl, [setting.layout_type], [setting.dtype])
 
 
-def _nothing(impl: Any, setting: Setting) -> Iterator[Check]:
+def _nothing(impl: Any, setting: CheckSetting) -> Iterator[Check]:
     return iter(())
 
 
-_PLAIN: dict[str, Callable[[Any, Setting], Iterator[Check]]] = {
+_PLAIN: dict[str, Callable[[Any, CheckSetting], Iterator[Check]]] = {
     "add_rms_norm": _add_rms_norm,
     "embedding": _embedding,
     "kv_write": _kv_write,

@@ -16,7 +16,7 @@ MAX_IDLE_DECISIONS = 50
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Setting:
+class SchedulerLimits:
     """An engine as the scheduler sees it. Its cache has rows of fixed size, or is one pool that
     requests grow in.
 
@@ -37,16 +37,20 @@ class Setting:
         return self.num_cache_tokens if self.grows else self.num_cache_tokens // self.max_num_seqs
 
 
-ROWS = Setting()
-POOL = Setting(num_cache_tokens=120, grows=True)
+ROWS = SchedulerLimits()
+POOL = SchedulerLimits(num_cache_tokens=120, grows=True)
 SETTINGS = {
     "rows": ROWS,
     "pool": POOL,
-    "one_row": Setting(max_num_seqs=1, num_cache_tokens=80),
-    "budget_of_one": Setting(max_num_batched_tokens=1, num_cache_tokens=48),
-    "many_rows": Setting(max_num_seqs=64, max_num_batched_tokens=48, num_cache_tokens=64 * 80),
-    "tight_pool": Setting(max_num_seqs=16, num_cache_tokens=90, max_decode_steps=4, grows=True),
-    "pages": Setting(max_num_seqs=8, num_cache_tokens=128, grows=True, page_size=16),
+    "one_row": SchedulerLimits(max_num_seqs=1, num_cache_tokens=80),
+    "budget_of_one": SchedulerLimits(max_num_batched_tokens=1, num_cache_tokens=48),
+    "many_rows": SchedulerLimits(
+        max_num_seqs=64, max_num_batched_tokens=48, num_cache_tokens=64 * 80
+    ),
+    "tight_pool": SchedulerLimits(
+        max_num_seqs=16, num_cache_tokens=90, max_decode_steps=4, grows=True
+    ),
+    "pages": SchedulerLimits(max_num_seqs=8, num_cache_tokens=128, grows=True, page_size=16),
 }
 
 
@@ -79,7 +83,7 @@ class World:
     """
 
     def __init__(
-        self, scheduler: Scheduler, setting: Setting, *, seconds_per_decision: float = 0.01
+        self, scheduler: Scheduler, setting: SchedulerLimits, *, seconds_per_decision: float = 0.01
     ) -> None:
         self.scheduler = scheduler
         self.setting = setting

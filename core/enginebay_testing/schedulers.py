@@ -15,7 +15,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from enginebay.scheduler import Decision, Scheduler, SchedulerView, WaitingView
-from enginebay_testing.scheduler_world import POOL, ROWS, SETTINGS, Setting, World
+from enginebay_testing.scheduler_world import POOL, ROWS, SETTINGS, SchedulerLimits, World
 
 Check = tuple[str, Callable[[], None]]
 """A name and a function that raises AssertionError, with the case, when the promise is broken."""
@@ -117,7 +117,7 @@ def _add_any(world: World, chance: random.Random) -> int:
     return prompt + new
 
 
-def _busy_world(make: MakeScheduler, setting: Setting, seed: int) -> tuple[World, int]:
+def _busy_world(make: MakeScheduler, setting: SchedulerLimits, seed: int) -> tuple[World, int]:
     """A world in which requests have come, gone and been served for a while, and a bound on
     decisions to finish.
     """
@@ -133,7 +133,7 @@ def _busy_world(make: MakeScheduler, setting: Setting, seed: int) -> tuple[World
     return world, 50 + 8 * total
 
 
-def _everything_ends(make: MakeScheduler, setting: Setting) -> None:
+def _everything_ends(make: MakeScheduler, setting: SchedulerLimits) -> None:
     for seed in range(6):
         world, max_decisions = _busy_world(make, setting, seed)
         world.finish(max_decisions)
@@ -148,7 +148,7 @@ def _a_run_can_be_replayed(make: MakeScheduler) -> None:
     assert histories[0] == histories[1], "two runs over the same requests differ"
 
 
-def _order_is_kept(make: MakeScheduler, setting: Setting, order: str) -> None:
+def _order_is_kept(make: MakeScheduler, setting: SchedulerLimits, order: str) -> None:
     """Of requests that come together, and while no time passes, none is admitted past one that the
     order has first.
     """
@@ -189,7 +189,7 @@ def _nobody_starves(make: MakeScheduler, flood: str) -> None:
         )
 
 
-def _invariants_hold(make: MakeScheduler, setting: Setting) -> None:
+def _invariants_hold(make: MakeScheduler, setting: SchedulerLimits) -> None:
     """A hypothesis state machine: requests come, end, are aborted and preempted, and time passes,
     in any order.
     """

@@ -36,7 +36,7 @@ have compiled.
 
 
 @dataclasses.dataclass
-class Subject:
+class EngineSubject:
     """The engine under test: its name and the choices that go with it, all else as small as
     possible.
 

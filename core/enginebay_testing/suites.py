@@ -251,11 +251,11 @@ def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Chec
 
 def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.engines import engine_checks
-    from enginebay_testing.subject import Subject
+    from enginebay_testing.subject import EngineSubject
 
     is_best = platform.name == best_platform(registry).name
     return engine_checks(
-        Subject(entry.name, choices={} if is_best else {"platform": platform.name})
+        EngineSubject(entry.name, choices={} if is_best else {"platform": platform.name})
     )
 
 

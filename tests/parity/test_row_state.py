@@ -12,7 +12,7 @@ import pytest
 from enginebay import LLM
 from enginebay.engine import RowState
 from enginebay.types import FrozenSampling, Request
-from enginebay_testing.driver import Driver
+from enginebay_testing.driver import RequestDriver
 from tests.parity import tiny
 
 VARIANT = "qwen3-tied"  # two KV heads: over four devices each is held twice
@@ -24,7 +24,7 @@ def request() -> Request:
 
 
 def begin(llm: LLM) -> tuple[RowState, list[int], list[int]]:
-    driver = Driver(llm.engine, request())
+    driver = RequestDriver(llm.engine, request())
     before = driver.prefill() + driver.decode(3)
     state = llm.engine.take(driver.lease)
     after = driver.decode(8)
@@ -33,7 +33,7 @@ def begin(llm: LLM) -> tuple[RowState, list[int], list[int]]:
 
 
 def go_on(llm: LLM, state: RowState, before: list[int]) -> list[int]:
-    driver = Driver(llm.engine, request())
+    driver = RequestDriver(llm.engine, request())
     llm.engine.put(driver.lease, state)
     driver.resume(before)
     after = driver.decode(8)

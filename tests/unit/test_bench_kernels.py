@@ -22,7 +22,7 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunedTable
 from enginebay.registry import load_registry
 from enginebay_bench.kernels import OPS, Bench, Figure, Limits, judged, measure_shape
-from enginebay_bench.problem import Setting
+from enginebay_bench.problem import BenchSetting
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
 from enginebay_bench.tune import merge, tune_shape, write_table
@@ -37,9 +37,9 @@ def bench(*, free: int = 1 << 30, rounds: int = 2) -> Bench:
     return Bench(RATES, {}, rounds, Limits(free, 5.0), jax.devices("cpu")[0])
 
 
-def setting(dtype: str = "float32", layout: str = "hnd", *, ragged: bool = True) -> Setting:
+def setting(dtype: str = "float32", layout: str = "hnd", *, ragged: bool = True) -> BenchSetting:
     (writer,) = candidates(REGISTRY, "kv_write", ENV)
-    return Setting(
+    return BenchSetting(
         ENV, dtype, layout, BUILTIN_LAYOUTS[layout], writer.impl, page_size=8, ragged=ragged
     )
 

@@ -18,7 +18,7 @@ from enginebay.rows import SequenceBuffer
 from enginebay.runner.assemble import prefill_inputs
 from enginebay.runner.device import COLUMNS, DeviceRows, write_history
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
-from enginebay_testing.driver import Driver, request_of
+from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import penalised
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.ledger import SlotLedger
@@ -142,13 +142,13 @@ def history_after_a_hit(
     """A row's tokens on the device, of a request that found its first ones in the cache, where
     others' had been.
     """
-    first = Driver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
+    first = RequestDriver(engine, request_of(PROMPT, SamplingParams(max_tokens=1)))
     first.prefill()
     first.close()
     rows = engine.runner.state.rows
     others = dataclasses.replace(rows, token_ids=jax.device_put(np.asarray(rows.token_ids) + 1))
     engine.runner.state = dataclasses.replace(engine.runner.state, rows=others)
-    second = Driver(engine, request_of(PROMPT, params))
+    second = RequestDriver(engine, request_of(PROMPT, params))
     second.lease.num_cached = num_cached
     assert second.row == first.row
     tokens = second.prefill() + second.decode(4) + second.decode(4)
@@ -175,7 +175,7 @@ def warm() -> Iterator[Warm]:
 
         def without_warmup() -> pytest.ExceptionInfo[CompilationError]:
             llm.engine.compilations.forbidden = True
-            driver = Driver(llm.engine, request_of(PROMPT, penalised()))
+            driver = RequestDriver(llm.engine, request_of(PROMPT, penalised()))
             driver.lease.num_cached = 24
             with pytest.raises(CompilationError) as error:
                 driver.prefill()
@@ -210,7 +210,7 @@ def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused(warm: Warm
     engine = warm.llm.engine
 
     def take_and_put() -> None:
-        driver = Driver(engine, request_of(PROMPT, penalised(8)))
+        driver = RequestDriver(engine, request_of(PROMPT, penalised(8)))
         driver.prefill()
         state = engine.take(driver.lease)
         assert len(state.token_ids) == len(PROMPT) + 1

@@ -16,8 +16,8 @@ from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.types import RequestOutput
-from enginebay_testing.driver import Driver, request_of
-from enginebay_testing.subject import Subject, generate, greedy, penalised, seeded
+from enginebay_testing.driver import RequestDriver, request_of
+from enginebay_testing.subject import EngineSubject, generate, greedy, penalised, seeded
 from enginebay_testing.ties import MAX_NEAR_TIES, assert_same_tokens
 from tests.brief import TINY
 from tests.pool import EnginePool
@@ -65,7 +65,7 @@ class Oracle:
     """
 
     def __init__(self) -> None:
-        self.subject = Subject("vinference", model=TINY)
+        self.subject = EngineSubject("vinference", model=TINY)
         with make_llm("vinference", {}) as llm:
             vocab_size = llm.plan.model.info.vocab_size
             self.prompts = prompts_with_common_beginnings(vocab_size, 14, seed=1)
@@ -281,14 +281,14 @@ def test_state_of_a_row_can_be_put_where_its_prefix_is_shared(make: Callable[...
     generate(llm, [prompt], greedy(2))
 
     def begin() -> tuple[Any, list[int]]:
-        driver = Driver(llm.engine, request_of(prompt, params))
+        driver = RequestDriver(llm.engine, request_of(prompt, params))
         before = driver.prefill() + driver.decode(4)
         state = llm.engine.take(driver.lease)
         driver.close()
         return state, before
 
     def go_on(state: Any, before: list[int]) -> list[int]:
-        driver = Driver(llm.engine, request_of(prompt, params))
+        driver = RequestDriver(llm.engine, request_of(prompt, params))
         assert driver.lease.num_cached == 32
         llm.engine.put(driver.lease, state)
         driver.resume(before)

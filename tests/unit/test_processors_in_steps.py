@@ -15,7 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.errors import ConfigError, InputError, RequestError, UnknownNameError
 from enginebay.processor import RowFacts, Sizes
-from enginebay_testing.driver import Driver, request_of
+from enginebay_testing.driver import RequestDriver, request_of
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit import processors_for_tests
@@ -143,12 +143,12 @@ def test_a_row_goes_on_elsewhere_with_its_fields(both: Changing) -> None:
     )
 
     def move() -> list[int]:
-        driver = Driver(engine, request)
+        driver = RequestDriver(engine, request)
         first = driver.prefill()
         second = driver.decode(2)
         state = engine.take(driver.lease)
         driver.close()
-        again = Driver(engine, request)
+        again = RequestDriver(engine, request)
         engine.put(again.lease, state)
         again.resume([*first, *second])
         rest = again.decode(2)

@@ -12,7 +12,7 @@ from enginebay.scheduler import Limits, RunningView, Scheduler, SchedulerView, W
 from enginebay_schedulers.counters import Account, Counters
 from enginebay_schedulers.fair import Fair, FairOptions
 from enginebay_schedulers.fcfs import Fcfs
-from enginebay_testing.scheduler_world import POOL, ROWS, Setting, World
+from enginebay_testing.scheduler_world import POOL, ROWS, SchedulerLimits, World
 
 
 def running(name: str, arrival_s: float, tenant: str) -> RunningView:
@@ -30,7 +30,7 @@ class Served:
     for a new one.
     """
 
-    def __init__(self, scheduler: Scheduler, setting: Setting = ROWS) -> None:
+    def __init__(self, scheduler: Scheduler, setting: SchedulerLimits = ROWS) -> None:
         self.world = World(scheduler, setting)
         self.tenants: dict[str, str] = {}
         self.service: collections.Counter[str] = collections.Counter()
@@ -83,7 +83,7 @@ def test_gap_between_tenants_does_not_grow_with_time() -> None:
 
 
 @pytest.mark.parametrize("setting", [ROWS, POOL], ids=["rows", "pool"])
-def test_tenant_below_its_share_hardly_notices_a_flood(setting: Setting) -> None:
+def test_tenant_below_its_share_hardly_notices_a_flood(setting: SchedulerLimits) -> None:
     def longest_wait(scheduler: Scheduler, flood: int, *, num_requests: int = 10) -> float:
         served = Served(scheduler, setting)
         for _ in range(flood):

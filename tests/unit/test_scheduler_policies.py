@@ -17,7 +17,7 @@ from enginebay_schedulers.fcfs import Fcfs
 from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
 from enginebay_schedulers.priority import Priority, PriorityOptions
 from enginebay_schedulers.sjf import Sjf, SjfOptions
-from enginebay_testing.scheduler_world import POOL, ROWS, Setting, World
+from enginebay_testing.scheduler_world import POOL, ROWS, SchedulerLimits, World
 
 
 def decide(
@@ -120,7 +120,7 @@ def test_urgent_prompt_goes_before_the_rest_of_a_long_one() -> None:
 
 @pytest.mark.parametrize("setting", [ROWS, POOL], ids=["rows", "pool"])
 def test_low_priority_is_served_within_its_ageing_under_a_flood_of_urgent_ones(
-    setting: Setting,
+    setting: SchedulerLimits,
 ) -> None:
     world = World(Priority(PriorityOptions(ageing_s=5.0)), setting, seconds_per_decision=0.1)
     low = world.add(20, 10, priority=-2)

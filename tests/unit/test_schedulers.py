@@ -18,7 +18,7 @@ from enginebay_schedulers.prefix_aware import PrefixAware, PrefixAwareOptions
 from enginebay_schedulers.priority import Priority, PriorityOptions
 from enginebay_schedulers.sjf import Sjf, SjfOptions
 from enginebay_schedulers.static_batch import StaticBatch, StaticBatchOptions
-from enginebay_testing.scheduler_world import ROWS, Setting, World
+from enginebay_testing.scheduler_world import ROWS, SchedulerLimits, World
 from enginebay_testing.schedulers import scheduler_checks
 
 MAKERS: dict[str, Callable[[], Scheduler]] = {
@@ -154,7 +154,7 @@ def test_fcfs_takes_no_more_steps_than_the_cache_has_room_for() -> None:
 
 
 def test_preempted_request_ends_and_first_arrival_is_never_preempted() -> None:
-    world = World(Fcfs(), Setting(max_num_seqs=8, num_cache_tokens=60, grows=True))
+    world = World(Fcfs(), SchedulerLimits(max_num_seqs=8, num_cache_tokens=60, grows=True))
     names = [world.add(5, 30) for _ in range(6)]
     preempted: list[str] = []
     while world.waiting or world.running:
@@ -189,7 +189,7 @@ def test_static_batch_prefills_its_whole_batch_in_chunks() -> None:
 
 
 def test_static_batch_goes_on_where_the_cache_gives_out_whole_pages() -> None:
-    world = World(StaticBatch(), Setting(num_cache_tokens=64, grows=True, page_size=16))
+    world = World(StaticBatch(), SchedulerLimits(num_cache_tokens=64, grows=True, page_size=16))
     names = [world.add(15, 15) for _ in range(2)] + [world.add(1, 1), world.add(1, 1)]
     world.finish(100)
     assert set(names) == world.ended.keys()

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
-from enginebay_testing.driver import Driver, request_of
-from enginebay_testing.subject import Subject, generate, greedy
+from enginebay_testing.driver import RequestDriver, request_of
+from enginebay_testing.subject import EngineSubject, generate, greedy
 from tests.brief import TINY
 
 pytestmark = pytest.mark.usefixtures("faked")
 
 
 @pytest.fixture
-def subject() -> Subject:
-    return Subject("oengine", model=TINY)
+def subject() -> EngineSubject:
+    return EngineSubject("oengine", model=TINY)
 
 
-def test_checks_share_an_llm_whose_cache_is_empty_again(subject: Subject) -> None:
+def test_checks_share_an_llm_whose_cache_is_empty_again(subject: EngineSubject) -> None:
     prompt = list(range(80))
     with subject.shared() as first:
         generate(first, [prompt], greedy(4))
@@ -33,7 +33,7 @@ def test_checks_share_an_llm_whose_cache_is_empty_again(subject: Subject) -> Non
         assert len(generate(second, [prompt], greedy(4))[0]) == 4
 
 
-def test_a_fresh_one_takes_the_place_of_the_one_that_was_kept(subject: Subject) -> None:
+def test_a_fresh_one_takes_the_place_of_the_one_that_was_kept(subject: EngineSubject) -> None:
     with subject.shared() as first:
         pass
     fresh = subject.make()
@@ -44,7 +44,7 @@ def test_a_fresh_one_takes_the_place_of_the_one_that_was_kept(subject: Subject) 
     assert_closed(first)
 
 
-def test_one_whose_check_has_failed_is_closed(subject: Subject) -> None:
+def test_one_whose_check_has_failed_is_closed(subject: EngineSubject) -> None:
     with pytest.raises(ValueError, match="a finding"), subject.shared() as first:
         raise ValueError("a finding")
     assert_closed(first)
@@ -52,9 +52,9 @@ def test_one_whose_check_has_failed_is_closed(subject: Subject) -> None:
         assert second is not first
 
 
-def test_a_check_that_leaves_a_row_is_told(subject: Subject) -> None:
+def test_a_check_that_leaves_a_row_is_told(subject: EngineSubject) -> None:
     def leave() -> None:
-        Driver(llm.engine, request_of([1, 2, 3], greedy(4)))
+        RequestDriver(llm.engine, request_of([1, 2, 3], greedy(4)))
 
     with pytest.raises(AssertionError, match="1 rows are left"), subject.shared() as llm:
         llm.run_on_engine(leave)

@@ -34,7 +34,7 @@ class Generous(PageLedger):
         return super().num_free_tokens + 1
 
 
-class FullVocab(PageLedger):
+class TooLarge(PageLedger):
     """Promises a row more than it can have when it is alone."""
 
     @property
@@ -128,7 +128,7 @@ class Uncopied(PageLedger):
 FAULTS: dict[str, type[PageLedger]] = {
     kind.__name__: kind
     for kind in (
-        *(Generous, FullVocab, Forgetful, Whole, Leaky, Lenient, Silent),
+        *(Generous, TooLarge, Forgetful, Whole, Leaky, Lenient, Silent),
         *(Shrinking, Refusing, Dirty, Sorted, Uncopied),
     )
 }

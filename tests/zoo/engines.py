@@ -17,7 +17,7 @@ from enginebay.cache import Lease
 from enginebay.engine import Pending, RowState, StepPlan
 from enginebay_oengine.engine import PagedEngine
 from enginebay_testing.engines import engine_checks
-from enginebay_testing.subject import Subject
+from enginebay_testing.subject import EngineSubject
 from tests.brief import LATE
 
 Check = tuple[str, Callable[[], None]]
@@ -182,5 +182,5 @@ def checks(part: Any) -> Iterator[Check]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("enginebay_oengine.engine.PagedEngine", part)
-        suite = engine_checks(Subject("oengine", model=LATE))
+        suite = engine_checks(EngineSubject("oengine", model=LATE))
         yield from sorted(suite, key=lambda check: check[0] != part.found_by)

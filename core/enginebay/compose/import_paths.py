@@ -19,7 +19,7 @@ from enginebay.importing import guarded, reason_of
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
 from enginebay.registry import Entry, Registry
-from enginebay_testing.quick import Setting, quick_check
+from enginebay_testing.quick import CheckSetting, quick_check
 
 BY_PATH = "by import path"
 SWITCH = "verify_kernels = false, or --no-verify-kernels"
@@ -135,7 +135,7 @@ def import_path(path: str, what: str) -> Any:
 
 
 def check_import_paths(
-    reasons: Iterable[Reason], impls: Mapping[str, Any], setting: Setting, *, verify: bool
+    reasons: Iterable[Reason], impls: Mapping[str, Any], setting: CheckSetting, *, verify: bool
 ) -> tuple[Reason, ...]:
     """The reasons, those of import paths saying so, after a quick check of each; IncorrectError
     when one fails.
@@ -154,7 +154,7 @@ def check_import_paths(
     return tuple(told)
 
 
-def _check(reason: Reason, impl: Any, setting: Setting) -> int:
+def _check(reason: Reason, impl: Any, setting: CheckSetting) -> int:
     _, op, *phase = reason.setting.split(".")
     local = setting
     if phase:

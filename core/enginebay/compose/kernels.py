@@ -24,7 +24,7 @@ from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import TunedConfigs
 from enginebay.registry import Registry
 from enginebay.runner.sharding import Placement
-from enginebay_testing.quick import Setting
+from enginebay_testing.quick import CheckSetting
 
 PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write", "sample")
 """Ops without phases and layouts."""
@@ -68,11 +68,11 @@ class ChosenKernels:
         """The attention problems of the engine's steps."""
         return self.steps(self.attention["decode"].caps)
 
-    def check_setting(self, specs: Sequence[AttnSpec]) -> Setting:
+    def check_setting(self, specs: Sequence[AttnSpec]) -> CheckSetting:
         """Where a quick check runs an implementation: on the engine's smallest pages, for layers of
         `specs`.
         """
-        setting = Setting(self.env, specs, self.layout_type, specs[0].q_dtype)
+        setting = CheckSetting(self.env, specs, self.layout_type, specs[0].q_dtype)
         page_size = self.smallest_page
         return setting if page_size is None else dataclasses.replace(setting, page_size=page_size)
 

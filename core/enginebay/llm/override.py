@@ -12,7 +12,7 @@ from enginebay.compose.override import overridden_plan
 from enginebay.errors import EnginebayError, RequestError, StoppedError, explain
 
 
-class Driver(Protocol):
+class EngineDriver(Protocol):
     """Who drives an engine: a loop, or a service that has one at times."""
 
     @property
@@ -57,7 +57,7 @@ class Given:
 
 @contextlib.contextmanager
 def overridden(
-    parts: Composed, driver: Driver, end_all: EndAll, given: Given, *, check: bool = True
+    parts: Composed, driver: EngineDriver, end_all: EndAll, given: Given, *, check: bool = True
 ) -> Iterator[Composed]:
     """While the block lasts, an engine's steps run with other implementations of ops; yields its
     parts with their plan.

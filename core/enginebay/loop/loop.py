@@ -28,7 +28,7 @@ from enginebay.loop.messages import (
     TokenEvent,
 )
 from enginebay.loop.request_table import RequestTable
-from enginebay.loop.steps import Steps
+from enginebay.loop.steps import StepRunner
 from enginebay.proposer import Proposer
 from enginebay.scheduler import Scheduler
 from enginebay.types import Request
@@ -64,7 +64,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
         self._book = RequestTable()
-        self._steps = Steps(engine, config, self._book, proposer)
+        self._steps = StepRunner(engine, config, self._book, proposer)
         self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()

@@ -1,4 +1,4 @@
-"""Steps: carries decisions out on the engine, and commits what launched steps have produced."""
+"""StepRunner: carries decisions out on the engine, and commits what launched steps have produced."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class InFlight:
         ]
 
 
-class Steps:
+class StepRunner:
     """Everything between a scheduler's decision and the tokens in the outboxes. Belongs to the
     loop's thread.
     """
@@ -302,7 +302,7 @@ class Steps:
         return _launch_rows(self, rows, steps) or bool(guided) or verified
 
 
-def _leave(steps: Steps, tracked: RequestState, last: TokenEvent) -> None:
+def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
     """Forget a request that has ended and free what it held. Its reader is answered, whatever an
     observer or a ledger raises.
     """
@@ -317,7 +317,7 @@ def _leave(steps: Steps, tracked: RequestState, last: TokenEvent) -> None:
             tracked.ticket.put(last)
 
 
-def _launch_rows(steps: Steps, rows: Sequence[RequestState], num_steps: int) -> bool:
+def _launch_rows(steps: StepRunner, rows: Sequence[RequestState], num_steps: int) -> bool:
     plans: list[RowPlan] = []
     for tracked in rows:
         lease = tracked.lease
@@ -332,7 +332,9 @@ def _launch_rows(steps: Steps, rows: Sequence[RequestState], num_steps: int) -> 
     return bool(plans)
 
 
-def _launch_verify(steps: Steps, rows: Sequence[RequestState]) -> tuple[list[RequestState], bool]:
+def _launch_verify(
+    steps: StepRunner, rows: Sequence[RequestState]
+) -> tuple[list[RequestState], bool]:
     """Launch the rows whose next tokens are guessed, as far as there is cache for the guesses: the
     others, and whether any.
 
@@ -368,7 +370,7 @@ def _launch_verify(steps: Steps, rows: Sequence[RequestState]) -> tuple[list[Req
     return others, bool(plans)
 
 
-def _launch_step(steps: Steps, plan: StepPlan, rows: list[RequestState]) -> None:
+def _launch_step(steps: StepRunner, plan: StepPlan, rows: list[RequestState]) -> None:
     steps.at_work = rows
     pending = steps.engine.step(plan)
     launched_s = steps.watch.launched(plan) if steps.watch.is_on else math.nan

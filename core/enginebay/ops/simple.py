@@ -31,7 +31,7 @@ class SimpleAttention:
 
     The function gets q [T, Hq, D] and the pages of the step's rows, new tokens in them, as k_pages
     and v_pages [S * P, page_size, Hkv, D], whatever the cache's layout; batch.page_table [S, P] and
-    batch.slots [T] name places in these. Admission that hold no token are 0. It returns out [T, Hq, D]
+    batch.slots [T] name places in these. Pages that hold no token are 0. It returns out [T, Hq, D]
     of any float dtype; what it gives for padding tokens does not matter. The pages are copied in
     every layer of every step: this is for finding out, not for speed.
     """

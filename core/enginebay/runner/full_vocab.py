@@ -1,5 +1,5 @@
-"""FullVocab log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps that tell
-them are programs of their own.
+"""Full-vocabulary log-probabilities: of a prompt's own tokens, and of the whole vocabulary. Steps that
+return them are programs of their own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ cache.
 @functools.partial(tree_util.register_dataclass, data_fields=["rows", "prompt"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class FullVocab:
-    """What a wide step tells besides. rows f32 [S, vocab], of a decode [S, 1, vocab]: log_softmax
-    of the logits that each row's token was sampled from. prompt [T, W], of a prefill: of its
-    targets, and of the best tokens in their places.
+    """Full-vocabulary log-probabilities that a step returns when a request asked for `logprobs=-1` or
+    `prompt_logprobs`.
+
+    rows f32 [S, vocab] (a decode: [S, 1, vocab]): log_softmax of the logits that each row's token
+    was sampled from. prompt [T, W], of a prefill only: log-probabilities of the target tokens and
+    of the best tokens at each position.
     """
 
     rows: jax.Array
@@ -37,10 +40,12 @@ class FullVocab:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FullVocabInputs:
-    """What rows ask of a wide step. `returns_all`: one that samples wants the whole vocabulary. The
-    others are of a prefill: targets int32 [T] are the prompt's tokens that follow the step's, -1
-    where nobody asks; `spans` say for each row of the plan where its targets begin, and how many
-    there are.
+    """What the rows of a step request of full-vocabulary log-probabilities.
+
+    `returns_all`: a row that samples requests the whole vocabulary. The other fields belong to a
+    prefill: targets int32 [T] holds, for each token of the step, the prompt's next token, or -1
+    where no request needs it; `spans` holds (start, count) of each row's targets, in the plan's
+    order.
     """
 
     returns_all: bool

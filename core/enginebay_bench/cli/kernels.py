@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from enginebay.platform import Platform
     from enginebay.registry import Registry
     from enginebay_bench.kernels import Bench, Figure
-    from enginebay_bench.problem import Setting
+    from enginebay_bench.problem import BenchSetting
     from enginebay_bench.roofline import Roofline
     from enginebay_bench.shapes import Shape
 
@@ -134,7 +134,7 @@ class Session:
     """A run with everything chosen, and the command that repeats it."""
 
     bench: Bench
-    settings: dict[str, Setting]
+    settings: dict[str, BenchSetting]
     """By dtype."""
     candidates: dict[str, list[Candidate]]
     """By op."""
@@ -250,12 +250,12 @@ def _settings(
     config: EngineConfig,
     *,
     ragged: bool,
-) -> dict[str, Setting]:
+) -> dict[str, BenchSetting]:
     """What problems share, by dtype."""
     from enginebay.compose.candidates import candidates
     from enginebay.compose.tuned import load_tuned
     from enginebay.ops.select import choose
-    from enginebay_bench.problem import Setting
+    from enginebay_bench.problem import BenchSetting
 
     env = platform.env()
     dtypes = [platform.default_dtype if d == AUTO else d for d in listed(args.dtype or AUTO)]
@@ -266,7 +266,7 @@ def _settings(
     writer, _ = choose(
         "kernels.kv_write", AUTO, candidates(registry, "kv_write", env), lambda _: None
     )
-    first = Setting(
+    first = BenchSetting(
         env,
         dtypes[0],
         layout,

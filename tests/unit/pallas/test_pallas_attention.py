@@ -23,7 +23,6 @@ from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention import attention, check_table
 from enginebay_pallas.attention_kernel import load_head
-from enginebay_pallas.attention_plan import Plan
 from enginebay_pallas.attention_units import chunk_units
 from enginebay_pallas.generations import GENERATIONS, generation
 from enginebay_testing import kernels
