@@ -33,7 +33,7 @@ SHORTEST_HISTORY = 32
 
 
 class Slots:
-    """What prefill, insert and decode do, over Steps; the caller holds the lock of those."""
+    """What prefill, insert and decode do, over StepLauncher; the caller holds the lock of those."""
 
     def __init__(self, steps: StepLauncher, sizes: StateSizes) -> None:
         self.steps = steps

@@ -23,6 +23,7 @@ from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay_pallas import attention_config
 from enginebay_pallas.attention import attention, check_table
 from enginebay_pallas.attention_kernel import load_head
+from enginebay_pallas.attention_plan import AttentionPlan
 from enginebay_pallas.attention_units import chunk_units
 from enginebay_pallas.generations import GENERATIONS, generation
 from enginebay_testing import kernels
@@ -86,7 +87,7 @@ def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
         is_valid = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < valid
         for head in range(heads):
             keys[head], values[head] = load_head(
-                cast("Plan", plan), source, 1, first, head, is_valid
+                cast("AttentionPlan", plan), source, 1, first, head, is_valid
             )
 
     made = jax.ShapeDtypeStruct((heads, size, 128), jnp.dtype(dtype))
