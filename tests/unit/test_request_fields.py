@@ -21,7 +21,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.cli import generate
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Abilities, Preparer
-from enginebay.runner import wide
+from enginebay.runner import full_vocab
 from enginebay.runner.full_vocab import log_softmax as device_log_softmax
 from enginebay.runner.full_vocab import prompt_logprobs
 from enginebay_testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
@@ -94,16 +94,16 @@ def wide_programs(llm: LLM) -> set[str]:
 
 def test_values_are_log_softmax_in_blocks_and_only_where_somebody_asks() -> None:  # holds G101
     rng = np.random.default_rng(0)
-    hidden = rng.normal(0, 1, (2 * wide.BLOCK + 9, 8)).astype(np.float32)
+    hidden = rng.normal(0, 1, (2 * full_vocab.BLOCK + 9, 8)).astype(np.float32)
     head = rng.normal(0, 2, (8, 50)).astype(np.float32)
     targets = rng.integers(0, 50, len(hidden)).astype(np.int32)
-    targets[: wide.BLOCK] = -1
+    targets[: full_vocab.BLOCK] = -1
     told = jax.jit(lambda h, t: prompt_logprobs(lambda block: block @ head, h, t, 50))(
         hidden, targets
     )
     expected = log_softmax(hidden @ head)
-    assert not np.asarray(told.values[: wide.BLOCK]).any()
-    for at in range(wide.BLOCK, len(hidden)):
+    assert not np.asarray(told.values[: full_vocab.BLOCK]).any()
+    for at in range(full_vocab.BLOCK, len(hidden)):
         ids = np.asarray(told.token_ids[at])
         assert ids[0] == targets[at]
         np.testing.assert_allclose(told.values[at], expected[at][ids], atol=1e-4)
