@@ -65,6 +65,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
     "scheduler": ("priority", "order"),
+    "cache": ("example",),
     "engine": ("priority", "logprobs", "full_vocab_logprobs", "verifies", "attention_problems"),
 }
 """The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import unittest
 from collections.abc import Callable
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
-from enginebay.errors import InternalError
+from enginebay.errors import InternalError, explain
+from enginebay.registry import import_target
 from enginebay_testing.ledger_machine import any_sequence_keeps_the_books
 
 Check = tuple[str, Callable[[], None]]
@@ -73,6 +75,22 @@ class Books:
             self.ledger.release(lease)
 
 
+@dataclasses.dataclass(frozen=True)
+class LedgerExample:
+    """What the suite of the kind `cache` runs on: the arguments of `ledger_checks`. A plugin's
+    function makes it, which the capability `example` names.
+    """
+
+    make: Callable[[], Ledger]
+    num_rows: int
+    max_tokens: int
+    page_size: int | None = None
+
+    def checks(self) -> list[Check]:
+        """Every check of the suite, by name."""
+        return ledger_checks(self.make, self.num_rows, self.max_tokens, self.page_size)
+
+
 def ledger_checks(
     make: Callable[[], Ledger], num_rows: int, max_tokens: int, page_size: int | None = None
 ) -> list[Check]:
@@ -101,6 +119,38 @@ def ledger_checks(
         any_sequence_keeps_the_books, make, num_rows, max_tokens, page_size or max_tokens
     )
     return [*named, (any_sequence_keeps_the_books.__name__, machine)]
+
+
+def example_checks(declared: str | None, part: str) -> list[Check]:
+    """The suite for a registered cache whose capability `example` is `declared`.
+
+    A single check says why nothing can be checked: SkipTest without the capability, an error where
+    its function gives no LedgerExample.
+    """
+    try:
+        return _declared_example(declared, part).checks()
+    except Exception as error:  # noqa: BLE001  # whatever a plugin's function raises is its case's verdict
+        return [("example", functools.partial(_raise, error))]
+
+
+def _declared_example(declared: str | None, part: str) -> LedgerExample:
+    if declared is None:
+        raise unittest.SkipTest(
+            explain(
+                f"{part}: nothing says how a ledger of it is made",
+                'the capability example="module:function", whose result is a LedgerExample',
+                "Declare it, or check the ledger by its engine: `enginebay check engine:NAME --all`.",
+            )
+        )
+    example = import_target(declared, f"example of {part}")()
+    assert isinstance(example, LedgerExample), (
+        f"{declared} returns {type(example).__name__}, not a LedgerExample"
+    )
+    return example
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def everything_given_back_is_free_again(books: Books) -> None:

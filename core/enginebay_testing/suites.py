@@ -130,7 +130,7 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         assert made.model_config.get("extra") == "forbid", (
             f'{declaration.options} has no extra="forbid"'
         )
-    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
+    if entry.kind in ("cache", "layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
         assert callable(target) or entry.kind == "model", f"{declaration.target} is not callable"
@@ -241,6 +241,13 @@ def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
         for dtype in DTYPES
         for shape in shapes
     ]
+
+
+def _cache(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
+    from enginebay.testing.ledgers import example_checks
+
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    return example_checks(entry.declaration.capabilities.get("example"), label(entry))
 
 
 def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
@@ -371,6 +378,7 @@ def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
 
 
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
+    "cache": _cache,
     "engine": _engine,
     "kernel": _kernel,
     "layout": _layout,
