@@ -244,7 +244,7 @@ def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
 
 
 def _cache(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay.testing.ledgers import example_checks
+    from enginebay_testing.ledgers import example_checks
 
     assert entry.declaration is not None, "parts that are not broken are declared"
     return example_checks(entry.declaration.capabilities.get("example"), label(entry))
