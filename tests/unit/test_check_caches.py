@@ -39,7 +39,7 @@ def verdicts(example: Callable[[], Any] | None) -> dict[str, tuple[str, str]]:
     """(verdict, detail) of each case but the one of any sequence of calls, which takes seconds."""
     said = {} if example is None else {"example": f"{__name__}:{example.__name__}"}
     registry = with_parts(Declaration("cache", "mine", TARGET, capabilities=said))
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for case in part_cases(registry, registry.find("cache", "mine")):
         if case.name != "any_sequence_keeps_the_books":
             outcome = judge(case.run)
