@@ -109,9 +109,9 @@ def test_tokens_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
     assert_same_tokens(reference, prompts[2:4], *sampled, hot)
 
 
-def test_narrow_dtypes_stay_within_twice_the_rounding_of_their_weights(tmp_path: Path) -> None:
-    """bf16 logits of whole sequences err from f32 by no more than a few roundings (the bound
-    against transformers is live).
+def test_narrow_dtypes_err_by_at_most_eight_roundings(tmp_path: Path) -> None:
+    """Logits of whole sequences, as a share of the largest, against those in float32. The bound
+    against transformers is in test_live_transformers.py.
     """
     folder, prompt = str(tiny.write_checkpoint(tmp_path, "llama-mha")), tiny.prompts()[3]
     exact = ReferenceModel(make_plan(EngineConfig(model=folder, **CHOICES))).logits(prompt)
@@ -122,7 +122,7 @@ def test_narrow_dtypes_stay_within_twice_the_rounding_of_their_weights(tmp_path:
             )
             logits = ReferenceModel(llm.plan, llm.engine.runner.weights).logits(prompt)
         error = np.abs(logits - exact).max() / np.abs(exact).max()
-        assert 0 < error < 16 * rounding, f"{dtype} logits err by {error:.1e} of their scale"
+        assert 0 < error < 8 * rounding, f"{dtype} logits err by {error:.1e} of their scale"
 
 
 def test_tolerance_is_tighter_than_what_separates_tokens() -> None:
