@@ -44,6 +44,7 @@ from enginebay_vinference.prompts import (
     read_states,
 )
 from enginebay_vinference.requests import Requests, check_seed
+from enginebay_vinference.saved import load, save
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
 from enginebay_vinference.subject import LoadedModel, complete_config, find_tokenizer, open_subject
@@ -416,8 +417,6 @@ class vInference:  # noqa: N801  # the name its users know
 
         RequestError within a block of override().
         """
-        from enginebay_vinference.saved import save
-
         self.programs.check_lasting()
         save(self, self.programs, Path(path))
 
@@ -427,8 +426,6 @@ class vInference:  # noqa: N801  # the name its users know
 
         InputError, before anything is run, for a folder that is damaged or of another model.
         """
-        from enginebay_vinference.saved import load
-
         saved = load(Path(path))
         inference = cls(
             model, processor_class, saved.generation_config, seed=saved.seed,

@@ -28,7 +28,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import flax
 import jax
@@ -46,10 +46,22 @@ from enginebay_vinference.partition import spec_from_plain, spec_to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.programs import KINDS, Kind, Pair, Programs
 
-if TYPE_CHECKING:
-    from enginebay_vinference.inference import vInference
-
 log = logging.getLogger("enginebay.vinference")
+
+
+class SavableInference(Protocol):
+    """What a saved inference holds besides its functions; see vInference."""
+
+    generation_config: vInferenceConfig
+    seed: int | None
+    input_partition_spec: PartitionSpec | None
+
+    @property
+    def inference_name(self) -> str: ...
+
+    @property
+    def precompiled(self) -> Mapping[int, vInferencePreCompileConfig]: ...
+
 
 FORMAT = "enginebay.vinference.1"
 MANIFEST = "inference.json"
@@ -137,7 +149,7 @@ class Saved:
             )
 
 
-def save(inference: vInference, programs: Programs, folder: Path) -> None:
+def save(inference: SavableInference, programs: Programs, folder: Path) -> None:
     """Write an inference's configuration and its compiled functions, each exported and compiled
     once from its export.
     """

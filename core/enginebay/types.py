@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from enginebay.errors import EnginebayError, RequestError, explain
+from enginebay.grammar import Grammar
 from enginebay.validation import Validated, changed_fields
 
 if TYPE_CHECKING:
-    from enginebay.constraint import Grammar
     from enginebay.keywords import SamplingFields
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -13,15 +13,9 @@ import llguidance.numpy
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.constraint import (
-    Constraint,
-    Grammar,
-    GrammarLibrary,
-    Structure,
-    Vocabulary,
-    num_words,
-)
+from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.text import Tokenizer
 from enginebay_samplers.guided_schema import why_not
 

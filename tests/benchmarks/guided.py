@@ -22,7 +22,8 @@ import numpy as np
 from enginebay import LLM, SamplingParams
 from enginebay.compose.grammars import choose_grammars
 from enginebay.compose.guarded import GuardedLibrary
-from enginebay.constraint import Structure, Vocabulary
+from enginebay.constraint import Vocabulary
+from enginebay.grammar import Structure
 from enginebay_samplers.guided_grammar import Llguidance
 
 PROMPT = "Once upon a time"

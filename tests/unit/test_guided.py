@@ -19,9 +19,9 @@ from safetensors.numpy import load_file, save_file
 
 from enginebay import LLM, SamplingParams
 from enginebay.cli.generate import add_sampling_arguments, sampling_from
-from enginebay.constraint import Constraint, Grammar
 from enginebay.engine import Pending, StepPlan
 from enginebay.errors import InputError, InternalError, RequestError
+from enginebay.grammar import Constraint, Grammar
 from enginebay.llm.guide import Guides
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.loop.loop import EngineLoop

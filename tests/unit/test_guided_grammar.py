@@ -14,8 +14,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from enginebay.constraint import Constraint, Grammar, Structure, Vocabulary, num_words, with_tokens
+from enginebay.constraint import Vocabulary, num_words, with_tokens
 from enginebay.errors import RequestError, UnsupportedError
+from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.llm.guide import MAX_GRAMMARS, Guides, structure_of
 from enginebay.processor import Sizes
 from enginebay.text import Tokenizer

@@ -18,8 +18,9 @@ from enginebay import LLM, SamplingParams
 from enginebay.compose.grammars import ChosenGrammars, choose_grammars
 from enginebay.compose.guarded import GuardedLibrary, with_stack
 from enginebay.config import make_config
-from enginebay.constraint import Constraint, GrammarLibrary, Structure, Vocabulary
+from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
+from enginebay.grammar import Constraint, Structure
 from enginebay.llm.guide import Guides
 from enginebay.loop.guided import follow
 from enginebay.registry import load_registry

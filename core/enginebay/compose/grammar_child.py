@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.constraint import Constraint, GrammarLibrary, Structure, Vocabulary
+from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import InputError
+from enginebay.grammar import Constraint, Structure
 from enginebay.text import Tokenizer
 
 NUM_PATHS, NUM_STEPS = 16, 2

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from enginebay.config import GuidedLimits
-from enginebay.constraint import Grammar, GrammarLibrary, Structure
+from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.grammar import Grammar, Structure
 from enginebay.worker.process import (
     LimitedWorker,
     LimitError,

@@ -12,8 +12,9 @@ from typing import Any
 
 from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config import GuidedLimits
-from enginebay.constraint import Form, Grammar, GrammarLibrary, Structure
+from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, explain
+from enginebay.grammar import Form, Grammar, Structure
 from enginebay.llm.guide_limits import check_size
 from enginebay.types import SamplingParams
 

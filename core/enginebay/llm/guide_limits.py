@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from enginebay.config import GuidedLimits
-from enginebay.constraint import Form
 from enginebay.errors import RequestError, explain
+from enginebay.grammar import Form
 
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _RULE = re.compile(

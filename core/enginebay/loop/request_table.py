@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay.constraint import Constraint
 from enginebay.engine import Demand, TokenLogprobs
+from enginebay.grammar import Constraint
 from enginebay.loop.draft_stats import DraftStats
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.prompt import PromptLogprobs

@@ -17,7 +17,7 @@ admitted request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from enginebay.rows.page_table import PageTable
 from enginebay.rows.requests import DocumentedRecord, DocumentedRequest, free_row, read_entry
 from enginebay.rows.sparse import NOTHING, SparseParams
 from enginebay.types import MAX_STOP_TOKENS, Request, SamplingParams
-
-if TYPE_CHECKING:
-    from jax.sharding import Sharding
 
 
 class SequenceBuffer:
@@ -67,12 +64,12 @@ class SequenceBuffer:
         max_num_batched_tokens: int,
         vocab_size: int,
         page_sizes: Sequence[int],
-        sharding: Sharding | None = None,
+        sharding: Any = None,
     ) -> None:
         """`page_sizes` has the page size of each cache group. Raises InputError for a count below
         1.
 
-        `sharding` says where the device arrays go that are packed from this table; None is JAX's
+        `sharding` (a jax.sharding.Sharding) says where the device arrays go that are packed from this table; None is JAX's
         default device.
         """
         _check_counts([max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size], page_sizes)
