@@ -11,7 +11,7 @@ import pytest
 from enginebay import EngineConfig, SamplingParams
 from enginebay.text import Tokenizer
 from enginebay_vinference import vInference, vInferenceConfig, vInferencePreCompileConfig
-from enginebay_vinference.subject import Subject, complete_config, longest_sequence
+from enginebay_vinference.subject import LoadedModel, complete_config, longest_sequence
 from tests.unit.vinference.hostside import make_hostside
 from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, encode, last, like, new_tokens
 
@@ -114,7 +114,7 @@ def test_the_default_name_has_the_type_and_the_billions_of_parameters() -> None:
     for config, kind in (({"model_type": "qwen3"}, "qwen3"), ({}, "llama")):
         plan = SimpleNamespace(model=model, checkpoint=SimpleNamespace(config=config))
         today = f"{dt.datetime.now(dt.UTC):%Y%m%d}"
-        assert Subject(plan, None).default_name() == f"{kind}-1.25B-{today}"  # type: ignore[arg-type]
+        assert LoadedModel(plan, None).default_name() == f"{kind}-1.25B-{today}"  # type: ignore[arg-type]
 
 
 def test_tokenizer_is_one_or_a_processors(on_host: vInference) -> None:
