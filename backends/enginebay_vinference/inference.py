@@ -26,6 +26,7 @@ from enginebay.runner.weights import merge_weights
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 from enginebay.worker.chat import Message
+from enginebay_vinference.closing import closable
 from enginebay_vinference.concurrent import Concurrently, Progress
 from enginebay_vinference.functions import Function
 from enginebay_vinference.inference_config import vInferenceConfig
@@ -270,8 +271,9 @@ class vInference:  # noqa: N801  # the name its users know
     ) -> Generator[SampleState, None, SampleState]:
         """Generate for a batch: yields the state after each chunk, and returns the last one.
 
-        A yielded state is valid until the next one is asked for. Wrong input is refused at once,
-        before anything runs. `prng_key` is taken as by init_state; other model_kwargs are refused,
+        A yielded state is valid until the next one is asked for. Any thread may close the generator;
+        a call that runs meanwhile is its last. Wrong input is refused at once, before anything runs.
+        `prng_key` is taken as by init_state; other model_kwargs are refused,
         since no model here takes them.
         """
         key = model_kwargs.pop("prng_key", None)
@@ -289,6 +291,7 @@ class vInference:  # noqa: N801  # the name its users know
         weights = merge_weights(self._subject.weights, graphstate, graphother)
         return self._chunks(state, weights)
 
+    @closable
     def _chunks(
         self, state: SampleState, weights: Weights, use: Use | None = None
     ) -> Generator[SampleState, None, SampleState]:
@@ -350,6 +353,7 @@ class vInference:  # noqa: N801  # the name its users know
         text = PromptText(self._requests.of_text(rows[0], params), self._tokenizer)
         return text, self._text_of(text, state, is_cancelled)
 
+    @closable
     def _text_of(
         self, text: PromptText, state: SampleState, is_cancelled: Callable[[], bool]
     ) -> Generator[str, None, SampleState]:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Literal, Self
 
 import jax
@@ -155,32 +155,40 @@ class Programs:
     ) -> Pair:
         """The pair for `shape`, compiled when there is none; `make` takes the place of compiling.
 
+        Of several threads one compiles, and all get its pair or its error. When Ctrl-C ends that
+        thread, another one compiles.
         `ahead`: before any request waits for it. Raises CompilationError otherwise when the engine
         may compile no more. `made`: where it is looked for and kept; None: what is used now.
         """
+        made = made or self._made
+        while True:
+            future, is_mine = self._find(shape, made, ahead=ahead)
+            if is_mine:
+                compile_it = make or functools.partial(self._compile, shape, made.program)
+                _settle(future, compile_it, functools.partial(self._forget, shape, made))
+            with contextlib.suppress(CancelledError):
+                return future.result()
+
+    def _find(self, shape: InferenceShape, made: Made, *, ahead: bool) -> tuple[Future[Pair], bool]:
+        """The pair that is there or to come, and whether the caller has to make it."""
         with self._lock:
-            made = made or self._made
             future = made.pairs.get(shape)
-            is_mine = future is None
-            if future is None:
-                if not ahead and self.engine.compilations.forbidden and not made.always_compiles:
-                    raise CompilationError(
-                        explain(
-                            f"no program for {shape}",
-                            "shapes that precompile() was given",
-                            "Precompile it first.",
-                        )
+            if future is not None:
+                return future, False
+            if not ahead and self.engine.compilations.forbidden and not made.always_compiles:
+                raise CompilationError(
+                    explain(
+                        f"no program for {shape}",
+                        "shapes that precompile() was given",
+                        "Precompile it first.",
                     )
-                future = made.pairs[shape] = Future()
-        if is_mine:
-            try:
-                future.set_result((make or functools.partial(self._compile, shape, made.program))())
-            except BaseException as error:
-                with self._lock:
-                    del made.pairs[shape]
-                future.set_exception(error)
-                raise
-        return future.result()
+                )
+            future = made.pairs[shape] = Future()
+            return future, True
+
+    def _forget(self, shape: InferenceShape, made: Made) -> None:
+        with self._lock:
+            del made.pairs[shape]
 
     def _compile(self, shape: InferenceShape, program: Program) -> Pair:
         start = time.perf_counter()
@@ -312,6 +320,18 @@ class Programs:
                     view += 1
                 arrays["cache"][group.name] = tuple(layers)
         return arrays
+
+
+def _settle(future: Future[Pair], make: Callable[[], Pair], forget: Callable[[], None]) -> None:
+    """Give a future what `make` returns, or its error. Ctrl-C, and whatever else is meant for this
+    thread alone, cancels the future.
+    """
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        forget()
+        future.set_exception(error) if isinstance(error, Exception) else future.cancel()
+        raise
 
 
 class Use:

@@ -19,13 +19,13 @@ from enginebay.compose.candidates import candidates
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
-from enginebay.ops.tuning import TunedTable
+from enginebay.ops.tuning import TunedEntry, TunedTable
 from enginebay.registry import load_registry
 from enginebay_bench.kernels import OPS, Bench, Figure, Limits, judged, measure_shape
 from enginebay_bench.problem import BenchSetting
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
-from enginebay_bench.tune import merge, tune_shape, write_table
+from enginebay_bench.tune import Tuned, merge, tune_shape, write_table
 
 ENV = Env("cpu", "", "a processor")
 TINY = LayerShape("tiny", 32, 4, 2, 16, 64, 96, window=20, softcap=5.0)
@@ -283,6 +283,57 @@ def test_the_program_measures_and_tunes_and_engines_find_it(
     (path,) = json.loads(out)["tables"]
     table = json.loads(Path(path).read_text(encoding="utf-8"))
     assert (table["op"], table["impl"], len(table["entries"])) == ("attention", "xla", 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "work"),
+    [
+        (("bench", "kernels"), "enginebay_bench.kernels.measure_shape"),
+        (("tune",), "enginebay_bench.tune.tune_op"),
+    ],
+)
+def test_ctrl_c_leaves_what_was_measured(
+    run: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    work: str,
+) -> None:
+    monkeypatch.setattr("enginebay_bench.roofline.measure_roofline", lambda *_: RATES)
+    found: list[Any] = []
+
+    def interrupted(bench: Bench, op: Any, shape: Shape, setting: BenchSetting, some: Any) -> Any:
+        if found:
+            raise KeyboardInterrupt
+        found.append(shape.name)
+        if command == ("tune",):
+            entry = TunedEntry(
+                spec={},
+                layout="",
+                page_size=0,
+                bucket={},
+                config=None,
+                median_s=1.0,
+                default_median_s=1.0,
+                roofline=0.5,
+            )
+            return [Tuned("linear", "xla", "1", shape.name, setting.dtype, entry, num_tried=1)]
+        return [Figure("linear", shape.name, setting.dtype, "xla", reason="not measured")]
+
+    monkeypatch.setattr(work, interrupted)
+    shapes = "smollm2-135m/prefill/b1/c32,smollm2-135m/decode/b1"
+    chosen = ("--op", "linear", "--impl", "xla", "--shapes", shapes)
+    tables = ("--tuned-folder", str(tmp_path)) if command == ("tune",) else ()
+    code, out, err = run(*command, *chosen, *tables)
+    assert code == 130
+    assert "interrupted" in err
+    assert found[0] in out
+    assert bool(list(tmp_path.iterdir())) == (command == ("tune",)), "a table of what was found"
+    found.clear()
+    code, out, _ = run(*command, *chosen, *tables, "--json")
+    assert code == 130
+    record = json.loads(out)
+    assert [one["shape"] for one in record.get("figures", record.get("results"))] == found
 
 
 def test_the_buckets_of_an_engine_are_tuned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -220,6 +221,34 @@ def test_a_compilation_that_failed_can_be_tried_again(compiler: Compiler) -> Non
     assert made.precompile(BUCKETS) is True
     assert len(made.precompiled) == 2
     assert compiler.num_pairs == 3
+
+
+def test_ctrl_c_ends_only_the_thread_that_compiles(compiler: Compiler) -> None:
+    made = vInference(MODEL, None, CONFIG)
+    assert made.precompile(SIXTEEN)
+    (shape,) = made.programs.shapes
+    made = vInference(MODEL, None, CONFIG)
+    compiler.num_pairs = 0
+    begun, interrupts = threading.Event(), threading.Event()
+
+    def interrupt_the_first(number: int) -> None:
+        begun.set()
+        if number == 1:
+            assert interrupts.wait(DEADLOCK_S)
+            raise KeyboardInterrupt
+
+    compiler.before = interrupt_the_first
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(made.programs.get, shape, ahead=True)
+        assert begun.wait(DEADLOCK_S)
+        second = pool.submit(made.programs.get, shape, ahead=True)
+        while not second.running():
+            time.sleep(0.001)
+        time.sleep(0.05)  # the second waits for the first
+        interrupts.set()
+        assert isinstance(first.exception(DEADLOCK_S), KeyboardInterrupt)
+        assert second.result(DEADLOCK_S) is made.programs.get(shape, ahead=True)
+    assert compiler.num_pairs == 2
 
 
 def test_an_engine_that_may_compile_no_more_refuses_new_shapes() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay_vinference import PromptOutput, SampleState, vInference
+from tests.unit.serving import DEADLOCK_S
 from tests.unit.vinference.hostside import HostFunctions, make_hostside
-from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain
+from tests.unit.vinference.small import CONFIG, MODEL, TEXTS, drain, encode
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.usefixtures("pooled")]
 
@@ -160,6 +163,40 @@ def test_an_error_in_a_stream_is_raised(on_host: vInference, functions: HostFunc
     functions.before = fail
     with pytest.raises(RuntimeError, match="device lost"):
         next(parts)
+
+
+@pytest.mark.parametrize("way", ["states", "resumed", "text"])
+def test_another_thread_closes_a_generator_that_is_running(
+    on_host: vInference, functions: HostFunctions, way: str
+) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    ids, mask = encode(on_host, TEXTS[0])
+    if way == "text":
+        parts: Any = on_host.process_prompt(TEXTS[0], params, stream=True)
+    elif way == "states":
+        parts = on_host.generate(ids, mask, sampling_params=params)
+    else:
+        parts = on_host.resume(on_host.init_state(ids, mask, sampling_params=params))
+    next(parts)
+    runs, goes_on = threading.Event(), threading.Event()
+
+    def wait(kind: str) -> None:
+        runs.set()
+        assert goes_on.wait(DEADLOCK_S)
+
+    functions.before = wait
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(next, parts, "ended")
+        assert runs.wait(DEADLOCK_S)
+        try:
+            parts.close()
+            parts.close()
+        finally:
+            goes_on.set()
+        assert reader.result(DEADLOCK_S) == "ended"
+    assert next(parts, "ended") == "ended"
+    with on_host.override(attention="xla", check=False):
+        pass  # refused while a generation is under way
 
 
 def test_metrics_count_prompts_and_tokens() -> None:  # holds V31

@@ -1,0 +1,66 @@
+"""Generators that any thread may close, also while another one runs them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Given = ParamSpec("Given")
+
+
+class ClosableGenerator(Generator[Item, None, Result]):
+    """A generator that runs in one thread at a time: another one that asks for the next item waits.
+
+    When it is closed while a thread waits for an item, the call that runs is the last one, and the
+    thread gets StopIteration.
+    """
+
+    def __init__(self, inner: Generator[Item, None, Result]) -> None:
+        self._inner = inner
+        self._running = threading.Lock()
+        self._is_closed = False
+
+    def send(self, value: None) -> Item:
+        return self._run(self._inner.send, value)
+
+    def throw(self, *error: Any) -> Item:
+        return self._run(self._inner.throw, *error)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._close_if_idle()
+
+    def _run(self, step: Callable[..., Item], *arguments: Any) -> Item:
+        try:
+            with self._running:
+                item = step(*arguments)
+            if self._is_closed:
+                raise StopIteration
+            return item
+        finally:
+            if self._is_closed:  # perhaps while this thread ran it
+                self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        """Close it, unless a thread runs it: that one does it afterwards."""
+        if self._running.acquire(blocking=False):
+            try:
+                self._inner.close()
+            finally:
+                self._running.release()
+
+
+def closable(
+    make: Callable[Given, Generator[Item, None, Result]],
+) -> Callable[Given, Generator[Item, None, Result]]:
+    """A generator function whose generators any thread may close."""
+
+    @functools.wraps(make)
+    def made(*args: Given.args, **kwargs: Given.kwargs) -> Generator[Item, None, Result]:
+        return ClosableGenerator(make(*args, **kwargs))
+
+    return made
