@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -71,6 +72,9 @@ def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KV
 
 
 def numbers_of(config: Any) -> list[int]:
-    """The whole numbers of a configuration, without those that are sizes of memory."""
-    values = vars(config).values() if hasattr(config, "__dict__") else ()
+    """The whole numbers of a configuration (a dataclass, with slots or without), but for sizes of
+    memory.
+    """
+    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+    values = [getattr(config, field.name) for field in fields]
     return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v < 1 << 16]

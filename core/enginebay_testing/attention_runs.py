@@ -35,9 +35,12 @@ OFTEN_INTERPRETED = Runs(all_scores=False)
 """For the shortest case alone: interpreting takes about as long each time."""
 
 HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
-"""Operations of a step, and size of its cache, from which it is repeated three times only, and runs
-with its own scores alone.
-"""
+"""Operations of a step, and size of its cache, from which it runs with its own scores alone."""
+
+REPEATED_WORK, REPEATED_BYTES = 2e8, 1 << 24
+"""Those from which it is repeated FEW_REPEATS times only: a step takes a tenth of a second there."""
+
+FEW_REPEATS = 3
 
 
 def check_case(
@@ -53,7 +56,7 @@ def check_case(
         first = program(problem)
         _check(problem, first)
         if seed == 0 and runs.repeats > 1:
-            _check_repeated(program, problem, first, runs.repeats if light else 3)
+            _check_repeated(program, problem, first, repeats_of(case, layout_type, runs.repeats))
         if runs.all_scores and light:
             for scores in ATTENTION.values["scores"]:
                 if scores != case.scores:
@@ -64,6 +67,12 @@ def check_case(
     _check(empty, program(empty))
     if runs.neighbours and light:
         _check_neighbours(program, case, layout_type)
+
+
+def repeats_of(case: AttentionCase, layout_type: type[KVLayout], repeats: int) -> int:
+    """How often the step of a case runs of which `repeats` are wanted: fewer where it is long."""
+    num_bytes = case.layout(layout_type).num_bytes()
+    return repeats if _work(case) < REPEATED_WORK and num_bytes < REPEATED_BYTES else FEW_REPEATS
 
 
 def _check(problem: AttentionProblem, result: Result) -> None:
