@@ -196,7 +196,9 @@ class RowState:
     `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions
     0..num_cached-1, the checkpoint's KV heads once each however the model is sharded. `last_token`
     is not in them yet. `sampling` are the row's device columns by name, and its fields of logits
-    processors by "processor/field".
+    processors by "processor/field". `constants` are the ModelInfo.constants of the model that
+    computed `k` and `v`: an engine of other constants, such as rotary frequencies for another
+    max_model_len, refuses the row.
     """
 
     token_ids: np.ndarray
@@ -205,6 +207,7 @@ class RowState:
     k: Mapping[str, np.ndarray]
     v: Mapping[str, np.ndarray]
     sampling: Mapping[str, np.ndarray]
+    constants: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -279,6 +279,9 @@ def state_moves_to_another_engine(subject: EngineSubject) -> None:
         for params in (greedy(12), seeded(12), penalised(12)):
             begin = functools.partial(_begin_and_take, first.engine, prompt, params)
             state, before, after = first.run_on_engine(begin)
+            assert state.constants == first.plan.model.info.constants, (
+                "RowState.constants are not those of the model"
+            )
             go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
             assert second.run_on_engine(go_on) == after, "a moved request goes on differently"
 

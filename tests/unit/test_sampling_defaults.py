@@ -252,5 +252,28 @@ def test_explain_and_json_show_what_was_applied(
     assert "sampling_defaults" not in json.loads(out)
 
 
+@pytest.mark.parametrize(
+    ("has_file", "reason"),
+    [
+        (True, "generation_config.json names no sampling"),
+        (False, "there is no generation_config.json"),
+    ],
+)
+def test_explain_says_whether_there_is_a_file(
+    run: Callable[..., tuple[int, str, str]],
+    config: str,
+    tmp_path: Path,
+    has_file: bool,
+    reason: str,
+) -> None:
+    folder = write(tmp_path / "model", {"eos_token_id": 2})
+    if not has_file:
+        (folder / "generation_config.json").unlink()
+    code, out, _ = run("explain", "--json", "--config", config, "--model", str(folder))
+    assert code == 0
+    [choice] = [one for one in json.loads(out)["choices"] if one["setting"] == "generation_config"]
+    assert (choice["chosen"], choice["why"]) == ("none", reason)
+
+
 def test_the_demo_model_stays_greedy() -> None:
     assert read_sampling_defaults(CheckpointSource("demo").folder) == {}

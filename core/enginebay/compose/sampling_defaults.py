@@ -57,6 +57,7 @@ class SamplingDefaults:
         return dataclasses.replace(self, values=kept)
 
 
+GENERATION_FILE = "generation_config.json"
 NO_DEFAULTS = SamplingDefaults({}, Reason(SETTING, "none", "no checkpoint"))
 
 
@@ -75,9 +76,10 @@ def choose_sampling_defaults(
     refused = {name: _why_not(name, processors, greedy_only=greedy_only) for name in known}
     values = {name: value for name, value in known.items() if refused[name] is None}
     shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    why = "generation_config.json, for fields that a request leaves out"
+    why = f"{GENERATION_FILE}, for fields that a request leaves out"
     if not known:
-        why = "generation_config.json names no sampling"
+        there = (checkpoint.folder / GENERATION_FILE).is_file()
+        why = f"{GENERATION_FILE} names no sampling" if there else f"there is no {GENERATION_FILE}"
     not_taken = tuple((name, why_not) for name, why_not in refused.items() if why_not is not None)
     return SamplingDefaults(values, Reason(SETTING, shown or "none", why, not_taken))
 

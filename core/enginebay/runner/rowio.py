@@ -46,13 +46,22 @@ def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarr
         k=keys,
         v=values,
         sampling=columns | processor_state,
+        constants=runner.info.constants,
     )
 
 
 def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> None:
-    """Write `saved` into `row` and its pages; InputError when it is from a model of another shape,
-    or too long.
+    """Write `saved` into `row` and its pages; InputError when it is from a model of another shape
+    or other constants, or too long.
     """
+    if saved.constants != runner.info.constants:
+        raise InputError(
+            explain(
+                "row state of a model with another rotary embedding, activation or epsilon",
+                "that of this engine, which of some checkpoints depends on max_model_len",
+                "Resume in an engine of the same model with the same max_model_len.",
+            )
+        )
     state = runner.state
     most = state.rows.token_ids.shape[1]
     if len(saved.token_ids) > most:
