@@ -112,8 +112,8 @@ class ShadowChoice(Frozen):
 
 
 class GuidedLimits(Frozen):
-    """What a guided request may ask: the size of its constraint, and what compiling it may use of
-    the worker process.
+    """What a guided request may ask: the size of its constraint, and what compiling and following
+    it may use of the worker processes.
 
     Steps are limited by options of the grammar library, such as step_lexer_fuel.
     """
@@ -132,16 +132,19 @@ class GuidedLimits(Frozen):
         description="lists and objects of a schema, rules of a grammar, or choices",
     )
     compile_s: float = Field(default=5.0, gt=0, le=3600, description="seconds to compile")
+    mask_s: float = Field(
+        default=2.0, gt=0, le=3600, description="seconds for one mask of allowed tokens"
+    )
     memory_bytes: int = Field(
         default=128 << 20,
         ge=16 << 20,
-        description="memory of the worker process beyond that of its start",
+        description="memory to compile, beyond that of the worker's start; masks: eight times this",
     )
     stack_bytes: int = Field(
         default=8 << 20,
         ge=1 << 20,
         le=1 << 29,
-        description="stack of the worker process; twice as much here",
+        description="stack of the worker that compiles; twice this for the one that makes masks",
     )
 
 

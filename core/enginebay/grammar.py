@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from enginebay.errors import RequestError
+
 Form = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 
@@ -41,7 +43,16 @@ class Constraint(ABC):
 
     @abstractmethod
     def accept(self, token_id: int) -> None:
-        """Go on behind a token. RequestError for one that `bits` does not allow."""
+        """Go on behind a token. RequestError, here or from `bits`, for one that `bits` does not
+        allow.
+        """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the other methods return at once, after a wait of at most `timeout_s` seconds.
+
+        False only where another process computes the mask behind the last accepted token.
+        """
+        return True
 
     @property
     @abstractmethod
@@ -60,3 +71,8 @@ class Grammar(ABC):
     @abstractmethod
     def start(self) -> Constraint:
         """A constraint at the beginning, whose first mask is computed already."""
+
+    @property
+    def refusal(self) -> RequestError | None:
+        """Why no further request may use it: a limit that a request exceeded, or None."""
+        return None

@@ -1,9 +1,11 @@
-"""Grammars in the worker process: a library that compiles each structure once, to see what that
-takes.
+"""Grammars in worker processes: one compiles each structure, to see what that takes, and another
+follows constraints and makes their masks.
 """
 
 from __future__ import annotations
 
+import base64
+import collections
 import contextlib
 import functools
 import importlib
@@ -13,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from enginebay.constraint import GrammarLibrary, Vocabulary
-from enginebay.errors import InputError
-from enginebay.grammar import Constraint, Structure
+from enginebay.errors import InputError, explain
+from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.text import Tokenizer
 
 NUM_PATHS, NUM_STEPS = 16, 2
@@ -23,35 +25,98 @@ take minutes for their second mask.
 """
 
 
+MAX_GRAMMARS = 64
+"""Compiled grammars that the process that follows constraints keeps."""
+
+
 class Compiler:
     """Compiles structures with the library and the tokenizer that the settings name; an answer is a
-    refusal, or None.
+    refusal, or the first mask.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        import tokenizers
+        self._library = _library(settings)
 
-        inner = SerialisedTokenizer(tokenizers.Tokenizer.from_str(settings["tokenizer"]))
-        vocabulary = Vocabulary(
-            Tokenizer(inner), settings["size"], tuple(settings["eos_token_ids"])
-        )
-        made = _named(settings["library"])
-        options = settings["options"]
-        more = () if options is None else (_named(settings["options_model"])(**options),)
-        self._library: GrammarLibrary = made(vocabulary, *more)
-
-    def __call__(self, request: Mapping[str, Any]) -> str | None:
-        """Why the library refuses a structure, or None when it is good."""
+    def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Why the library refuses a structure, or the mask at its beginning when it is good."""
         try:
             grammar = self._library.compile(Structure(request["form"], request["text"]))
+            first = _mask(grammar.start())
         except InputError as error:
-            return str(error)
+            return {"refused": str(error)}
         for path in range(NUM_PATHS):
             with contextlib.suppress(
                 InputError
             ):  # it ends there, which is no matter of what a step takes
                 _walk(grammar.start(), path)
-        return None
+        return first
+
+
+class Follower:
+    """Keeps constraints by their keys. An answer has one part for each order: the mask behind the
+    order's tokens, a refusal, or None for a constraint that is not known here.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._library = _library(settings)
+        self._grammars: collections.OrderedDict[Structure, Grammar] = collections.OrderedDict()
+        self._constraints: dict[int, Constraint] = {}
+
+    def __call__(self, request: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+        """Forget the constraints that are dropped, and carry out all orders."""
+        for key in request["dropped"]:
+            self._constraints.pop(key, None)
+        return [self._carry_out(order) for order in request["orders"]]
+
+    def _carry_out(self, order: Mapping[str, Any]) -> dict[str, Any] | None:
+        try:
+            if "structure" in order:
+                self._constraints[order["key"]] = self._grammar(order["structure"]).start()
+            constraint = self._constraints.get(order["key"])
+            if constraint is None:
+                return None
+            for token_id in order["token_ids"]:
+                constraint.accept(token_id)
+            return _mask(constraint)
+        except (MemoryError, RecursionError):
+            raise  # limits of the process
+        except InputError as error:
+            return {"refused": str(error)}
+        except BaseException as error:  # noqa: BLE001  # a panic of Rust ends one request alone
+            why = f"a constraint on which the library fails: {type(error).__name__}: {error}"
+            return {"refused": explain(why, "what it can follow", "Simplify it.")}
+
+    def _grammar(self, structure: Mapping[str, Any]) -> Grammar:
+        wanted = Structure(structure["form"], structure["text"])
+        if wanted not in self._grammars:
+            self._grammars[wanted] = self._library.compile(wanted)
+            while len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
+        self._grammars.move_to_end(wanted)
+        return self._grammars[wanted]
+
+
+def _library(settings: Mapping[str, Any]) -> GrammarLibrary:
+    """The library over the tokenizer that the settings hold."""
+    import tokenizers
+
+    inner = SerialisedTokenizer(tokenizers.Tokenizer.from_str(settings["tokenizer"]))
+    vocabulary = Vocabulary(Tokenizer(inner), settings["size"], tuple(settings["eos_token_ids"]))
+    made = _named(settings["library"])
+    options = settings["options"]
+    more = () if options is None else (_named(settings["options_model"])(**options),)
+    library: GrammarLibrary = made(vocabulary, *more)
+    return library
+
+
+def _mask(constraint: Constraint) -> dict[str, Any]:
+    """A mask as it goes through the pipe."""
+    bits = np.ascontiguousarray(constraint.bits(), np.uint32)
+    return {
+        "bits": base64.b64encode(bits).decode(),
+        "may_end": bool(constraint.may_end),
+        "is_done": bool(constraint.is_done),
+    }
 
 
 def _walk(constraint: Constraint, path: int) -> None:

@@ -28,8 +28,7 @@ class ChosenGrammars:
         """The library over a vocabulary; UnsupportedError when there is none, or it cannot be made
         for this one.
 
-        It compiles in a worker process first, unless the tokenizer is none that another process can
-        have.
+        It runs in worker processes, unless the tokenizer is one that no other process can have.
         """
         if self.entry is None:
             raise UnsupportedError(
@@ -54,7 +53,7 @@ class ChosenGrammars:
             "size": vocabulary.size,
             "eos_token_ids": [int(i) for i in vocabulary.eos_token_ids],
         }
-        return GuardedLibrary(library, settings, self.limits)
+        return GuardedLibrary(settings, self.limits)
 
 
 def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:

@@ -1,14 +1,12 @@
-"""A library of grammars that compiles nothing here before a worker process has compiled it within
-limits.
+"""A library of grammars whose code runs in worker processes alone, within limits: one compiles, and
+another follows what was compiled.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
+from enginebay.compose.masks import FollowedGrammar, Mask, MaskWorker
 from enginebay.config import GuidedLimits
 from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, UnsupportedError, explain
@@ -21,23 +19,15 @@ from enginebay.worker.process import (
     WorkerLimits,
 )
 
-T = TypeVar("T")
-
-_STACK = threading.Lock()
-"""Held while the stack of new threads differs from the default, which is one for the whole process.
-"""
-
 
 class GuardedLibrary(GrammarLibrary):
-    """A library over one tokenizer, and a worker process with the same library, which the first
-    structure starts.
+    """Two worker processes with the same library. The first structure starts the one that compiles,
+    the first token of a guided request the one that makes masks.
     """
 
-    def __init__(
-        self, library: GrammarLibrary, settings: dict[str, Any], limits: GuidedLimits
-    ) -> None:
-        self._library = library
+    def __init__(self, settings: dict[str, Any], limits: GuidedLimits) -> None:
         self._limits = limits
+        self._masks = MaskWorker(settings, limits)
         self._worker = LimitedWorker(
             "enginebay.compose.grammar_child:Compiler",
             settings,
@@ -45,11 +35,11 @@ class GuardedLibrary(GrammarLibrary):
         )
 
     def compile(self, structure: Structure) -> Grammar:
-        """The library's grammar, compiled with twice the stack that the worker had. RequestError
-        for a limit that is exceeded.
+        """A grammar that is followed in the worker for masks. RequestError for a limit that is
+        exceeded.
         """
         try:
-            refusal = self._worker.ask({"form": structure.form, "text": structure.text})
+            answer = self._worker.ask({"form": structure.form, "text": structure.text})
         except LimitError as error:
             raise self._exceeded(structure, error.limit) from None
         except StartError as error:
@@ -63,12 +53,14 @@ class GuardedLibrary(GrammarLibrary):
         except WorkerError as error:
             given = f"{structure.form} = {_shown(structure)}, on which the library fails: {error}"
             raise RequestError(explain(given, "what it can compile", "Simplify it.")) from None
-        if refusal is not None:
-            raise RequestError(refusal)
-        return with_stack(2 * self._limits.stack_bytes, lambda: self._library.compile(structure))
+        if "refused" in answer:
+            raise RequestError(answer["refused"])
+        self._masks.start()
+        return FollowedGrammar(structure, Mask.read(answer), self._masks)
 
     def close(self) -> None:
-        """End the worker process; another structure starts another."""
+        """End the worker processes; another structure starts others."""
+        self._masks.close()
         self._worker.close()
 
     def _exceeded(self, structure: Structure, limit: str) -> RequestError:
@@ -84,28 +76,6 @@ class GuardedLibrary(GrammarLibrary):
             f"which exceeds the limit of {limit} when it is compiled"
         )
         return RequestError(explain(given, allowed[limit], "Simplify it, or raise the limit."))
-
-
-def with_stack(stack_bytes: int, function: Callable[[], T]) -> T:
-    """The result of a function that runs in a thread of its own with this stack. What it raises is
-    raised here.
-    """
-    result: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:  # noqa: BLE001  # whoever waits is answered
-            result.set_exception(error)
-
-    with _STACK:
-        before = threading.stack_size(stack_bytes)
-        try:
-            thread = threading.Thread(target=run, name="enginebay-grammar", daemon=True)
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    return result.result()
 
 
 def _shown(structure: Structure) -> str:

@@ -50,6 +50,8 @@ class Guides:
         with self._lock:
             found = self._compiled.get(structure)
             if found is not None:
+                if found.refusal is not None:
+                    raise RequestError(str(found.refusal))
                 self._compiled.move_to_end(structure)
                 return found
             if self._library is None:
@@ -62,8 +64,8 @@ class Guides:
         return made
 
     def close(self) -> None:
-        """End the library's worker process, if it has one. The library stays, and starts another
-        when it needs it.
+        """End the library's worker processes, if it has them. The library stays, and starts others
+        when it needs them.
         """
         library = self._library
         if isinstance(library, GuardedLibrary):

@@ -166,6 +166,8 @@ class EngineLoop:
             self._delivery.catch_up()
         if not self._take_in():
             return False
+        if self._steps.late:
+            self._steps.settle_late()
         launched = False
         if not self._book.is_empty:
             ledger = self.engine.ledger

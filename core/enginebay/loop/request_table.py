@@ -49,6 +49,10 @@ class RequestState:
     """Whether the reader of its tokens may find a stop text in them, and abort it."""
     constraint: Constraint | None = dataclasses.field(init=False)
     """How far the committed output has come in the request's grammar, if it has one."""
+    is_late: bool = False
+    """Whether the mask behind its output is still being computed: the row is not launched, and
+    whether the text ends here is not known.
+    """
     prompt: PromptLogprobs | None = dataclasses.field(init=False)
     """What is told of the prompt; None: nothing."""
 
@@ -100,6 +104,8 @@ class RequestState:
         sampling = self.request.sampling
         if self.output and self.output[-1] in sampling.stop_token_ids:
             return "stop"
+        if self.is_late:
+            return None
         if self.constraint is not None and self.constraint.is_done:
             return "stop"
         return "length" if len(self.output) >= sampling.max_tokens else None

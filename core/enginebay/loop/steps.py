@@ -14,7 +14,7 @@ from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.admission import Admission
-from enginebay.loop.guided import follow, next_mask, sits_out
+from enginebay.loop.guided import PATIENCE_S, follow_all, next_mask, settle, sits_out, split_late
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Observers
 from enginebay.loop.request_table import RequestState, RequestTable, record_tokens
@@ -90,6 +90,8 @@ class StepRunner:
         """The requests of the step that is being launched or read: when that fails, theirs is the
         step that failed.
         """
+        self.late: list[RequestState] = []
+        """Requests whose masks were not there when their tokens were read."""
         self.awaits_ends = False
         """Whether tokens were handed out whose text may end a request."""
 
@@ -130,7 +132,7 @@ class StepRunner:
         if prefilled and not self.config.overlap_execution:
             self.commit_all()
         launched = self._launch_decode(decoding, steps) or prefilled
-        if launched or self.in_flight:
+        if launched or self.in_flight or self.late:
             return launched
         latest = self.places.latest_that_blocks(refused=bool(decision.decode))
         if latest is not None:
@@ -155,6 +157,10 @@ class StepRunner:
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         learns = self.speculation.proposer is not None
+        failures, patience_s = (
+            follow_all(step.rows, tokens, counts),
+            time.monotonic() + PATIENCE_S,
+        )
         for tracked, row_tokens, count, logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
         ):
@@ -163,7 +169,9 @@ class StepRunner:
             self.at_work = [tracked]
             del row_tokens[count:]
             if tracked.constraint is not None:
-                failure = follow(tracked, row_tokens)
+                failure = failures.get(id(tracked)) or settle(tracked, patience_s)
+                if tracked.is_late:
+                    self.late.append(tracked)
                 if failure is not None:
                     self.end(tracked, "error", failure)
                     continue
@@ -176,6 +184,12 @@ class StepRunner:
                 tracked.ticket.put(event)
                 self.awaits_ends = self.awaits_ends or tracked.ends_by_text
         self.at_work = None
+
+    def settle_late(self) -> None:
+        """Let rows go on whose masks have come, and end those that end there."""
+        self.late, ended = split_late(self.late)
+        for tracked, reason, error in ended:
+            self.end(tracked, reason, error)
 
     def commit_all(self) -> None:
         """Read every launched step."""
@@ -228,7 +242,8 @@ class StepRunner:
         The others of them wait, unless nothing at all would be launched: no scheduler can stall the
         loop.
         """
-        left = [(t, num) for r, num in decision.prefill if (t := self.book.find(r)) is not None]
+        asked = [(t, num) for r, num in decision.prefill if (t := self.book.find(r)) is not None]
+        left = [(t, num) for t, num in asked if not t.is_late]
         demand = self.book.demand()
         launched = False
         for hold in (True, True, False):

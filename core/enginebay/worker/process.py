@@ -77,18 +77,29 @@ class LimitedWorker:
         self._first = {"target": target, "settings": settings} | dataclasses.asdict(limits)
         self._lock = threading.Lock()
         self._process: _Process | None = None
+        self._is_interrupted = False
 
-    def ask(self, request: Any, *, default: Callable[[Any], Any] | None = None) -> Any:
+    def ask(
+        self,
+        request: Any,
+        *,
+        default: Callable[[Any], Any] | None = None,
+        time_s: float | None = None,
+    ) -> Any:
         """The answer. LimitError for a request that exceeds a limit, WorkerError for one that
         cannot be answered.
+
+        `time_s` shortens the limit of time for this request.
 
         `default` makes a value of JSON of one that is none; what json.dumps raises for others is
         raised here.
         """
         message = frame(request, default)
+        limit_s = self.limits.time_s if time_s is None else min(time_s, self.limits.time_s)
         with self._lock:
+            self._is_interrupted = False
             try:
-                outcome = self._exchange(message)
+                outcome = self._exchange(message, limit_s)
             except (
                 BaseException
             ):  # interrupted ones too: the answer is still to come, so nobody else may ask
@@ -101,15 +112,18 @@ class LimitedWorker:
             raise WorkerError(outcome["raised"])
         return outcome["answer"]
 
-    def _exchange(self, message: bytes) -> dict[str, Any]:
+    def _exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
         """The outcome of a request. A worker that somebody else has killed since the last one is
         replaced once.
         """
         process = self._process
         if process is not None and process.is_alive:
-            with contextlib.suppress(KilledError):
-                return process.exchange(message, self.limits.time_s)
-        return self._replace().exchange(message, self.limits.time_s)
+            try:
+                return process.exchange(message, time_s)
+            except KilledError:
+                if self._is_interrupted:
+                    raise
+        return self._replace().exchange(message, time_s)
 
     def start(self) -> None:
         """Start the process, so that the first request finds it. WorkerError when it cannot be
@@ -123,6 +137,15 @@ class LimitedWorker:
         """End the process. Closing twice is fine, and another request starts another process."""
         with self._lock:
             self._end()
+
+    def interrupt(self) -> None:
+        """Kill the process without waiting for a request that is under way in another thread, which
+        raises WorkerError there.
+        """
+        process = self._process
+        if process is not None:
+            self._is_interrupted = True
+            process.kill()
 
     @property
     def pid(self) -> int | None:
@@ -157,6 +180,7 @@ class _Process:
     def __init__(self, owner: LimitedWorker, stack_bytes: int) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `_kill`
         path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+        self._is_killed = False
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "enginebay.worker", str(stack_bytes)],
             stdin=subprocess.PIPE,
@@ -182,8 +206,13 @@ class _Process:
         return self._end.alive and self._popen.poll() is None
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill it, and close its pipes."""
         self._end()
+
+    def kill(self) -> None:
+        """Kill it, and leave its pipes to the thread that may be reading them."""
+        self._is_killed = True
+        _kill_group(self._popen)
 
     def exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
         """The outcome of a request. LimitError and WorkerError leave the process to be ended."""
@@ -226,6 +255,8 @@ class _Process:
             return LimitError("memory")
         if code == -signal.SIGXCPU:
             return LimitError("time")
+        if self._is_killed:
+            return KilledError("its worker process was ended")
         log.error("the worker process %d ended with code %s: %s", self.pid, code, said[-2000:])
         last = said.splitlines()[-1] if said else "it said nothing"
         kind = KilledError if code == -signal.SIGKILL else WorkerError
@@ -246,10 +277,14 @@ def _wait(pipe: int, event: int, deadline_s: float) -> None:
 
 def _kill(popen: subprocess.Popen[bytes], said: IO[bytes]) -> None:
     """End a process with all that it started, and close its pipes."""
-    if popen.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(popen.pid, signal.SIGKILL)
-        popen.wait()
+    _kill_group(popen)
+    popen.wait()
     for pipe in (popen.stdin, popen.stdout, said):
         if pipe is not None:
             pipe.close()
+
+
+def _kill_group(popen: subprocess.Popen[bytes]) -> None:
+    if popen.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(popen.pid, signal.SIGKILL)
