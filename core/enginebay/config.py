@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from enginebay.errors import (
     shown_text,
     unknown_name,
 )
-from enginebay.nesting import check_depth
+from enginebay.nesting import MAX_DEPTH, check_depth
 from enginebay.validation import Validated, changed_fields
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ MAX_PASSES = 4
 """A step that verifies drafts runs the model so many times at most: again, without the host, while
 all that was drafted holds.
 """
+
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+LONG_KEY = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*+{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH},}}+[ \t]*+[=\]]",
+    re.MULTILINE,
+)
+"""A key of TOML that names more sections within one another than `check_depth` allows."""
 
 DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "batch": None,
@@ -381,7 +389,10 @@ class EngineConfig(Validated):
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values of a configuration file; ConfigError when it is missing or not TOML."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        if LONG_KEY.search(text) is not None:
+            raise RecursionError  # tomllib would take minutes to find that out
+        values = tomllib.loads(text)
         check_depth(values)
         return values
     except OSError as error:

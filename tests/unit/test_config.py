@@ -192,6 +192,25 @@ def test_a_mesh_axis_of_ones_own_needs_a_rule_only() -> None:
     assert (config.rules()["mlp"], config.rules()["vocab"]) == ("model", None)
 
 
+@pytest.mark.parametrize("part", ["a", '"a b"', "a .\t'b'"])
+@pytest.mark.parametrize(("before", "after"), [("", " = 1"), ("[", "]"), ("x = {", "=1}")])
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, part: str
+) -> None:
+    monkeypatch.setattr("tomllib.loads", None)
+    path = tmp_path / "deep.toml"
+    path.write_text(f"seed = 1\n{before}{'.'.join([part] * 100_000)}{after}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"deep\.toml: it is nested too deeply"):
+        read_toml(path)
+
+
+def test_values_with_many_dots_are_no_keys(tmp_path: Path) -> None:
+    path = tmp_path / "dots.toml"
+    model = ".".join(["a"] * 100_000)
+    path.write_text(f'model = "{model}"\n', encoding="utf-8")
+    assert read_toml(path) == {"model": model}
+
+
 @pytest.mark.parametrize("text", ["model = ", "\x00", "a = 1\na = 2"])
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.toml"
