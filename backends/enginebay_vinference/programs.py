@@ -161,34 +161,33 @@ class Programs:
         may compile no more. `made`: where it is looked for and kept; None: what is used now.
         """
         made = made or self._made
+        compile_it = make or functools.partial(self._compile, shape, made.program)
         while True:
-            future, is_mine = self._find(shape, made, ahead=ahead)
+            with self._lock:
+                future = made.pairs.get(shape)
+                is_mine = future is None
+                if future is None:
+                    may = ahead or made.always_compiles
+                    if not may and self.engine.compilations.forbidden:
+                        raise CompilationError(
+                            explain(
+                                f"no program for {shape}",
+                                "shapes that precompile() was given",
+                                "Precompile it first.",
+                            )
+                        )
+                    future = made.pairs[shape] = Future()
             if is_mine:
-                compile_it = make or functools.partial(self._compile, shape, made.program)
-                _settle(future, compile_it, functools.partial(self._forget, shape, made))
+                try:
+                    future.set_result(compile_it())
+                except BaseException as error:
+                    with self._lock:
+                        del made.pairs[shape]
+                    # Ctrl-C and SystemExit are meant for this thread alone: another one compiles.
+                    future.set_exception(error) if isinstance(error, Exception) else future.cancel()
+                    raise
             with contextlib.suppress(CancelledError):
                 return future.result()
-
-    def _find(self, shape: InferenceShape, made: Made, *, ahead: bool) -> tuple[Future[Pair], bool]:
-        """The pair that is there or to come, and whether the caller has to make it."""
-        with self._lock:
-            future = made.pairs.get(shape)
-            if future is not None:
-                return future, False
-            if not ahead and self.engine.compilations.forbidden and not made.always_compiles:
-                raise CompilationError(
-                    explain(
-                        f"no program for {shape}",
-                        "shapes that precompile() was given",
-                        "Precompile it first.",
-                    )
-                )
-            future = made.pairs[shape] = Future()
-            return future, True
-
-    def _forget(self, shape: InferenceShape, made: Made) -> None:
-        with self._lock:
-            del made.pairs[shape]
 
     def _compile(self, shape: InferenceShape, program: Program) -> Pair:
         start = time.perf_counter()
@@ -320,18 +319,6 @@ class Programs:
                     view += 1
                 arrays["cache"][group.name] = tuple(layers)
         return arrays
-
-
-def _settle(future: Future[Pair], make: Callable[[], Pair], forget: Callable[[], None]) -> None:
-    """Give a future what `make` returns, or its error. Ctrl-C, and whatever else is meant for this
-    thread alone, cancels the future.
-    """
-    try:
-        future.set_result(make())
-    except BaseException as error:
-        forget()
-        future.set_exception(error) if isinstance(error, Exception) else future.cancel()
-        raise
 
 
 class Use:
