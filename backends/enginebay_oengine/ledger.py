@@ -116,6 +116,8 @@ class PageLedger(Ledger):
         return self._held.add(row, num_cached, list(digests[:num_shared]), shared + fresh)
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        # Whole pages are promised, so up to a page more than was asked for, perhaps past max_model_len:
+        # the contract says "at least", and nobody else may write to these pages.
         if num_tokens <= lease.capacity and not lease.released:
             return True
         self._held.current(lease)
