@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from enginebay_esurge import eSurge
 from enginebay_esurge.opening import max_shards, open_subject
 from enginebay_esurge.settings import EngineSettings, mesh_of
 from enginebay_models.checkpoint import find_folder
+from tests.fake_engine import FakeEngine
+from tests.unit.esurge.small import BUDGET, GREEDY_ON, PROMPTS
 
 DOCUMENTED: dict[str, Any] = {
     "tokenizer": None,
@@ -158,6 +163,50 @@ def test_wrong_values_are_value_errors_before_anything_is_loaded(
 ) -> None:  # holds S03
     with pytest.raises(ValueError, match=words):
         eSurge("demo", **({"auto_shard_model": False} | options))
+
+
+def test_name_callback_and_text_of_a_cut_prompt_are_the_callers(
+    make_faked: Callable[..., eSurge],
+) -> None:  # holds S03, S11
+    text = "the little fox " * 80
+    names: list[str] = []
+    with make_faked(
+        esurge_name="mine",
+        decode_truncated_prompt=False,
+        sampling_params_callback=lambda _, about: names.append(about["engine"].esurge_name),
+    ) as engine:
+        output = engine.generate(text, GREEDY_ON)[0]
+    assert names == ["mine"]
+    assert len(output.prompt_token_ids) == BUDGET - 16
+    assert output.prompt == text, "the prompt as it was given"
+
+
+def test_verbose_runners_log_and_silent_engines_show_nothing(
+    make_faked: Callable[..., eSurge],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # holds S03
+    def warmup(_: object, progress: Callable[[int, int, str], None]) -> int:
+        progress(1, 1, "a step")
+        return 1
+
+    monkeypatch.setattr(FakeEngine, "warmup", warmup)
+    found = []
+    for options in (
+        {},
+        {"runner_verbose": True},
+        {"silent_mode": True},
+        {"runner_verbose": True, "silent_mode": True},
+    ):
+        caplog.clear()
+        capsys.readouterr()
+        with caplog.at_level(logging.INFO, "enginebay.esurge"), make_faked(**options) as engine:
+            logs = any("compiled" in record.getMessage() for record in caplog.records)
+            monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+            engine.generate(PROMPTS, GREEDY_ON)
+        found.append((logs, "generating" in capsys.readouterr().err))
+    assert found == [(False, True), (True, True), (False, False), (False, False)]
 
 
 class Named:

@@ -128,10 +128,14 @@ def test_an_engine_that_is_paused_is_terminated_and_serves_again(
 
 def test_requests_are_counted_where_they_are(slow_engine: eSurge) -> None:  # holds S11
     assert slow_engine.esurge_name == "llama-0.00b"
-    streams = [slow_engine.stream(PROMPT, LONG) for _ in range(6)]
-    until(lambda: slow_engine.num_running_requests == 4 or not slow_engine.num_pending_requests)
+    slow_engine.engine.before_step = lambda _: time.sleep(0.05)
+    # 90 tokens fit into the pages of four rows: none of them is preempted.
+    streams = [slow_engine.stream(PROMPT, with_(LONG, max_tokens=90)) for _ in range(6)]
+    until(lambda: slow_engine.num_running_requests + slow_engine.num_pending_requests == 6)
+    until(lambda: 4 in (slow_engine.num_running_requests, slow_engine.num_pending_requests))
     slow_engine.pause()
-    assert slow_engine.num_running_requests + slow_engine.num_pending_requests == 6
+    counts = (slow_engine.num_running_requests, slow_engine.num_pending_requests)
+    assert counts == (4, 2), "four rows run, and two requests wait for one"
     assert slow_engine.get_metrics_summary()["active_requests"] == 6
     slow_engine.resume()
     for stream in streams:
