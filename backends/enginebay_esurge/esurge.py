@@ -109,9 +109,9 @@ class eSurge:  # noqa: N801  # the name its users know
         self._jobs.callback = sampling_params_callback
         self._name, self._silent = esurge_name or subject.default_name(), silent_mode
         self._tokenizer = subject.tokenizer
-        parts = load_engine(subject.plan, log, level, compiles=compile_runner)
+        parts, others = load_engine(subject.plan, log, level, compiles=compile_runner)
         preparer.max_cached = parts.engine.ledger.max_tokens
-        self._service = Service(parts, drops_cache=destroy_pages_on_pause)
+        self._service = Service(parts, others, drops_cache=destroy_pages_on_pause)
         self._serving = Serving(self._service, self._tokenizer)
         self._profiler = Profiler(self._service)
         self._monitoring = Monitoring(self._service, self._serving.totals, self._name)

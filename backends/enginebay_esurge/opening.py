@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from enginebay.background import Background
 from enginebay.compose.composition import (
     Composed,
     Plan,
@@ -122,21 +123,23 @@ def max_shards(plan: Plan, num_devices: int) -> int:
     return 1
 
 
-def load_engine(plan: Plan, log: logging.Logger, level: int, *, compiles: bool) -> Composed:
-    """Load the weights and allocate the cache; with `compiles` make every program, and after that
-    none if so configured.
+def load_engine(
+    plan: Plan, log: logging.Logger, level: int, *, compiles: bool
+) -> tuple[Composed, Background]:
+    """Load the weights and allocate the cache. With `compiles` make the programs with which every
+    step can run, after which no step may compile if so configured; what comes back besides makes
+    the others.
     """
     parts = build(plan)
-    if compiles:
-        engine = parts.engine
-        with waiting(f"compiling every step of {make_title(plan)}"):
-            engine.warmup(
-                lambda done, total, what: log.log(
-                    level, "compiled %s (%d of %d)", what, done, total
-                )
-            )
-        engine.compilations.forbidden = plan.config.forbid_compiling
-    return parts
+    if not compiles:
+        return parts, Background()
+    engine = parts.engine
+    with waiting(f"compiling the largest steps of {make_title(plan)}"):
+        others = engine.begin_warmup(
+            lambda done, total, what: log.log(level, "compiled %s (%d of %d)", what, done, total)
+        )
+    engine.compilations.forbidden = plan.config.forbid_compiling
+    return parts, others
 
 
 def find_tokenizer(tokenizer: Any, plan: Plan) -> Tokenizer:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from enginebay.background import Background
 from enginebay.compose.composition import Composed
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, explain
@@ -25,8 +26,12 @@ class Service:
     The engine outlives its loops: what was compiled and loaded stays when the service is stopped.
     """
 
-    def __init__(self, parts: Composed, *, drops_cache: bool) -> None:
+    def __init__(
+        self, parts: Composed, compiling: Background | None = None, *, drops_cache: bool
+    ) -> None:
+        """`compiling`: what goes on in the background from the first start."""
         self.parts = parts
+        self._compiling = compiling or Background()
         self.lock = threading.RLock()
         self.audience = Audience()
         self._drops_cache = drops_cache
@@ -71,6 +76,7 @@ class Service:
                 self.audience.follow(self._loop.watch)
             elif loop.is_paused:
                 loop.call(lambda: _go_on(loop, engine))
+            self._compiling.start()
 
     def pause(self) -> None:
         """Keep requests as they are and run none; without rows, the cache's memory is freed if that
@@ -82,11 +88,12 @@ class Service:
                 loop.call(lambda: _hold(loop, engine, drops_cache=drops_cache))
 
     def stop(self) -> None:
-        """End the thread, and fail what is under way."""
+        """End the threads, and fail what is under way. A program that is being compiled is made."""
         with self.lock:
             loop, self._loop = self._loop, None
             if loop is not None:
                 loop.close()
+            self._compiling.stop()
 
     def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> None:
         """Queue requests, all or none, whose events `takes` are called with. NotRunningError when

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease
 from enginebay.engine import (
     AttentionProblem,
@@ -22,6 +23,7 @@ from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import PageTable, SequenceBuffer
 from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
+from enginebay.runner.keys import StepKey
 from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
@@ -112,7 +114,8 @@ class PagedEngine(Engine):
     def _prefill(self, plan: StepPlan) -> Pending:
         no_prefix = all(row.num_computed == 0 for row in plan.rows)
         num_tokens = sum(row.num_tokens for row in plan.rows)
-        bucket = self.geometry.prefill_bucket(len(plan.rows), num_tokens, no_prefix=no_prefix)
+        wanted = self.geometry.prefill_bucket(len(plan.rows), num_tokens, no_prefix=no_prefix)
+        bucket = self.runner.at_hand(StepKey("prefill", wanted)).bucket
         inputs, places = prefill_inputs(
             plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
         )
@@ -122,7 +125,7 @@ class PagedEngine(Engine):
         longest = max(
             [min(row.num_computed + plan.num_steps, row.lease.capacity) for row in plan.rows]
         )
-        key = self.geometry.decode_key(len(plan.rows), longest)
+        key = self.runner.at_hand(self.geometry.decode_key(len(plan.rows), longest))
         places = np.arange(len(plan.rows))
         inputs = decode_inputs(
             plan.rows,
@@ -136,9 +139,17 @@ class PagedEngine(Engine):
         return self.runner.decode(key, inputs, places)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
+        self._make_whole()
+        return self.runner.compile_all(self.geometry.all_steps(), progress) + 1
+
+    def begin_warmup(self, progress: Callable[[int, int, str], None] | None = None) -> Background:
+        self._make_whole()
+        return self.runner.compile_first(self.geometry.all_steps(), progress)
+
+    def _make_whole(self) -> None:
+        """Allocate the whole cache, whose programs are those that stay."""
         self.pages.make_all()
         self.pages.copier.compile()
-        return self.runner.compile_all(self.geometry.all_steps(), progress) + 1
 
     def attention_problems(self) -> list[AttentionProblem]:
         return _problems(
@@ -198,8 +209,8 @@ def _problems(
 
 
 def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:
-    key = engine.geometry.verify_key(len(plan.rows))
     runner = engine.runner
+    key = runner.at_hand(engine.geometry.verify_key(len(plan.rows)))
     most = runner.program.drafts_a_step(key.bucket)
     inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger, runner.layouts)
     return runner.decode(key, inputs, np.arange(len(plan.rows)))

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from enginebay.cache import CacheGroup, KVLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import BucketSizes, round_up
+from enginebay.runner.keys import StepKey
 from enginebay.runner.parts import StepFacts
-from enginebay.runner.runner import StepKey
 from enginebay.runner.verify import verify_bucket
 from enginebay_oengine.pool import pages_for
 

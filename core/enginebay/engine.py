@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError, explain
 from enginebay.ops.shadow import ShadowReport
@@ -250,6 +252,14 @@ class Compilations:
 
     count: int = 0
     forbidden: bool = False
+    _lock: threading.Lock = dataclasses.field(
+        default_factory=threading.Lock, repr=False, compare=False
+    )
+
+    def add(self) -> None:
+        """Count one more, on whichever thread."""
+        with self._lock:
+            self.count += 1
 
 
 AttentionProblem = tuple[Bucket, Mapping[str, KVLayout]]
@@ -283,6 +293,16 @@ class Engine(ABC):
         `progress` is called after each. What it raises ends the compiling, after the programs that
         are being compiled.
         """
+
+    def begin_warmup(self, progress: Callable[[int, int, str], None] | None = None) -> Background:
+        """Compile the programs with which every step can run, if slower, and return the compiling
+        of the others, which begins when it is started.
+
+        A step takes the smallest program that serves it and is compiled. `warmup` compiles what is
+        still missing. An engine that cannot do this compiles everything at once.
+        """
+        self.warmup(progress)
+        return Background()
 
     def attention_problems(self) -> Sequence[AttentionProblem]:
         """Those of every program that serving can need, for reports and tuning; an engine may tell

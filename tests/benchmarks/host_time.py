@@ -35,8 +35,9 @@ import numpy as np
 
 from enginebay import LLM
 from enginebay.loop.messages import Ticket
+from enginebay.runner.keys import StepKey
 from enginebay.runner.logprobs import Logprobs
-from enginebay.runner.runner import Runner, StepKey
+from enginebay.runner.runner import Runner
 from enginebay.runner.step import Sampled, StepState
 from enginebay.types import SamplingParams
 from enginebay_testing.driver import request_of

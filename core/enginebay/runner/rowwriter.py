@@ -122,7 +122,7 @@ class RowWriter:
             found = self._programs[name] = self._lower(name).compile(
                 compiler_options=self._runner.compile_options
             )
-            compilations.count += 1
+            compilations.add()
         return found
 
     def _lower(self, name: str) -> Any:

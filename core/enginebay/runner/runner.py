@@ -7,26 +7,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.background import Background
 from enginebay.cache import KVLayout
-from enginebay.engine import AttentionProblem, Compilations, Pending
+from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import Sizes, empty_rows
-from enginebay.runner import device
-from enginebay.runner.ahead import compile_ahead
+from enginebay.runner.compiling import StepCompiler
 from enginebay.runner.device import DeviceRows
-from enginebay.runner.dump import dump_program, make_writable
+from enginebay.runner.dump import make_writable
 from enginebay.runner.full_vocab import FullVocabInputs
+from enginebay.runner.keys import StepKey, covering
 from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowwriter import RowUpdate, RowWriter
@@ -35,64 +35,12 @@ from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
     Program,
-    Sampled,
-    Scope,
     StepState,
-    compact_decode_step,
-    decode_step,
-    prefill_step,
 )
-from enginebay.runner.verify import draft_rows, verify_step
 from enginebay.waits import waiting
 
-log = logging.getLogger("enginebay.runner")
-
-Kind = Literal["prefill", "decode", "compact", "verify"]
-STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
-    "prefill": prefill_step,
-    "decode": decode_step,
-    "compact": compact_decode_step,
-    "verify": verify_step,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class StepKey:
-    """What one compiled step is for. "compact" decodes on a copy of the rows' cache.
-
-    `wide`: it tells wide log-probabilities too; a decode then has one token a row. `names`: its
-    logits processors, None for all.
-    """
-
-    kind: Kind
-    bucket: Bucket
-    scope: Scope = "full"
-    full_vocab: bool = False
-    names: frozenset[str] | None = None
-
-    def __str__(self) -> str:
-        b = self.bucket
-        size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
-        scope = "" if self.scope == "full" else f", {self.scope}"
-        full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{full_vocab}"
-
-    def attention(
-        self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
-    ) -> AttentionProblem:
-        """The bucket and the layouts that its attention sees: those of the copy, if there is one;
-        `by_rows`: drafts are rows.
-        """
-        if self.kind != "compact":
-            return draft_rows(
-                self.bucket
-            ) if by_rows and self.kind == "verify" else self.bucket, layouts
-        rows, length = self.bucket.seqs, self.bucket.max_kv_len
-        small = {
-            name: layout.resized(num_pages=rows, page_size=length)
-            for name, layout in layouts.items()
-        }
-        return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
+Report = Callable[[int, int, str], None]
+"""Told of each program that is compiled: how many there are now, of how many, and its name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +96,7 @@ class RunnerSettings:
     tokens of a row.
 
     `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on
-    some steps. `dump_step`: the folder that every compiled program is described in. `warms_wide`:
+    some steps. `dump_step`: the folder that every compiled program is described in. `warms_full_vocab`:
     compile_all makes the programs for wide log-probabilities too. `title`: engine and kernels, for
     whoever waits for a program.
     """
@@ -159,7 +107,7 @@ class RunnerSettings:
     max_model_len: int | None = None
     shadow: ShadowParts | None = None
     dump_step: str | None = None
-    warms_wide: bool = False
+    warms_full_vocab: bool = False
     title: str = "an engine"
 
 
@@ -184,7 +132,7 @@ class Runner:
         self.dump_folder = (
             None if settings.dump_step is None else make_writable(settings.dump_step, "dump_step")
         )
-        self._warms_wide, self._title = settings.warms_wide, settings.title
+        self._warms_full_vocab, self._title = settings.warms_full_vocab, settings.title
         self.layouts: dict[str, KVLayout] = {}
         self.compilations = compilations
         self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
@@ -192,6 +140,7 @@ class Runner:
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
         self.writer = RowWriter(self)
         self._scoping = Scoping(has_greedy=program.has_greedy)
+        self._background = Background()
 
     @property
     def info(self) -> ModelInfo:
@@ -224,15 +173,18 @@ class Runner:
         """What is compiled, for caches of any size; within the block of an override(), for its
         steps.
         """
-        return [key for key, _ in self._programs]
+        return [key for key, _ in list(self._programs)]
 
     def make_state(self, layouts: Mapping[str, KVLayout]) -> None:
         """Allocate an empty cache of these layouts, and rows that are all finished."""
         self.layouts = dict(layouts)
+
+        def empty(layout: KVLayout) -> dict[str, jax.Array]:
+            where, shapes = self.placement.cache(layout), layout.shapes()
+            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
+
         cache = {
-            group.name: tuple(
-                self._empty_layer(layouts[group.name]) for _ in range(group.num_layers)
-            )
+            group.name: tuple(empty(layouts[group.name]) for _ in range(group.num_layers))
             for group in self.info.groups
         }
         rows = DeviceRows.empty(self.num_rows, self.max_model_len)
@@ -242,10 +194,6 @@ class Runner:
         rows, processor_state = jax.device_put((rows, processor_state), self.placement.replicated)
         self._state = StepState(cache, rows, processor_state)
         self.writer.forget()
-
-    def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
-        where = self.placement.cache(layout)
-        return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in layout.shapes().items()}
 
     def prefill(self, bucket: Bucket, inputs: PrefillInputs, order: np.ndarray) -> Pending:
         """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
@@ -320,33 +268,58 @@ class Runner:
 
         return swap_back
 
-    def compile_all(
-        self, keys: Sequence[StepKey], progress: Callable[[int, int, str], None] | None = None
-    ) -> int:
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None = None) -> int:
         """Compile the programs that are missing, two at a time, and return how many there are,
         those that write rows included.
 
         What `progress` raises ends it, after the programs that are being compiled.
         """
         num_writers = self.writer.compile_all()
-        can_return_full_vocab = (
-            [key for key in keys if key.kind != "verify"] if self._warms_wide else []
-        )
-        keys = [
-            *keys,
-            *(dataclasses.replace(key, full_vocab=True) for key in can_return_full_vocab),
-        ]
-        missing = [key for key in dict.fromkeys(keys) if self._cache_key(key) not in self._programs]
-        done = itertools.count(1)
-
-        def keep(key: StepKey, compiled: Any) -> None:
-            self._programs[self._cache_key(key)] = compiled
-            self.compilations.count += 1
-            if progress:
-                progress(next(done), len(missing), str(key))
-
-        compile_ahead(missing, self._lower, functools.partial(_compile, self), keep)
+        goes_on = self._background.stop()
+        keys = _with_full_vocab(keys, warms_full_vocab=self._warms_full_vocab)
+        missing = [key for key in keys if self._cache_key(key) not in self._programs]
+        try:
+            StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
+        finally:
+            if goes_on:  # with what is left, which is nothing unless ops were swapped
+                self._background.start()
         return len(keys) + num_writers
+
+    def compile_first(self, keys: Sequence[StepKey], progress: Report | None = None) -> Background:
+        """Compile the fewest programs that together serve every step, and those that write rows.
+        What comes back compiles the others, from its start() on.
+
+        Until the others are compiled, `at_hand` finds a program for each step. `progress` counts
+        all programs; for the others it is called on their thread.
+        """
+        self.writer.compile_all()
+        self._background.stop()
+        keys = _with_full_vocab(keys, warms_full_vocab=self._warms_full_vocab)
+        first = set(covering(keys))
+        missing = [key for key in keys if self._cache_key(key) not in self._programs]
+        told = _counted(progress, len(missing))
+        compiler = StepCompiler(self, self._programs)
+        compiler.make_all([key for key in missing if key in first], told)
+        others = [key for key in missing if key not in first]
+        others.sort(key=lambda key: (*key.size, key.full_vocab))
+        jobs = [functools.partial(compiler.make_missing, key, told) for key in others]
+        self._background = Background(jobs, "enginebay-compile")
+        return self._background
+
+    def at_hand(self, key: StepKey) -> StepKey:
+        """The smallest program that serves a step and is compiled, while others are compiled in the
+        background; `key` itself when it is compiled, or when none serves.
+        """
+
+        def is_warm(one: StepKey) -> bool:
+            # All that is compiled ahead for steps of this size is there.
+            wanted = _with_full_vocab([one], warms_full_vocab=self._warms_full_vocab)
+            return all(self._cache_key(each) in self._programs for each in wanted)
+
+        if self._background.is_done or is_warm(key):
+            return key
+        others = (other for other in self.programs if other.covers(key) and is_warm(other))
+        return min(others, key=lambda other: other.size, default=key)
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
         return key, tuple(self.layouts.items())
@@ -364,69 +337,26 @@ class Runner:
                 )
             )
         with waiting(f"compiling {key}, for {self._title}"):
-            found = _compile(self, key, self._lower(key))
-        self._programs[self._cache_key(key)] = found
-        self.compilations.count += 1
-        return found
-
-    def _lower(self, key: StepKey) -> Any:
-        bucket = key.bucket
-        tables = {
-            g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32)
-            for g in self.layouts
-        }
-        held = jax.tree.map(_describe, (self.weights, self.state))
-        processors = tuple(
-            (name, one)
-            for name, one in self.program.processors
-            if key.names is None or name in key.names
-        )
-        program = dataclasses.replace(
-            self.program, full_vocab=key.full_vocab, processors=processors
-        )
-        if key.kind == "prefill":
-            step = functools.partial(
-                prefill_step, program, dict(self.layouts), bucket, scope=key.scope
-            )
-            args: tuple[Any, ...] = (
-                jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
-                jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
-                jax.ShapeDtypeStruct((bucket.seqs, device.NUM_FLOAT_COLUMNS), jnp.float32),
-                tables,
-                *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.full_vocab else ()),
-            )
-        else:
-            verifies = key.kind == "verify"
-            sizes = (bucket,) if verifies else (bucket, 1 if key.full_vocab else self.max_steps)
-            step = functools.partial(
-                STEPS[key.kind], program, dict(self.layouts), *sizes, scope=key.scope
-            )
-            args = (
-                jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
-                jax.ShapeDtypeStruct(
-                    (bucket.seqs, self.program.drafts_a_step(bucket)) if verifies else (), jnp.int32
-                ),
-                tables,
-            )
-        outputs = None
-        if (
-            self.placement.mesh is not None
-        ):  # donated arrays are reused only when they come back as they went
-            outputs = (jax.tree.map(lambda a: a.sharding, self.state), self.placement.replicated)
-        # partial objects have no name; this one is what profiles and compile logs show
-        step.__name__ = f"enginebay_{key.kind}"  # type: ignore[attr-defined]
-        return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(*held, *args)
+            return StepCompiler(self, self._programs).make(key)
 
 
-def _compile(runner: Runner, key: StepKey, lowered: Any) -> Any:
-    compiled = lowered.compile(compiler_options=runner.compile_options)
-    if runner.dump_folder is not None:
-        dump_program(runner.dump_folder, str(key), runner.layouts, lowered, compiled)
-    return compiled
+def _with_full_vocab(keys: Sequence[StepKey], *, warms_full_vocab: bool) -> list[StepKey]:
+    """The keys, and with `warms_full_vocab` those of the same steps that return full-vocabulary log-probabilities."""
+    can_return = [key for key in keys if key.kind != "verify"] if warms_full_vocab else []
+    return list(
+        dict.fromkeys((*keys, *(dataclasses.replace(k, full_vocab=True) for k in can_return)))
+    )
 
 
-def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+def _counted(progress: Report | None, total: int) -> Callable[[StepKey], None]:
+    """What calls `progress` with the number of a program, the total and the program's name."""
+    done = itertools.count(1)
+
+    def told(key: StepKey) -> None:
+        if progress:
+            progress(next(done), total, str(key))
+
+    return told
 
 
 def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:

@@ -31,7 +31,8 @@ from enginebay.runner import device
 from enginebay.runner.step import Layouts, OpsFactory, StepState
 
 if TYPE_CHECKING:
-    from enginebay.runner.runner import DecodeInputs, PrefillInputs, Runner, StepKey
+    from enginebay.runner.keys import StepKey
+    from enginebay.runner.runner import DecodeInputs, PrefillInputs, Runner
 
 log = logging.getLogger("enginebay.runner")
 

@@ -62,6 +62,8 @@ def make_real(engine_pool: EnginePool) -> Callable[..., AbstractContextManager[e
     @contextmanager
     def make(model: Any = BRIEF, **changes: Any) -> Iterator[eSurge]:
         with engine_pool.leases(), eSurge(model, **REAL | changes) as engine:
+            if (REAL | changes).get("compile_runner", True):
+                engine.run_on_engine(engine.engine.warmup)  # what is compiled in the background
             yield engine
             assert_idle(engine)
 

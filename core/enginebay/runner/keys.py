@@ -1,0 +1,85 @@
+"""StepKey: what one compiled step is for, and which other steps its program can serve."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from enginebay.cache import KVLayout
+from enginebay.engine import AttentionProblem
+from enginebay.ops.spec import Bucket
+from enginebay.runner.step import Scope
+from enginebay.runner.verify import draft_rows
+
+Kind = Literal["prefill", "decode", "compact", "verify"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepKey:
+    """What one compiled step is for. "compact" decodes on a copy of the rows' cache.
+
+    `full_vocab`: it returns log-probabilities of the whole vocabulary too; a decode then has one
+    token a row. `names`: its
+    logits processors, None for all.
+    """
+
+    kind: Kind
+    bucket: Bucket
+    scope: Scope = "full"
+    full_vocab: bool = False
+    names: frozenset[str] | None = None
+
+    def __str__(self) -> str:
+        b = self.bucket
+        size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
+        scope = "" if self.scope == "full" else f", {self.scope}"
+        full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{full_vocab}"
+
+    def attention(
+        self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
+    ) -> AttentionProblem:
+        """The bucket and the layouts that its attention sees: those of the copy, if there is one;
+        `by_rows`: drafts are rows.
+        """
+        if self.kind != "compact":
+            return draft_rows(
+                self.bucket
+            ) if by_rows and self.kind == "verify" else self.bucket, layouts
+        rows, length = self.bucket.seqs, self.bucket.max_kv_len
+        small = {
+            name: layout.resized(num_pages=rows, page_size=length)
+            for name, layout in layouts.items()
+        }
+        return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Tokens, rows and context: programs in this order cost more and more."""
+        b = self.bucket
+        return b.tokens, b.seqs, b.max_kv_len, int(b.mode == "mixed")
+
+    def covers(self, other: StepKey) -> bool:
+        """Whether this program serves every step that `other` is for, with more padding."""
+        mine, its = self.bucket, other.bucket
+        alike = dataclasses.replace(self, bucket=its) == other
+        if self.kind == "prefill":
+            mode_serves = mine.max_q_len >= its.max_q_len and mine.mode in (its.mode, "mixed")
+        else:
+            mode_serves = (mine.max_q_len, mine.mode) == (its.max_q_len, its.mode)
+        return (
+            alike
+            and mode_serves
+            and mine.rows_are_pages == its.rows_are_pages
+            and mine.tokens >= its.tokens
+            and mine.seqs >= its.seqs
+            and mine.pages_per_seq >= its.pages_per_seq
+            and mine.max_kv_len >= its.max_kv_len
+        )
+
+
+def covering(keys: Iterable[StepKey]) -> list[StepKey]:
+    """The fewest of the keys that together cover all of them."""
+    keys = list(dict.fromkeys(keys))
+    return [key for key in keys if not any(o != key and o.covers(key) for o in keys)]
