@@ -68,11 +68,12 @@ def llm(on_pages: Changing) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def fake() -> Iterator[LLM]:
     """The same model's tokenizer behind an engine that is none."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # other tests of this module make real engines
         install(patch)
-        with LLM(BRIEF, engine="oengine", **SMALL) as llm:
-            yield llm
-            assert_idle(llm)
+        llm = LLM(BRIEF, engine="oengine", **SMALL)
+    with llm:
+        yield llm
+        assert_idle(llm)
 
 
 @pytest.fixture(scope="module")
