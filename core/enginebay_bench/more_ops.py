@@ -73,9 +73,7 @@ def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
 
 def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
-    """Queries and keys of the step's tokens rotated, keys and values put into a paged cache, which
-    is donated.
-    """
+    """Queries and keys are rotated, keys and values put into a paged cache, which is donated."""
     layer, rows = shape.layer, shape.num_tokens()
     spec = RopeSpec(layer.rope_theta, layer.head_dim)
     written = kv_write_problem(shape, setting)

@@ -86,6 +86,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         what = "-2 to 2; on tokens of the output"
         group.add_argument(f"--{name}-penalty", type=float, default=0.0, metavar="X", help=what)
     group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
+    _add_completion_arguments(group)
+    _add_structure_arguments(parser)
+    _add_logprobs_arguments(group)
+
+
+def _add_completion_arguments(group: argparse._ArgumentGroup) -> None:
+    """Flags for the number of completions, and for what ends one."""
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
     group.add_argument(
         "--best-of",
@@ -110,7 +117,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", help="run through end-of-sequence tokens"
     )
-    _add_structure_arguments(parser)
+
+
+def _add_logprobs_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--logprobs",
         type=int,

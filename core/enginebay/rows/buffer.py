@@ -66,11 +66,10 @@ class SequenceBuffer:
         page_sizes: Sequence[int],
         sharding: Any = None,
     ) -> None:
-        """`page_sizes` has the page size of each cache group. Raises InputError for a count below
-        1.
+        """`page_sizes`: the page size of each cache group. Raises InputError for a count below 1.
 
-        `sharding` (a jax.sharding.Sharding) says where the device arrays go that are packed from this table; None is JAX's
-        default device.
+        `sharding` (a jax.sharding.Sharding) places the device arrays packed from this table; None
+        is JAX's default device.
         """
         _check_counts([max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size], page_sizes)
         self.max_num_reqs = max_num_reqs

@@ -45,8 +45,7 @@ def verify_step(
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
-    """The tokens that decoding would give each row, for as long as they are the drafts, and one
-    more.
+    """The tokens that decoding would give each row, while they are the drafts, and one more.
 
     row_ids int32 [S], R on padding, which comes last; draft_ids int32 [S, P W - 1], at least one a
     row, then -1, for up to P = program.draft_passes passes of the model, each of W =
@@ -75,37 +74,32 @@ def verify_step(
         num_fed = jnp.where(real, 1 + (guessed[:, :-1] >= 0).sum(axis=1, dtype=jnp.int32), 0)
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
         fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
-        ops = program.make_ops(fed.bucket, layouts)
-        hidden, cache = program.model.hidden(weights, ops, fed.token_ids, cache, fed.batches)
-        logits = program.model.logits(
-            weights, ops, hidden if fed.places is None else hidden[fed.places]
-        )
+        logits, cache = _run_model(program, layouts, weights, cache, fed)
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = _advanced(rows, guessed, new.tokens)
-        new = dataclasses.replace(
-            new, tokens=kept, full_vocab=None
-        )  # rows that ask for wide ones are not drafted
+        # Rows that ask for the whole vocabulary's log-probabilities are not drafted.
+        new = dataclasses.replace(new, tokens=kept, full_vocab=None)
         put = functools.partial(
             jax.lax.dynamic_update_slice_in_dim, start_index=number * width, axis=1
         )
         more = guesses[:, jnp.minimum(number + 1, passes - 1), 0] >= 0
-        return (
-            number + 1,
-            cache,
-            rows,
-            jax.tree.map(put, sampled, new),
-            (holds & more | ~real).all(),
-        )
+        holds = (holds & more | ~real).all()
+        return number + 1, cache, rows, jax.tree.map(put, sampled, new), holds
 
-    shape, vocab_size = (len(row_ids), passes * width), program.model.info.vocab_size
-    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.returns_logits else None
-    empty = Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits)
+    empty = _nothing_sampled(program, (len(row_ids), passes * width))
     start = (jnp.int32(0), state.cache, state.rows.take(row_ids, 0), empty, jnp.bool_(True))
     _, cache, rows, sampled, _ = (
         one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
     )
     return StepState(cache, state.rows.put(row_ids, rows), state.processor_state), sampled
+
+
+def _nothing_sampled(program: Program, shape: tuple[int, int]) -> Sampled:
+    """Results of a step of `shape` [S, tokens] before its first pass: every token is -1."""
+    vocab_size = program.model.info.vocab_size
+    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.returns_logits else None
+    return Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits)
 
 
 class _Fed(NamedTuple):
@@ -118,6 +112,16 @@ class _Fed(NamedTuple):
     batches: Mapping[str, AttnBatch]
     token_ids: jax.Array
     places: jax.Array | None
+
+
+def _run_model(
+    program: Program, layouts: Layouts, weights: Weights, cache: ModelCache, fed: _Fed
+) -> tuple[jax.Array, ModelCache]:
+    """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the cache behind them."""
+    ops = program.make_ops(fed.bucket, layouts)
+    hidden, cache = program.model.hidden(weights, ops, fed.token_ids, cache, fed.batches)
+    places = hidden if fed.places is None else hidden[fed.places]
+    return program.model.logits(weights, ops, places), cache
 
 
 def _as_chunks(

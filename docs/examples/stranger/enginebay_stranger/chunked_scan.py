@@ -84,7 +84,7 @@ class ChunkedScan:
         scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """q [T, Hq, D] -> (out [T, Hq, D], the cache as it came, log-sum-exp f32 [T, Hq] or None)."""
+        """q [T, Hq, D] -> (out [T, Hq, D], the same cache, log-sum-exp f32 [T, Hq] or None)."""
         size = config.key_chunk
         tokens, kv_heads, group = q.shape[0], spec.num_kv_heads, spec.group
         row = jnp.minimum(batch.seq_ids, batch.bucket.seqs - 1)
@@ -109,9 +109,8 @@ class ChunkedScan:
             keys, chunk = (
                 x.astype(jnp.float32).reshape(tokens, size, kv_heads, -1) for x in (keys, chunk)
             )
-            chunk = jnp.where(
-                visible[:, :, None, None], chunk, 0
-            )  # a place nobody wrote may hold a NaN
+            # A place that was never written may hold a NaN.
+            chunk = jnp.where(visible[:, :, None, None], chunk, 0)
             scores = jnp.where(
                 visible[:, None, None], jnp.einsum("thgd,tchd->thgc", queries, keys), LOWEST
             )
@@ -121,18 +120,14 @@ class ChunkedScan:
             values = values * shrink[..., None] + jnp.einsum("thgc,tchd->thgd", weights, chunk)
             return (highest, total * shrink + weights.sum(axis=-1), values), None
 
-        start = (
-            jnp.full(queries.shape[:3], LOWEST),
-            jnp.zeros(queries.shape[:3]),
-            jnp.zeros(queries.shape),
-        )
+        rows = queries.shape[:3]
+        start = (jnp.full(rows, LOWEST), jnp.zeros(rows), jnp.zeros(queries.shape))
         starts = jnp.arange(0, batch.bucket.max_kv_len, size)
         (maximum, total, values), _ = jax.lax.scan(add_chunk, start, starts)
         out = jnp.where(total[..., None] > 0, values / jnp.maximum(total, 1e-30)[..., None], 0)
-        lse = jnp.where(total > 0, maximum + jnp.log(jnp.maximum(total, 1e-30)), -jnp.inf).reshape(
-            tokens, -1
-        )
-        return out.reshape(q.shape).astype(q.dtype), cache, lse if spec.return_lse else None
+        lse = jnp.where(total > 0, maximum + jnp.log(jnp.maximum(total, 1e-30)), -jnp.inf)
+        lse = lse.reshape(tokens, -1) if spec.return_lse else None
+        return out.reshape(q.shape).astype(q.dtype), cache, lse
 
 
 chunked_scan = ChunkedScan()
