@@ -27,8 +27,9 @@ def logprobs_are_the_models(subject: EngineSubject) -> None:
     others do not ask.
 
     Their prompts are cut into chunks, and whatever chooses the tokens changes nothing of it. An
-    engine that does not declare log-probabilities refuses them. One that declares wide ones tells
-    those of prompts, which the cache may have, and of the whole vocabulary.
+    engine that does not declare log-probabilities refuses them. One that declares
+    full_vocab_logprobs tells those of prompts, which the cache may have, and of the whole
+    vocabulary.
     """
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=13)
     kinds = (greedy, seeded, penalised)

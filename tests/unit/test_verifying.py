@@ -193,7 +193,7 @@ def test_drafts_are_rows_where_attention_leaves_writing_to_others(
 
 
 def test_drafts_and_wide_log_probabilities_are_warmed_up_together() -> None:
-    """Steps that verify tell no wide ones: rows that ask for them are not drafted."""
+    """Rows that request full-vocabulary log-probabilities are not drafted."""
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1}
     with LLM(LEAST, engine="oengine", sampler="greedy", full_vocab_logprobs=True, **sizes) as llm:
         runner = llm.engine.runner

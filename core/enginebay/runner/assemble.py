@@ -13,8 +13,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
 from enginebay.runner.full_vocab import full_vocab_decode, full_vocab_prefill
-from enginebay.runner.rowwriter import RowUpdate
-from enginebay.runner.runner import DecodeInputs, KnownTokens, PrefillInputs
+from enginebay.runner.inputs import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
 from enginebay.runner.scoping import Need
 from enginebay.runner.step import SCOPES
 from enginebay.types import FrozenSampling

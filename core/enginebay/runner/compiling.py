@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from enginebay.cache import KVLayout
 from enginebay.runner import device
 from enginebay.runner.ahead import compile_ahead
 from enginebay.runner.dump import dump_program
+from enginebay.runner.inputs import RunnerView
 from enginebay.runner.keys import Kind, StepKey
 from enginebay.runner.step import (
     Sampled,
@@ -23,9 +24,6 @@ from enginebay.runner.step import (
     prefill_step,
 )
 from enginebay.runner.verify import verify_step
-
-if TYPE_CHECKING:
-    from enginebay.runner.runner import Runner
 
 STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
     "prefill": prefill_step,
@@ -47,7 +45,7 @@ class StepCompiler:
     that are dropped, do not change what it makes. So it may be used on another thread.
     """
 
-    def __init__(self, runner: Runner, programs: Programs) -> None:
+    def __init__(self, runner: RunnerView, programs: Programs) -> None:
         """`programs`: where the runner looks for them."""
         self._program, self._placement = runner.program, runner.placement
         self._layouts = dict(runner.layouts)

@@ -70,5 +70,7 @@ class LaunchedStep(Pending):
 
     def _wide(self) -> FullVocab:
         if self._sampled.full_vocab is None:
-            raise InternalError("wide log-probabilities are read of a step that does not tell them")
+            raise InternalError(
+                "full-vocabulary log-probabilities are read from a step that does not return them"
+            )
         return self._sampled.full_vocab

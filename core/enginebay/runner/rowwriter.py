@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +15,10 @@ import numpy as np
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.processor import IS_USED, ProcessorState, RowValues
 from enginebay.runner import device
-
-if TYPE_CHECKING:
-    from enginebay.runner.runner import KnownTokens, Runner
+from enginebay.runner.inputs import KnownTokens, RunnerView
 
 HISTORY = "history"
 """The program that writes a row's history; the others have the names of processors."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RowUpdate:
-    """Fields of logits processors to write to a row."""
-
-    row: int
-    values: tuple[RowValues, ...]
 
 
 class RowWriter:
@@ -39,7 +29,7 @@ class RowWriter:
     row is another request's.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: RunnerView) -> None:
         self._runner = runner
         self._programs: dict[str, Any] = {}
         self._used: dict[int, frozenset[str]] = {}

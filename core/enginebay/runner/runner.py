@@ -25,12 +25,12 @@ from enginebay.processor import Sizes, empty_rows
 from enginebay.runner.compiling import StepCompiler
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import make_writable
-from enginebay.runner.full_vocab import FullVocabInputs
+from enginebay.runner.inputs import DecodeInputs, PrefillInputs
 from enginebay.runner.keys import StepKey, covering
 from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
-from enginebay.runner.rowwriter import RowUpdate, RowWriter
-from enginebay.runner.scoping import UNKNOWN, Need, Scoping
+from enginebay.runner.rowwriter import RowWriter
+from enginebay.runner.scoping import Need, Scoping
 from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
@@ -43,62 +43,15 @@ Report = Callable[[int, int, str], None]
 """Told of each program that is compiled: how many there are now, of how many, and its name."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KnownTokens:
-    """The first tokens of a row, int32, which no chunk brings."""
-
-    row: int
-    token_ids: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefillInputs:
-    """Host arrays of a prefill call; see `prefill_step`. `known` is written to the rows' history
-    before, and `used`, an entry for each row that samples, becomes all that these rows have of
-    logits processors.
-
-    `returns_logprobs`: a row asks for log-probabilities, so that they are sent to the host with the
-    tokens. `need`: the least that serves the rows. `wide`: what a wide step is asked for.
-    """
-
-    token_ids: np.ndarray
-    ints: np.ndarray
-    floats: np.ndarray
-    tables: Mapping[str, np.ndarray]
-    known: tuple[KnownTokens, ...] = ()
-    returns_logprobs: bool = False
-    need: Need = UNKNOWN
-    used: tuple[RowUpdate, ...] = ()
-    full_vocab: FullVocabInputs | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DecodeInputs:
-    """Host arrays of a decode call; see `decode_step`, and PrefillInputs. `updates` are written
-    before.
-
-    With `draft_ids` they are those of a `verify_step`.
-    """
-
-    row_ids: np.ndarray
-    num_steps: int
-    tables: Mapping[str, np.ndarray]
-    returns_logprobs: bool = False
-    need: Need = UNKNOWN
-    updates: tuple[RowUpdate, ...] = ()
-    full_vocab: FullVocabInputs | None = None
-    draft_ids: np.ndarray | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class RunnerSettings:
     """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most
     tokens of a row.
 
     `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on
-    some steps. `dump_step`: the folder that every compiled program is described in. `warms_full_vocab`:
-    compile_all makes the programs for wide log-probabilities too. `title`: engine and kernels, for
-    whoever waits for a program.
+    some steps. `dump_step`: the folder that every compiled program is described in.
+    `warms_full_vocab`: compile_all makes the programs for full-vocabulary log-probabilities too.
+    `title`: engine and kernels, for whoever waits for a program.
     """
 
     num_rows: int
@@ -341,7 +294,9 @@ class Runner:
 
 
 def _with_full_vocab(keys: Sequence[StepKey], *, warms_full_vocab: bool) -> list[StepKey]:
-    """The keys, and with `warms_full_vocab` those of the same steps that return full-vocabulary log-probabilities."""
+    """The keys, and with `warms_full_vocab` those of the same steps that return full-vocabulary
+    log-probabilities.
+    """
     can_return = [key for key in keys if key.kind != "verify"] if warms_full_vocab else []
     return list(
         dict.fromkeys((*keys, *(dataclasses.replace(k, full_vocab=True) for k in can_return)))

@@ -17,7 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,9 @@ from enginebay.model import Model, Weights
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay.runner import device
+from enginebay.runner.inputs import DecodeInputs, PrefillInputs, RunnerView
+from enginebay.runner.keys import StepKey
 from enginebay.runner.step import Layouts, OpsFactory, StepState
-
-if TYPE_CHECKING:
-    from enginebay.runner.keys import StepKey
-    from enginebay.runner.runner import DecodeInputs, PrefillInputs, Runner
 
 log = logging.getLogger("enginebay.runner")
 
@@ -223,7 +221,7 @@ class Shadow:
         self._num_failed = 0
         self._error: str | None = None
 
-    def watch(self, runner: Runner, key: StepKey, inputs: PrefillInputs | DecodeInputs) -> None:
+    def watch(self, runner: RunnerView, key: StepKey, inputs: PrefillInputs | DecodeInputs) -> None:
         """Called before a step is launched: the first of each phase is sampled, and then every
         1/share-th.
 
@@ -262,7 +260,7 @@ class Shadow:
         )
 
     def _compare(
-        self, runner: Runner, key: StepKey, inputs: PrefillInputs | DecodeInputs, phase: _Phase
+        self, runner: RunnerView, key: StepKey, inputs: PrefillInputs | DecodeInputs, phase: _Phase
     ) -> None:
         layouts, bucket = dict(runner.layouts), key.bucket
         forms = (
@@ -300,7 +298,7 @@ class Shadow:
 
     def _run(
         self,
-        runner: Runner,
+        runner: RunnerView,
         key: Any,
         what: Any,
         function: Callable[..., Any],
@@ -330,8 +328,6 @@ class Shadow:
 
 def _arrays(inputs: PrefillInputs | DecodeInputs) -> tuple[jax.Array, ...]:
     """What `capture` takes of a step's host arrays."""
-    from enginebay.runner.runner import DecodeInputs
-
     if isinstance(inputs, DecodeInputs):
         return (jnp.asarray(inputs.row_ids),)
     columns = inputs.token_ids, inputs.ints[:, device.Q_LEN], inputs.ints[:, device.KV_LEN]

@@ -102,8 +102,8 @@ class Program:
     processors: Processors = ()
     """Logits processors in the order in which they are applied."""
     full_vocab: bool = False
-    """Whether its steps tell wide log-probabilities too; a decode then has room for one token a
-    row.
+    """Whether its steps return full-vocabulary log-probabilities too; a decode then has room for
+    one token a row.
     """
     rows_at_once: int | None = None
     """The platform's: how many rows logits processors are given at a time."""
