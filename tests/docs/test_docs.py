@@ -27,6 +27,22 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
+def anchors(path: Path) -> set[str]:
+    """What a link may name behind "#": the headings of a page, as GitHub writes them."""
+    text = re.sub(
+        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    """Whether a link of a page names a file that exists and, of another page, a heading."""
+    file, _, anchor = target.partition("#")
+    there = path.parent / file if file else path
+    return there.exists() and (not anchor or anchor in anchors(there))
+
+
 def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
@@ -117,10 +133,8 @@ def test_layers_of_the_architecture_page_are_those_that_are_held() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
-    targets = [
-        t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t and t[0] != "#"
-    ]
-    assert not [t for t in targets if not (path.parent / t.split("#")[0]).exists()]
+    targets = [t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t]
+    assert not [t for t in targets if not leads_somewhere(path, t)]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
