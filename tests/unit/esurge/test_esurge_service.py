@@ -150,7 +150,7 @@ def test_figures_are_each_engines_own(
     before = engine.get_metrics_summary()
     fresh.initiate()
     others = fresh.get_metrics_summary()
-    engine.generate(PROMPTS, GREEDY_ON)
+    outputs = engine.generate(PROMPTS, GREEDY_ON)
     after = engine.get_metrics_summary()
     assert list(after) == [
         *("requests_per_second", "average_latency", "average_ttft", "average_throughput"),
@@ -160,10 +160,18 @@ def test_figures_are_each_engines_own(
     ]
     assert after["total_completed"] - before["total_completed"] == 4
     assert after["total_tokens"] - before["total_tokens"] == 64
-    assert 0 < after["average_ttft"] < after["average_latency"]
-    assert after["requests_per_second"] > 0 < after["average_throughput"]
+    for name, values in {
+        "average_latency": [output.processing_time for output in outputs],
+        "average_ttft": [output.first_token_time or 0.0 for output in outputs],
+        "average_throughput": [output.tokens_per_second for output in outputs],
+    }.items():
+        total, total_before = (one[name] * one["total_completed"] for one in (after, before))
+        assert min(values) > 0
+        assert total - total_before == pytest.approx(sum(values)), name
+    assert after["requests_per_second"] > 0
     assert after["active_requests"] == after["queue_size"] == after["running_requests"] == 0
-    assert fresh.get_metrics_summary()["total_completed"] == others["total_completed"]
+    assert fresh.get_metrics_summary() == others
+    assert not any(others.values())
 
 
 def test_an_extra_end_of_sequence_ends_a_request(
