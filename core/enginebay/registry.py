@@ -15,7 +15,7 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
-from enginebay.config import AUTO
+from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError, PluginError, explain, unknown_name
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from enginebay.config import TemplateLimits
+from enginebay.config_sections import TemplateLimits
 from enginebay.errors import RequestError, explain
 from enginebay.worker.chat import Chat, ChatRenderer, Message
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from enginebay.config import PHASES
+from enginebay.config_sections import PHASES
 from enginebay.errors import InputError, explain, unknown_name
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 

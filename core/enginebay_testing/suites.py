@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from enginebay.cache import KVLayout
-from enginebay.config import Choice, EngineConfig
+from enginebay.config import EngineConfig
+from enginebay.config_sections import Choice
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
 from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.ops.caps import Env

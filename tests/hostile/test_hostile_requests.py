@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from enginebay import LLM, SamplingParams
-from enginebay.config import TemplateLimits, make_config
+from enginebay.config import make_config
+from enginebay.config_sections import TemplateLimits
 from enginebay.text import Tokenizer
 from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import BRIEF, DEMO

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enginebay.cache import HndLayout, KVLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.kernels import ChosenKernels
-from enginebay.config import PHASES
+from enginebay.config_sections import PHASES
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from enginebay.config import TemplateLimits
+from enginebay.config_sections import TemplateLimits
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.text import Tokenizer
 from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits

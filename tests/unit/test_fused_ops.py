@@ -16,7 +16,8 @@ from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED, Part, choose_fused
 from enginebay.compose.kernels import ChosenKernels
-from enginebay.config import AUTO, PHASES, make_config
+from enginebay.config import make_config
+from enginebay.config_sections import AUTO, PHASES
 from enginebay.errors import UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.model import ModelInfo

@@ -15,7 +15,7 @@ import pytest
 from enginebay import SamplingParams
 from enginebay.compose.composition import Composed
 from enginebay.compose.guarded import GuardedLibrary
-from enginebay.config import GuidedLimits
+from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Structure
 from enginebay.llm.guide import Guides

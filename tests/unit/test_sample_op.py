@@ -15,7 +15,8 @@ import pytest
 
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_plain
-from enginebay.config import Choice, EngineConfig
+from enginebay.config import EngineConfig
+from enginebay.config_sections import Choice
 from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
 from enginebay.ops.sampling import gumbel_noise

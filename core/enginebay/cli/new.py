@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from enginebay.config import AUTO
+from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, explain, unknown_name
 
 KINDS: Mapping[str, str] = {

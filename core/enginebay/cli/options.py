@@ -8,7 +8,8 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from enginebay.config import PHASES, Choice, EngineConfig, make_config, merge, read_toml
+from enginebay.config import EngineConfig, make_config, merge, read_toml
+from enginebay.config_sections import PHASES, Choice
 from enginebay.errors import InputError, explain
 
 

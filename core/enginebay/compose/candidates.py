@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from enginebay.config import AUTO, EngineConfig
+from enginebay.config import EngineConfig
+from enginebay.config_sections import AUTO
 from enginebay.errors import PluginError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate

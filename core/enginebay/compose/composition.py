@@ -25,7 +25,8 @@ from enginebay.compose.sampling_defaults import (
 )
 from enginebay.compose.shadowing import ChosenShadow, choose_shadow
 from enginebay.compose.tuned import BucketConfig, bucket_configs
-from enginebay.config import AUTO, NO_PROPOSER, EngineConfig, KernelChoice, Reason
+from enginebay.config import NO_PROPOSER, EngineConfig, Reason
+from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily

@@ -17,7 +17,8 @@ from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import find_family, make_sampler
 from enginebay.compose.kernels import ChosenKernels, choose_kernels
 from enginebay.compose.resolve import NamedFact, pick
-from enginebay.config import PHASES, Choice, EngineConfig
+from enginebay.config import EngineConfig
+from enginebay.config_sections import PHASES, Choice
 from enginebay.engine import AttentionProblem
 from enginebay.model import Model
 from enginebay.ops.caps import Caps, Env

@@ -11,7 +11,8 @@ from typing import Any
 from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.negotiate import PlanSteps, why_not
-from enginebay.config import PHASES, EngineConfig
+from enginebay.config import EngineConfig
+from enginebay.config_sections import PHASES
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, explain
 from enginebay.model import Model, ModelInfo

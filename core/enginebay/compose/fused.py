@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from enginebay.config import AUTO, Reason
+from enginebay.config import Reason
+from enginebay.config_sections import AUTO
 from enginebay.ops.bound import AddRmsNormOp, RmsNormOp
 from enginebay.ops.select import Candidate, choose
 

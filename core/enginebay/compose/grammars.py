@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from enginebay.compose.guarded import GuardedLibrary
-from enginebay.config import AUTO, EngineConfig, GuidedLimits
+from enginebay.config import EngineConfig
+from enginebay.config_sections import AUTO, GuidedLimits
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.registry import Entry, Registry

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.compose.masks import FollowedGrammar, Mask, MaskWorker
-from enginebay.config import GuidedLimits
+from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, UnsupportedError, explain
 from enginebay.grammar import Grammar, Structure

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.config import PHASES, EngineConfig, Reason
+from enginebay.config import EngineConfig, Reason
+from enginebay.config_sections import PHASES
 from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of

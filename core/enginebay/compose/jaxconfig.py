@@ -16,7 +16,7 @@ from jax._src.compilation_cache_interface import CacheInterface
 from jax.experimental.compilation_cache import compilation_cache
 
 from enginebay.compose.folders import cache_folder, make_private
-from enginebay.config import AUTO
+from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError, explain
 
 log = logging.getLogger("enginebay.compose")

@@ -13,7 +13,8 @@ from enginebay.compose.fused import FUSED_OPS, Part, choose_fused
 from enginebay.compose.import_paths import check_import_paths, with_import_paths
 from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
 from enginebay.compose.tuned import load_tuned
-from enginebay.config import AUTO, EngineConfig, KernelChoice, Reason
+from enginebay.config import EngineConfig, Reason
+from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, UnsupportedError, explain, unknown_name
 from enginebay.model import ModelInfo

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.config import GuidedLimits
+from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits

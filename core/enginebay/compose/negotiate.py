@@ -11,7 +11,8 @@ from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.candidates import candidates, interpreted_names
-from enginebay.config import AUTO, PHASES, EngineConfig, KernelChoice, Reason
+from enginebay.config import EngineConfig, Reason
+from enginebay.config_sections import AUTO, PHASES, KernelChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, explain, unknown_name
 from enginebay.ops.bound import AttentionImpl

@@ -11,7 +11,8 @@ from enginebay.compose.composition import Plan
 from enginebay.compose.fused import COMPOSED, FUSED_OPS
 from enginebay.compose.import_paths import import_path
 from enginebay.compose.negotiate import why_not
-from enginebay.config import PHASES, Reason
+from enginebay.config import Reason
+from enginebay.config_sections import PHASES
 from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from enginebay.config import AUTO, EngineConfig
+from enginebay.config import EngineConfig
+from enginebay.config_sections import AUTO
 from enginebay.errors import PluginError, UnsupportedError, explain
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry

@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.config import AUTO, EngineConfig, Reason
+from enginebay.config import EngineConfig, Reason
+from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError, RequestError, explain, unknown_name
 from enginebay.processor import LogitsProcessor, Processors, RowFacts, RowValues, row_values
 from enginebay.registry import Entry, Registry

@@ -7,7 +7,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.config import AUTO, NO_PROPOSER, Choice, EngineConfig, Reason
+from enginebay.config import NO_PROPOSER, EngineConfig, Reason
+from enginebay.config_sections import AUTO, Choice
 from enginebay.errors import ConfigError, explain
 
 MAX_AUTO_MODEL_LEN = 4096

@@ -13,7 +13,8 @@ from enginebay.compose.candidates import candidates
 from enginebay.compose.import_paths import with_import_paths
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.negotiate import why_not
-from enginebay.config import PHASES, EngineConfig, Reason
+from enginebay.config import EngineConfig, Reason
+from enginebay.config_sections import PHASES
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, explain, unknown_name
 from enginebay.model import ModelInfo

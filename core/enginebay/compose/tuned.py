@@ -14,7 +14,7 @@ from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.folders import cache_folder
-from enginebay.config import AUTO
+from enginebay.config_sections import AUTO
 from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, explain
 from enginebay.ops.bound import AttentionImpl

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from enginebay.compose.guarded import GuardedLibrary
-from enginebay.config import GuidedLimits
+from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, explain
 from enginebay.grammar import Form, Grammar, Structure

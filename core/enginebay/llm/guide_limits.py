@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from enginebay.config import GuidedLimits
+from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, explain
 from enginebay.grammar import Form
 

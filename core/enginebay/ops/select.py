@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from enginebay.config import AUTO, Reason
+from enginebay.config import Reason
+from enginebay.config_sections import AUTO
 from enginebay.errors import UnsupportedError, explain, unknown_name
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enginebay.config import TemplateLimits
+from enginebay.config_sections import TemplateLimits
 from enginebay.errors import EnginebayError, RequestError, UnsupportedError, explain
 from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 

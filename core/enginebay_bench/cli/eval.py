@@ -20,7 +20,8 @@ from enginebay.cli.options import (
     traced,
 )
 from enginebay.cli.show import print_table, progress
-from enginebay.config import PHASES, EngineConfig, make_config, read_toml
+from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config_sections import PHASES
 from enginebay.errors import InputError, explain
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from enginebay.cli.rows import Rows
 from enginebay.cli.show import INTERRUPTED, interruptible, progress
-from enginebay.config import AUTO, make_config
+from enginebay.config import make_config
+from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, explain, unknown_name
 from enginebay_testing.report import has_text
 

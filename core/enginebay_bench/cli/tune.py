@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from enginebay.cli.command import Command
 from enginebay.cli.rows import Rows
 from enginebay.cli.show import INTERRUPTED, interruptible, progress
-from enginebay.config import AUTO, make_config, read_toml
+from enginebay.config import make_config, read_toml
+from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, explain
 from enginebay_bench.cli.kernels import (
     Session,

@@ -21,7 +21,8 @@ from enginebay.cache import NhdLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
-from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig, KernelChoice
+from enginebay.config import DEFAULT_AXIS_RULES, EngineConfig
+from enginebay.config_sections import KernelChoice
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.registry import load_registry
