@@ -1,6 +1,4 @@
-"""eSurge: the documented face over the paged engine: requests by id, made to fit, in a service that
-can pause.
-"""
+"""eSurge: the documented face over the paged engine: requests by id, and a service that pauses."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import jax.numpy as jnp
@@ -39,13 +36,11 @@ log = logging.getLogger("enginebay.esurge")
 
 
 class eSurge:  # noqa: N801  # the name its users know
-    """Requests by id over the paged engine, batched as they come, with prompts that are made to fit
-    the context.
+    """Requests by id over the paged engine, batched as they come; prompts are made to fit.
 
     `model` is a folder, a hub id, "demo", or an open `enginebay.model.Checkpoint`, which needs a
-    `tokenizer`. The model is loaded and compiled here; `initiate()` starts serving, as does a
-    `with` block. Every method may be called from any thread. docs/esurge.md says what each option
-    does; one that cannot be honoured is refused unless it is the default.
+    `tokenizer`. It is loaded and compiled here; `initiate()` or a `with` block starts serving. Any
+    thread may call any method. docs/esurge.md explains the options; unserved ones are refused.
     """
 
     def __init__(
@@ -115,8 +110,7 @@ class eSurge:  # noqa: N801  # the name its users know
         self._serving = Serving(self._service, self._tokenizer)
         self._profiler = Profiler(self._service)
         self._monitoring = Monitoring(self._service, self._serving.totals, self._name)
-        # One that nobody terminated, at exit too: no thread, server or trace may outlive it, or
-        # JAX.
+        # Also when it is never terminated: no thread, server or trace may outlive it, or JAX.
         for stop in (self._monitoring.stop, self._profiler.stop, self._service.stop):
             weakref.finalize(self, stop)
 
@@ -129,12 +123,7 @@ class eSurge:  # noqa: N801  # the name its users know
         self.initiate()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.terminate()
 
     @property
@@ -164,15 +153,11 @@ class eSurge:  # noqa: N801  # the name its users know
 
     @property
     def audience(self) -> Audience:
-        """Who is told of the engine's work: add an observer (enginebay.loop.observer), or remove
-        it.
-        """
+        """Observers of the engine's work (enginebay.loop.observer): add one, or remove it."""
         return self._service.audience
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
-        """Run a function on the engine's thread between steps, or here when nothing runs, and
-        return its result.
-        """
+        """The result of a function on the engine's thread, between steps; here if nothing runs."""
         return self._service.call(function)
 
     @property
@@ -186,9 +171,7 @@ class eSurge:  # noqa: N801  # the name its users know
         return self._service.num_requests[1]
 
     def initiate(self) -> None:
-        """Start serving, or go on after a pause; nothing happens when it runs. The thread is a
-        daemon and idles at no cost.
-        """
+        """Start serving, or go on after a pause, unless it runs. The daemon thread idles free."""
         self._service.start()
         self._serving.totals.begin()
 
@@ -203,8 +186,7 @@ class eSurge:  # noqa: N801  # the name its users know
     def pause(self) -> None:
         """Stop launching; requests stay where they are, and can be aborted. New ones are refused.
 
-        With destroy_pages_on_pause the cache's memory is freed, unless a request has its beginning
-        in it.
+        With destroy_pages_on_pause the cache's memory is freed, unless a request begins in it.
         """
         self._service.pause()
 
@@ -222,8 +204,7 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: Priorities = 0,
         tenant: Tenants = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (texts, or lists of token ids); one output each, in the order of the
-        prompts.
+        """Complete prompts (texts, or lists of token ids); one output each, in their order.
 
         sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed
         once. `use_tqdm` shows a progress bar for several prompts on a terminal. `priority` (larger
@@ -247,21 +228,16 @@ class eSurge:  # noqa: N801  # the name its users know
         priority: int = 0,
         tenant: str | None = None,
     ) -> Updates:
-        """Complete one prompt; an output with delta_text for each part, and the last one
-        `finished`.
+        """Complete one prompt; outputs with delta_text for each part, the last one `finished`.
 
-        Checked and queued at once, with the errors of generate(), and ValueError for none or
-        several prompts. A slow reader loses nothing. Closing the iterator, or letting go of it,
-        ends the request.
+        Checked and queued at once, with the errors of generate(), and ValueError unless it is one
+        prompt. A slow reader loses nothing. Closing or dropping the iterator ends the request.
         """
         self._service.check_running()
         listed = as_prompts(prompts)
         if len(listed) != 1:
-            raise RequestError(
-                explain(
-                    f"{len(listed)} prompts to stream", "one", "Use generate, or a stream for each."
-                )
-            )
+            given = f"{len(listed)} prompts to stream"
+            raise RequestError(explain(given, "one", "Use generate, or a stream for each."))
         turns = priorities_of(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
         if job.choice is not None:
@@ -282,9 +258,8 @@ class eSurge:  # noqa: N801  # the name its users know
     ) -> Any:
         """Answer a conversation: a RequestOutput, or with `stream` an iterator of them.
 
-        `tools` are descriptions of functions for the chat template; `chat_template` is Jinja text
-        in place of the model's. ValueError for messages that are empty or malformed,
-        NoTemplateError (a RuntimeError) without a template.
+        `tools` describe functions for the chat template; `chat_template` is Jinja text in place of
+        the model's. ValueError: empty or malformed messages; NoTemplateError: no template.
         """
         self._service.check_running()
         if chat_template is None and not self._tokenizer.has_chat_template:
@@ -299,8 +274,7 @@ class eSurge:  # noqa: N801  # the name its users know
         )[0]
 
     def abort_request(self, request_id: str) -> None:
-        """End a request, waiting or running, with all its completions; whoever waits for it gets
-        what there is.
+        """End a request, waiting or running, and all its completions; readers get what there is.
 
         An id that is not under way is left alone.
         """
@@ -329,11 +303,9 @@ class eSurge:  # noqa: N801  # the name its users know
         self._jobs.callback = callback
 
     def get_metrics_summary(self) -> dict[str, Any]:
-        """What this engine has served and is serving, times in seconds; {"error": ...} when it was
-        never initiated.
+        """What this engine served and serves, times in seconds; {"error": ...} if never initiated.
 
-        Requests per second are those of the last minute. Failed are those that were aborted, left,
-        or ended by an error.
+        Requests per second are of the last minute. Failed: aborted, left, or ended by an error.
         """
         totals = self._serving.totals
         if not totals.has_begun:
@@ -368,12 +340,10 @@ class eSurge:  # noqa: N801  # the name its users know
         grafana_datasource_uid: str | None = None,
         grafana_datasource_url: str | None = None,
     ) -> dict[str, str]:
-        """Watch the engine; the addresses of what can be looked at: "prometheus", "grafana". Once
-        started it changes nothing.
+        """Watch the engine; addresses to look at: "prometheus", "grafana". Once started, no change.
 
-        docs/esurge.md tells what each argument does. What is not installed is left out with a
-        warning in the log; ValueError for a wrong value, a port that is taken or a log that cannot
-        be written, and then nothing is left.
+        docs/esurge.md explains each argument. What is not installed is left out with a warning;
+        ValueError, with nothing left, for a wrong value, a taken port or an unwritable log.
         """
         return self._monitoring.start(
             MonitoringSettings(
@@ -395,16 +365,14 @@ class eSurge:  # noqa: N801  # the name its users know
         host_tracer_level: int | None = None,
         python_tracer_level: int | None = None,
     ) -> None:
-        """Trace the next `num_batches` scheduler updates with JAX's profiler into a folder, which
-        is then written at once.
+        """Trace the next `num_batches` scheduler updates with JAX's profiler into a folder.
 
-        BusyError (a RuntimeError) while this process is profiled, ValueError for less than one
-        batch.
+        BusyError (a RuntimeError) while this process is profiled, ValueError for num_batches < 1.
         """
         self._profiler.start(output_dir, num_batches, host_tracer_level, python_tracer_level)
 
     def stop_profiling(self) -> None:
-        """End a profile before its time, and write what it has; nothing happens when there is none."""
+        """End a profile before its time, and write what it has; without one nothing happens."""
         self._profiler.stop()
 
     def update_model_weights(
@@ -416,13 +384,11 @@ class eSurge:  # noqa: N801  # the name its users know
         graphother: Any = None,
         restart_scheduler: bool = True,
     ) -> None:
-        """Serve other weights of the same shapes, without compiling: those of a model, or by path
-        (a mapping, an nnx.State).
+        """Serve a model's weights, or some by path (mapping, nnx.State), of the same shapes.
 
-        Nothing that the old ones computed is found again. Both are in memory while they are
-        exchanged. An engine that runs goes on unless restart_scheduler is False. BusyError (a
-        RuntimeError) while there are requests, ValueError when no weights are given or one does not
-        fit; then the old ones stay.
+        Nothing is compiled, and no cached prefix stays. Both are in memory during the exchange. An
+        engine that runs goes on unless restart_scheduler is False. BusyError (a RuntimeError) while
+        there are requests, ValueError when none are given or one does not fit: the old ones stay.
         """
         service = self._service
         with service.lock:

@@ -1,6 +1,4 @@
-"""vInference: generation as states that can be taken out, stored and resumed, over the contiguous
-engine.
-"""
+"""vInference: generation over the contiguous engine, as states that can be stored and resumed."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from jax.sharding import PartitionSpec
 
 from enginebay.compose.composition import make_parts
 from enginebay.compose.override import overridden_plan
-from enginebay.config import EngineConfig
 from enginebay.errors import RequestError, explain
-from enginebay.llm import LLM
 from enginebay.llm.override import Given
 from enginebay.model import Model, Weights
 from enginebay.runner.weights import merge_weights
@@ -48,14 +44,17 @@ from enginebay_vinference.requests import Requests, check_seed
 from enginebay_vinference.saved import load, save
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
-from enginebay_vinference.subject import LoadedModel, complete_config, find_tokenizer, open_subject
-
-ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
+from enginebay_vinference.subject import (
+    LoadedModel,
+    ModelLike,
+    complete_config,
+    find_tokenizer,
+    open_subject,
+)
 
 
 class vInference:  # noqa: N801  # the name its users know
-    """Generation in chunks over a model: prefill, then calls of `streaming_chunks` tokens, each
-    giving a SampleState.
+    """Generation over a model: prefill, then chunks of `streaming_chunks` tokens, as SampleStates.
 
     `model` is a folder, a hub id or "demo", an EngineConfig or a mapping of its fields, or an LLM
     on the contiguous engine, whose weights it then shares. `processor_class` is a tokenizer of
@@ -126,16 +125,12 @@ class vInference:  # noqa: N801  # the name its users know
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; its `inner` is the one that was given. ValueError when the processor has
-        none (at construction).
-        """
+        """The tokenizer; its `inner` is the given one. No tokenizer: ValueError at construction."""
         return self._tokenizer
 
     @property
     def model_prefill_length(self) -> int:
-        """Tokens of the longest prompt: the model's longest sequence less max_new_tokens.
-        ValueError when none is left.
-        """
+        """Most prompt tokens: the model's longest sequence - max_new_tokens; ValueError if none."""
         return self._precompiler.max_prefill_length
 
     @property
@@ -151,16 +146,13 @@ class vInference:  # noqa: N801  # the name its users know
     def enable_metrics(
         self, registry: Any = None, shared: InferenceMetrics | None = None
     ) -> InferenceMetrics:
-        """Count prompts and tokens from now on; what is counted already goes on. See
-        InferenceMetrics.
-        """
+        """Count prompts and tokens from now on (InferenceMetrics); a count under way goes on."""
         if self._metrics is None:
             self._metrics = InferenceMetrics(self._name, registry, shared)
         return self._metrics
 
     def precompile(self, config: vInferencePreCompileConfig) -> bool:
-        """Compile every standalone configuration of `config`; generating with them compiles nothing
-        more.
+        """Compile every standalone configuration of `config`; generating then compiles no more.
 
         Doing it again costs nothing, threads that ask for the same wait for one compilation, and
         one that failed (False, with the reason in the log) can be tried again. UnsupportedError for
@@ -171,9 +163,7 @@ class vInference:  # noqa: N801  # the name its users know
     def adjust_kwargs(
         self, input_ids: Any, attention_mask: Any = None, **model_kwargs: Any
     ) -> tuple[dict[str, Any], vInferencePreCompileConfig]:
-        """Inputs fitted to what is compiled, and the configuration they fit; see
-        `enginebay_vinference.inputs.adjust`.
-        """
+        """Inputs fitted to a compiled configuration, and that one; see `inputs.adjust`."""
         return adjust(self._precompiler.fit, input_ids, attention_mask, model_kwargs)
 
     def init_state(
@@ -184,12 +174,10 @@ class vInference:  # noqa: N801  # the name its users know
         sampling_params: SamplingParams | None = None,
         prng_key: jax.Array | None = None,
     ) -> SampleState:
-        """The state before the prefill of a batch, fitted by adjust_kwargs; each row stands
-        num_return_sequences times.
+        """The state before a batch's prefill, fitted; num_return_sequences rows for each prompt.
 
         input_ids int [batch, tokens]; attention_mask 1 on tokens. prng_key: one key, or typed keys
-        [rows] with which the rows sample; without it the seed of sampling_params, else one that the
-        inference draws.
+        [rows] of the rows; without it the seed of sampling_params, else one that is drawn.
         """
         inputs, compile_config = self.adjust_kwargs(input_ids, attention_mask)
         compile_config = self._precompiler.settle(compile_config)
@@ -207,40 +195,26 @@ class vInference:  # noqa: N801  # the name its users know
         return self._stepper.first_state(shape, ids, mask, columns, key, compile_config)
 
     def execute_prefill(
-        self,
-        state: SampleState,
-        *,
-        graphstate: Any = None,
-        graphother: Any = None,
+        self, state: SampleState, *, graphstate: Any = None, graphother: Any = None,
         compile_config: vInferencePreCompileConfig | None = None,
-        sampling_params: SamplingParams | None = None,
-        func: Function | None = None,
-    ) -> SampleState:
-        """The state after the prompts were processed and each row's first token sampled; `state` is
-        spent.
+        sampling_params: SamplingParams | None = None, func: Function | None = None,
+    ) -> SampleState:  # fmt: skip
+        """The state after the prompts and each row's first sampled token; `state` is spent.
 
         graphstate, graphother: weights in place of the model's, see `merge_weights`.
-        compile_config: recorded in the state. sampling_params: in place of the state's, for rows
-        that have not finished; prng_key stays, whatever their seed. func: a Function in place of
-        the compiled one.
+        compile_config: recorded in the state. sampling_params: in place of the state's, for
+        unfinished rows; prng_key stays, whatever their seed. func: in place of the compiled one.
         """
         return self._execute(
             "prefill", state, (graphstate, graphother), compile_config, sampling_params, func
         )
 
     def execute_decode(
-        self,
-        state: SampleState,
-        *,
-        graphstate: Any = None,
-        graphother: Any = None,
+        self, state: SampleState, *, graphstate: Any = None, graphother: Any = None,
         compile_config: vInferencePreCompileConfig | None = None,
-        sampling_params: SamplingParams | None = None,
-        func: Function | None = None,
-    ) -> SampleState:
-        """The state after up to streaming_chunks more tokens of each unfinished row; arguments as
-        of execute_prefill.
-        """
+        sampling_params: SamplingParams | None = None, func: Function | None = None,
+    ) -> SampleState:  # fmt: skip
+        """The state after up to streaming_chunks more tokens a row; arguments as for prefill."""
         return self._execute(
             "decode", state, (graphstate, graphother), compile_config, sampling_params, func
         )
@@ -271,10 +245,9 @@ class vInference:  # noqa: N801  # the name its users know
     ) -> Generator[SampleState, None, SampleState]:
         """Generate for a batch: yields the state after each chunk, and returns the last one.
 
-        A yielded state is valid until the next one is asked for. Any thread may close the generator;
-        a call that runs meanwhile is its last. Wrong input is refused at once, before anything runs.
-        `prng_key` is taken as by init_state; other model_kwargs are refused,
-        since no model here takes them.
+        A yielded state is valid until the next one is asked for. Any thread may close the
+        generator; a call that runs meanwhile is its last. Wrong input is refused before anything
+        runs. `prng_key` is as of init_state; other model_kwargs are refused: no model takes them.
         """
         key = model_kwargs.pop("prng_key", None)
         refuse_inputs(model_kwargs)
@@ -288,16 +261,13 @@ class vInference:  # noqa: N801  # the name its users know
     ) -> Generator[SampleState, None, SampleState]:
         """Go on from any state, also a stored one: yields and returns like generate()."""
         self._stepper.check(state)
-        weights = merge_weights(self._subject.weights, graphstate, graphother)
-        return self._chunks(state, weights)
+        return self._chunks(state, merge_weights(self._subject.weights, graphstate, graphother))
 
     @closable
     def _chunks(
         self, state: SampleState, weights: Weights, use: Use | None = None
     ) -> Generator[SampleState, None, SampleState]:
-        """The prefill if it is still to be done, then the state after each chunk; one that is
-        finished at once, as it is.
-        """
+        """The prefill if not done yet, then the state after each chunk; a finished one as is."""
         with use or self.programs.use() as held:
             if not has_cache(state):
                 state = self._stepper.run("prefill", state, weights, use=held)
@@ -309,9 +279,7 @@ class vInference:  # noqa: N801  # the name its users know
             return state
 
     def count_tokens(self, messages: str | Sequence[Message], oai_like: bool = False) -> int:  # noqa: FBT001, FBT002
-        """Tokens of a text, or of a conversation in the model's chat template; `oai_like` as the
-        OpenAI API writes contents.
-        """
+        """Tokens of a text or a templated conversation; `oai_like`: contents as of OpenAI's API."""
         return len(prompt_ids(self._tokenizer, messages, oai_like=oai_like))
 
     def process_prompt(
@@ -321,12 +289,10 @@ class vInference:  # noqa: N801  # the name its users know
         stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
     ) -> Any:
         """The answer to a text or a conversation: a PromptOutput, or with `stream` a generator of
-        text that returns the last SampleState. For a list of texts, a list of these: PromptOutputs
-        made in order, or generators.
+        text that returns the last SampleState. For a list of texts, a list of these, in order.
 
-        TypeError for another kind of prompt or of parameters and for a conversation without a chat
-        template, ValueError for what cannot be tokenised; a stream raises its errors. With
-        num_return_sequences > 1 the text is the first row's.
+        TypeError for other prompts or parameters and for a conversation without chat template,
+        ValueError for what has no tokens; a stream raises its errors. The text is the first row's.
         """
         params = self._requests.params(sampling_params)
         if not isinstance(prompt, str) and not is_conversation(prompt):
@@ -341,9 +307,7 @@ class vInference:  # noqa: N801  # the name its users know
     def start_prompt(
         self, prompt: Any, params: SamplingParams, is_cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[PromptText, Generator[str, None, SampleState]]:
-        """A prompt that is checked and tokenised, and the generator that makes its text;
-        `is_cancelled` is asked between chunks.
-        """
+        """A checked, tokenised prompt, and its text's generator, which calls `is_cancelled`."""
         ids = np.asarray([prompt_ids(self._tokenizer, prompt)], np.int32)
         if ids.size == 0:
             raise RequestError(explain("an empty prompt", "at least one token", "Give some text."))
@@ -377,13 +341,11 @@ class vInference:  # noqa: N801  # the name its users know
         stream: bool = False,  # noqa: FBT001, FBT002  # the documented signature
         progress_callback: Progress | None = None,
     ) -> Any:
-        """Answers to many prompts, at most max_concurrent_requests at a time (0 or less: one after
-        the other).
+        """Answers to many prompts, max_concurrent_requests at a time (0 or less: one by one).
 
-        A list of PromptOutput in the order of the prompts, one that failed with its `error`; or
-        with `stream` an async generator of (index, "text" | "error" | "final", data), which ends
-        when all prompts have, and stops them when it is closed. progress_callback gets (done, all)
-        after each prompt. ValueError for wrong arguments.
+        A list of PromptOutput in the order of the prompts, a failed one with its `error`; or with
+        `stream` an async generator of (index, "text" | "error" | "final", data) that ends after all
+        prompts; closing stops them. progress_callback gets (done, all). ValueError: bad arguments.
         """
         params = self._requests.params(sampling_params)
         together = Concurrently(
@@ -397,12 +359,10 @@ class vInference:  # noqa: N801  # the name its users know
         self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
         rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
     ) -> Iterator[Self]:  # fmt: skip
-        """While the block lasts, functions are made of other implementations of ops, as in
-        LLM.override.
+        """In the block, functions are made of other implementations of ops, as in LLM.override.
 
         RequestError while generations are under way; those that are at the end of the block end
-        with StoppedError. A state tells nothing of what computed it: who takes one in or out of the
-        block goes on from it as it is.
+        with StoppedError. A state may be taken into or out of the block, and goes on as it is.
         """
         subject, done = self._subject, self._precompiler.done
         given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
@@ -416,8 +376,7 @@ class vInference:  # noqa: N801  # the name its users know
                 self._precompiler.restore(done)
 
     def save_inference(self, path: str | Path) -> None:
-        """Write configuration and compiled functions (as StableHLO) to a folder; see
-        `enginebay_vinference.saved`.
+        """Write configuration and functions (StableHLO) to a folder, see `saved`.
 
         RequestError within a block of override().
         """

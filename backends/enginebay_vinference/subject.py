@@ -33,6 +33,8 @@ LENGTH_NAMES = (
 )
 """What model configurations call the longest sequence; the first is the name of most."""
 
+ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
@@ -76,7 +78,7 @@ def longest_sequence(config: Mapping[str, Any]) -> int:
     )
 
 
-def open_subject(model: LLM | EngineConfig | Mapping[str, Any] | str | Path) -> LoadedModel:
+def open_subject(model: ModelLike) -> LoadedModel:
     """The subject of a folder, hub id or "demo", of a configuration, or of an LLM, whose weights it
     shares.
 

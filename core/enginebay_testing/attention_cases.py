@@ -1,6 +1,4 @@
-"""Problems for attention implementations: named cases, and the arrays of one, poisoned wherever
-nobody may look.
-"""
+"""Problems for attention implementations: named cases, and their arrays with poisoned places."""
 
 from __future__ import annotations
 
@@ -230,9 +228,7 @@ def _share_pages(
     keys: tuple[np.ndarray, ...],
     values: tuple[np.ndarray, ...],
 ) -> None:
-    """Let every row begin with the full pages of the longest prefix, with its keys and values, and
-    write to none of them.
-    """
+    """Let every row begin with the longest prefix's full pages, its keys and values, read-only."""
     prefixes = [total - new for new, total in zip(case.q_lens, case.kv_lens, strict=True)]
     source = int(np.argmax(prefixes))
     for row, prefix in enumerate(prefixes):
@@ -260,9 +256,7 @@ def _on_device(
     kv_lens: jax.Array,
     table: jax.Array,
 ) -> tuple[CacheArrays, AttnBatch, tuple[jax.Array, jax.Array]]:
-    """The cache with `places` in it, slot by slot, the batch record, and what is read from the
-    cache.
-    """
+    """The cache with `places`, slot by slot, the batch record, and what is read from the cache."""
     slots = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), slots, *places)
     batch = derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
@@ -283,9 +277,7 @@ def _places_before(
     values: tuple[np.ndarray, ...],
     table: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """k, v of every slot: poison but at the tokens of earlier steps (all tokens where the layer
-    shares a cache).
-    """
+    """k, v of every slot: poison but at tokens of earlier steps (all tokens of a shared cache)."""
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
     k, v = _poisoned(case, (2, *shape), layout.dtype)
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
@@ -313,9 +305,7 @@ def attention_cases() -> Iterator[AttentionCase]:
 
 
 def _mode_cases() -> Iterator[AttentionCase]:
-    """The three modes over paged, contiguous and row-is-page caches, lengths around the borders of
-    a page.
-    """
+    """The three modes over paged, contiguous and row-is-page caches, lengths near page borders."""
     border = (1, 15, 16, 17, 64)
     ones = (1,) * len(border)
     homes: dict[str, dict[str, Any]] = {
@@ -376,9 +366,7 @@ def _shape_cases() -> Iterator[AttentionCase]:
 
 
 def _feature_cases() -> Iterator[AttentionCase]:
-    """What only some layers have: windows, soft caps, sinks, shared caches, log-sum-exp, and
-    constant values.
-    """
+    """What only some layers have: windows, soft caps, sinks, shared caches, lse, constants."""
     features: dict[str, dict[str, Any]] = {
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},

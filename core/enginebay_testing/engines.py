@@ -74,9 +74,7 @@ def greedy_tokens_are_the_models(subject: EngineSubject) -> None:
 
 
 def seeded_tokens_are_the_samplers(subject: EngineSubject) -> None:
-    """Each sampled token is the plan's sampler's, for the logits of a single forward pass over all
-    before it.
-    """
+    """Each token is the plan's sampler's, for the logits of one forward pass over all before it."""
     prompts = prompts_of(subject.vocab_size, LENGTHS, seed=9)
     penalties = penalised().model_dump(
         include={"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -117,9 +115,7 @@ def penalised_tokens_are_the_models(subject: EngineSubject) -> None:
 
 
 def recomputed_rows_keep_their_counts(subject: EngineSubject) -> None:
-    """A row whose output is prefilled again, as after a preemption, goes on with it counted as
-    output.
-    """
+    """A row whose output is prefilled again, as after a preemption, counts it as output."""
     prompt = prompts_of(subject.vocab_size, (15,), seed=12)[0]
     with subject.shared() as llm:
         for params in (penalised(24, kind) for kind in range(3)):
@@ -169,9 +165,7 @@ def _compare_alone_with_batch(
 
 
 def same_buckets_give_equal_bits(subject: EngineSubject) -> None:
-    """Where all sizes are equal there are no ties to forgive: other neighbours and another row
-    change no token.
-    """
+    """Where all sizes are equal no tie is forgiven: neighbours and row change no token."""
     target, *others = prompts_of(subject.vocab_size, (16,) * 7, seed=10)
     with subject.shared() as llm:
         for params in (greedy(), seeded()):
@@ -189,9 +183,7 @@ def chunk_sizes_do_not_matter(subject: EngineSubject) -> None:
 
 
 def decode_steps_do_not_matter(subject: EngineSubject) -> None:
-    """1, 3 and 16 steps in a call give the same tokens, and so do steps that overlap with the
-    host's work or do not.
-    """
+    """1, 3 and 16 steps in a call give the same tokens, overlapping with the host's work or not."""
     prompts = prompts_of(
         subject.vocab_size, (*LENGTHS[:4], 5), seed=3
     )  # more than rows, so that one waits
@@ -236,9 +228,7 @@ def stop_tokens_and_lengths_end_rows(subject: EngineSubject) -> None:
 
 
 def steps_do_not_wait(subject: EngineSubject) -> None:
-    """step() returns before its tokens are there: nothing of the device is read before
-    Pending.read().
-    """
+    """step() returns before its tokens are there: only Pending.read() reads from the device."""
     prompt = prompts_of(subject.vocab_size, (21,), seed=13)[0]
     with subject.shared() as llm:
         waits = llm.run_on_engine(functools.partial(_waits_of_steps, llm.engine, prompt))
@@ -271,9 +261,7 @@ def _watched(engine: Engine, waits: list[str]) -> Callable[[StepPlan], Pending]:
 
 
 def state_moves_to_another_engine(subject: EngineSubject) -> None:
-    """Taken out after some steps and put into another row of another engine, a request goes on with
-    the same tokens.
-    """
+    """Taken out and put into another row of another engine, a request has the same tokens."""
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
     with subject.shared() as first, subject.make() as second:
         for params in (greedy(12), seeded(12), penalised(12)):
@@ -386,9 +374,7 @@ def dropped_arrays_come_back_warm(subject: EngineSubject) -> None:
 
 
 def compiling_can_be_forbidden(subject: EngineSubject) -> None:
-    """A request that needs a new program then fails with CompilationError; allowed again, the
-    service goes on.
-    """
+    """A request that needs a new program fails with CompilationError; the service goes on."""
     with subject.make() as llm:
         prompts = prompts_of(subject.vocab_size, (5,), seed=8)
         _forbid_compiling(llm, forbidden=True)

@@ -1,4 +1,4 @@
-"""Conformance suite for implementations of ops: any attention, rms_norm, rope, linear or embedding."""
+"""Conformance suite for implementations of ops: attention, rms_norm, rope, linear, embedding."""
 
 from __future__ import annotations
 
@@ -51,19 +51,13 @@ weight.
 CPU = Env("cpu")
 
 RMS_FACTOR = 1.4
-"""The same of the root mean square of the errors, which more results make surer: an accumulator of
-16 bits shows here.
-"""
+"""The same of the errors' root mean square, where an accumulator of 16 bits shows."""
 
 MAX_COMPARED = 96
-"""Of the new tokens of a row: the float64 arithmetic of more would take longer than everything
-else.
-"""
+"""Of the new tokens of a row: the float64 arithmetic of more would take too long."""
 
 NARROW_FACTOR = 2.0
-"""An implementation may err this often as much as f64 arithmetic that rounds weights and outputs to
-the dtype.
-"""
+"""An implementation may err this many times as much as f64 with rounded weights and outputs."""
 
 
 def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
@@ -81,9 +75,7 @@ def why_not(
 def check_attention(
     impl: AttentionImpl, case: AttentionCase, layout_type: type[KVLayout], env: Env = CPU
 ) -> None:
-    """Raise AssertionError when output, log-sum-exp or cache of a case are not what the contract
-    says.
-    """
+    """Raise AssertionError when output, log-sum-exp or cache of a case break the contract."""
     problem = make_problem(case, layout_type)
     result = AttentionProgram(impl, case, layout_type, env)(problem)
     check_all(problem, result.out, result.read, result.lse)
@@ -92,9 +84,7 @@ def check_attention(
 def check_result(
     problem: AttentionProblem, out: np.ndarray, cache: dict[str, jax.Array], lse: np.ndarray | None
 ) -> None:
-    """Raise AssertionError when what an implementation made of a problem is not what the contract
-    says.
-    """
+    """Raise AssertionError when an implementation's results of a problem break the contract."""
     check_all(problem, out, _contents(problem.layout, cache), lse)
 
 
@@ -154,9 +144,7 @@ def _mine_of(mine: np.ndarray, own: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _first_row_of(problem: AttentionProblem, mine: jax.Array, other: jax.Array) -> jax.Array:
-    """`other` with the pages of the first row taken from `mine`: pages are the first axis of every
-    layout's arrays.
-    """
+    """`other` with the first row's pages of `mine`: pages are the first axis of all arrays."""
     pages = np.asarray(problem.batch.page_table)[0][
         : -(-problem.case.kv_lens[0] // problem.layout.page_size)
     ]
@@ -210,9 +198,7 @@ def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray
 def _hold(
     error: np.ndarray, allowed: np.ndarray | float, name_of: Callable[[int], str] | str
 ) -> None:
-    """Raise InexactError at the worst of `error` [places] unless each is within `allowed`; a NaN is
-    the worst of all.
-    """
+    """Raise InexactError at the worst of `error` [places] above `allowed`; NaN is the worst."""
     error, allowed = (x.reshape(-1) for x in np.broadcast_arrays(error, allowed))
     if (error <= allowed).all():
         return
@@ -275,9 +261,7 @@ def expected_of(problem: AttentionProblem) -> Expected:
 
 
 def _compared_tokens(mine: np.ndarray) -> np.ndarray:
-    """Of a row's packed tokens (bool [T]) all, or those of a long row around multiples of 16, and
-    the last ones.
-    """
+    """Of a row's packed tokens (bool [T]) all; of a long row those by multiples of 16 and last."""
     tokens = np.flatnonzero(mine)
     if tokens.size <= MAX_COMPARED:
         return tokens

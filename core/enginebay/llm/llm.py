@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from enginebay.compose.composition import Composed, Plan, Progress, build, make_plan, make_title
@@ -55,8 +54,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model behind an engine, with a thread of its own. Use it in a `with` block, or call
-    close().
+    """A model behind an engine with its own thread. Use it in a `with` block, or call close().
 
     Methods may be called from several threads at once: their requests run together.
     """
@@ -69,21 +67,15 @@ class LLM:
         progress: Progress | None = None,
         **choices: Unpack[EngineChoices],
     ) -> None:
-        """Load `model` ("demo", a folder, or a hub id) with any choice of EngineConfig by keyword,
-        or a whole config.
+        """Load `model` ("demo", a folder, a hub id) by choices of EngineConfig or a whole config.
 
         Raises ConfigError for an unknown or wrong choice, CheckpointError for a model that cannot
         be loaded, and UnsupportedError for a part that cannot serve here.
         """
         named = dict(choices) if model is None else {"model": model, **choices}
         if config is not None and named:
-            raise ConfigError(
-                explain(
-                    f"config and {', '.join(named)}",
-                    "one of them",
-                    "Put the choices into the config.",
-                )
-            )
+            given = f"config and {', '.join(named)}"
+            raise ConfigError(explain(given, "one of them", "Put the choices into the config."))
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
         self.config = plan.config
@@ -102,9 +94,8 @@ class LLM:
         self._loop = EngineLoop(
             self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer
         )
-        weakref.finalize(
-            self, self._loop.close
-        )  # one that nobody closed, at exit too: the thread must not outlive JAX
+        # Also when it is never closed, and at exit: the thread must not outlive JAX.
+        weakref.finalize(self, self._loop.close)
 
     @classmethod
     def from_config(cls, path: str | Path, **choices: Unpack[EngineChoices]) -> LLM:
@@ -121,18 +112,11 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Fail what is under way and end the engine's thread and worker processes. Closing twice is
-        fine.
-        """
+        """Fail what is under way; end the engine's thread and worker processes. Twice is fine."""
         self._loop.close()
         self._preparer.close()
 
@@ -148,7 +132,7 @@ class LLM:
 
     @property
     def loop(self) -> EngineLoop:
-        """What drives the engine: takes requests, aborts by id, tells observers (`loop.watch.add`)."""
+        """Drives the engine: takes requests, aborts by id, calls observers (`loop.watch.add`)."""
         return self._loop
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:
@@ -156,11 +140,9 @@ class LLM:
         return self._loop.call(function)
 
     def warmup(self, progress: Progress | None = None) -> int:
-        """Compile every program that serving can need; how many there are. With `forbid_compiling`
-        no other will be.
+        """Compile, and count, every program for serving; with `forbid_compiling` no other will be.
 
-        Interrupting it leaves out the programs that are not yet being compiled; serving compiles
-        them at first use.
+        Interrupting it leaves out programs not yet being compiled; serving compiles them when used.
         """
         is_left = threading.Event()
         title = make_title(self._parts.plan)
@@ -195,15 +177,13 @@ class LLM:
         sample: Any = None,
         check: bool = True,
     ) -> Iterator[Self]:
-        """While the block lasts, all steps run with other implementations of ops, registered or
-        not.
+        """In the block all steps run with other implementations of ops, registered or not.
 
         Each is a whole implementation, a name, or an import path; attention may be a function in
-        the simple form (enginebay.ops.simple), or {phase: implementation} for some of decode,
-        prefill and mixed. It must pass a quick check against the reference, unless `check` is
-        False: IncorrectError. RequestError while requests are under way; those that are at the end
-        of the block end with StoppedError. The former programs come back without compiling. Blocks
-        nest.
+        the simple form (enginebay.ops.simple), or {phase: implementation} for some phases.
+        Each must pass a quick check unless `check` is False: IncorrectError. RequestError while
+        requests are under way; those at the end of the block end with StoppedError. The former
+        programs come back without compiling. Blocks nest.
         """
         given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         end = functools.partial(end_all, self._loop)
@@ -230,13 +210,11 @@ class LLM:
         tenant: Tenants = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts: one text, a list of texts, or lists of token ids; params for all, or
-        one per prompt.
+        """Complete a text, token ids, or a list of either; params for all, or one per prompt.
 
-        `priority` (larger is more urgent) and `tenant`, for all or one per prompt, are for
-        schedulers that look at them; they change no token. Returns one RequestOutput per prompt, in
-        order. Nothing is queued when any prompt or value is refused. Interrupting ends the
-        requests.
+        `priority` (larger is more urgent) and `tenant`, for all or one per prompt, are read by some
+        schedulers; they change no token. Returns one RequestOutput per prompt, in order. Nothing is
+        queued when any prompt or value is refused. Interrupting ends the requests.
         """
         prepared = self._preparer.prepare(prompts, params, priority=priority, tenant=tenant)
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
@@ -251,19 +229,12 @@ class LLM:
                 self._abandon(readers)
 
     def stream(
-        self,
-        prompt: Prompt,
-        params: Param = None,
-        *,
-        priority: int = 0,
-        tenant: str | None = None,
+        self, prompt: Prompt, params: Param = None, *, priority: int = 0, tenant: str | None = None
     ) -> Stream:
-        """Complete one prompt, chunk by chunk; chunks of several completions (n > 1) come as they
-        are made.
+        """Complete one prompt, by chunks; those of several completions come as they are made.
 
         The request is checked and queued at once. Closing the stream, from any thread, or letting
-        go of it ends it. RequestError with best_of > n, as which of the completions are returned is
-        known when all have ended.
+        go of it ends it. RequestError with best_of > n: the best are known when all have ended.
         """
         prepared = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
         check_streamable(prepared)
@@ -284,8 +255,7 @@ class LLM:
         priority: int = 0,
         tenant: str | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: messages with "role" and "content", put into the model's chat
-        template.
+        """Answer a conversation, messages with "role" and "content", by the model's chat template.
 
         `tools` are descriptions of functions for the template, `chat_template` is Jinja text in
         place of the model's, and `chat_template_kwargs` are further variables of it. With
@@ -353,27 +323,15 @@ class LLM:
                 self._abandon(readers)
 
     def astream(
-        self,
-        prompt: Prompt,
-        params: Param = None,
-        *,
-        priority: int = 0,
-        tenant: str | None = None,
+        self, prompt: Prompt, params: Param = None, *, priority: int = 0, tenant: str | None = None
     ) -> AsyncStream:
-        """stream() for asyncio, for one completion; it is checked and queued when the first chunk
-        is asked for.
-        """
+        """stream() of one completion for asyncio; queued when the first chunk is asked for."""
 
         async def begin(tell: Tell) -> Readers:
             chosen = as_sampling_params(params)
             if chosen.n != 1:
-                raise RequestError(
-                    explain(
-                        f"n = {chosen.n} in astream",
-                        "n = 1",
-                        "Start one stream for each completion.",
-                    )
-                )
+                given = f"n = {chosen.n} in astream"
+                raise RequestError(explain(given, "n = 1", "Start one stream for each completion."))
             prepare = functools.partial(
                 self._preparer.prepare_one, priority=priority, tenant=tenant
             )

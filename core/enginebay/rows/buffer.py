@@ -175,9 +175,7 @@ class SequenceBuffer:
 
     @property
     def max_num_logprobs(self) -> int | None:
-        """The most log probabilities that a request wants of each new token, or None when none
-        wants any.
-        """
+        """The most log probabilities that a request wants of each new token; None: none wants."""
         return max(
             (s.num_logprobs for s in self.sparse if s.num_logprobs is not None), default=None
         )
@@ -217,7 +215,7 @@ class SequenceBuffer:
         }
 
     def get_request_indices_with_penalty(self) -> np.ndarray:
-        """The rows whose request has a frequency, presence or repetition penalty, in order (int32)."""
+        """Rows whose request has a frequency, presence or repetition penalty, in order (int32)."""
         added = (self.frequency_penalties != 0) | (self.presence_penalties != 0)
         return np.flatnonzero(added | (self.repetition_penalties != 1)).astype(np.int32)
 
@@ -353,9 +351,7 @@ def append_step(
 
 
 def _make_tokens(num_rows: int, max_model_len: int) -> np.ndarray:
-    """int32 [num_rows, max_model_len] of zeros; UnsupportedError when this machine cannot hold
-    them.
-    """
+    """int32 zeros [num_rows, max_model_len]; UnsupportedError when memory cannot hold them."""
     try:
         return np.zeros((num_rows, max_model_len), np.int32)
     except (MemoryError, ValueError, OverflowError):

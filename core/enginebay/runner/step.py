@@ -38,8 +38,7 @@ OpsFactory = Callable[[Bucket, Layouts], Ops]
 )
 @dataclasses.dataclass(frozen=True)
 class StepState:
-    """All that a step changes: the cache's arrays per group and layer, and the rows. Donated as a
-    whole.
+    """All that a step changes, donated whole: the cache's arrays per group and layer, and the rows.
 
     `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
     (enginebay.processor.empty_rows).
@@ -73,8 +72,7 @@ class Sampled:
 
 Scope = Literal["greedy", "draw", "full"]
 """What a compiled step can do for its rows: give the first best token; draw, and tell
-log-probabilities; or apply logits processors and penalties too. A step serves rows that ask for
-less.
+log-probabilities; or apply processors and penalties too. It serves rows that ask for less.
 """
 
 SCOPES: tuple[Scope, ...] = ("greedy", "draw", "full")
@@ -92,25 +90,17 @@ class Program:
     make_ops: OpsFactory
     sampler: Sampler
     returns_logits: bool = False
-    """Whether its steps give all their logits too, which costs memory: it is for measuring, not for
-    serving.
-    """
+    """Whether its steps give all their logits too, for measuring: they take much memory."""
     has_greedy: bool = False
-    """Whether steps whose rows all want the first best token and nothing else may do without the
-    sampler.
-    """
+    """Whether a step whose rows all want only the first best token may skip the sampler."""
     processors: Processors = ()
     """Logits processors in the order in which they are applied."""
     full_vocab: bool = False
-    """Whether its steps return full-vocabulary log-probabilities too; a decode then has room for
-    one token a row.
-    """
+    """Whether its steps return full-vocabulary log-probabilities; decodes have one token a row."""
     rows_at_once: int | None = None
     """The platform's: how many rows logits processors are given at a time."""
     drafts_are_rows: bool = False
-    """Whether a step that verifies drafts is given attention of decode steps, each draft as a row
-    of its own.
-    """
+    """Whether a verify step uses the attention of decode steps, each draft a row of its own."""
     draft_passes: int = 1
     """How many times a step that verifies drafts runs the model at most."""
 
@@ -125,8 +115,7 @@ class Program:
         processor_state: Mapping[str, ProcessorState],
         scope: Scope,
     ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
-        """One token for each row of logits f32 [S, vocab] that has not finished, and the rows'
-        fields after it.
+        """A token for each unfinished row of logits f32 [S, vocab], and the rows' fields after it.
 
         What is sampled comes without the axis of tokens: [S] and [S, W].
         """
@@ -243,7 +232,7 @@ def _take(
     row_ids: jax.Array,
     scope: Scope,
 ) -> Mapping[str, ProcessorState]:
-    """The fields of rows [S] of the processors that the step applies; a row past the end uses none."""
+    """Fields of rows [S] of the processors that the step applies; a row past the end uses none."""
     if scope != "full":
         return {}
     applied = {
@@ -263,9 +252,7 @@ def _put(
     row_ids: jax.Array,
     rows: Mapping[str, ProcessorState],
 ) -> Mapping[str, ProcessorState]:
-    """`own` with those fields of rows [S] that a step may have changed; a row past the end is
-    dropped.
-    """
+    """`processor_state` with the fields of rows [S] that a step may change; rows past R dropped."""
     evolving = {name for name, processor in program.processors if processor.evolves}
     return {
         name: {n: a.at[row_ids].set(rows[name][n], mode="drop") for n, a in fields.items()}
@@ -288,8 +275,7 @@ def decode_step(
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
-    """Up to `num_steps` (a traced scalar of at most max_steps) tokens for each row, ending early
-    when all are finished.
+    """Up to `num_steps` (traced, at most max_steps) tokens a row; ends early when all are finished.
 
     row_ids int32 [S], R on padding. With `bucket.rows_are_pages` row i must be page i; with False
     and a layout that is not the rows' own, attention follows the tables. Returns max_steps tokens a
@@ -348,11 +334,9 @@ def compact_decode_step(
     *,
     scope: Scope = "full",
 ) -> tuple[StepState, Sampled]:
-    """decode_step on a copy of the rows' cache, one page a row, whose new tokens are written back
-    at the end.
+    """decode_step on a copy of the rows' cache, one page a row; new tokens are written back last.
 
-    The copy is read once and written once per call of max_steps tokens; in exchange no step follows
-    a page table.
+    The copy is read and written once per call of max_steps tokens; no step follows a page table.
     """
     groups = list(layouts)
     copies = {
@@ -368,17 +352,9 @@ def compact_decode_step(
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
     inside = StepState(cache, state.rows, state.processor_state)
+    rows = (row_ids, num_steps, processor_state)
     done, sampled = decode_step(
-        program,
-        small,
-        inner,
-        max_steps,
-        weights,
-        inside,
-        row_ids,
-        num_steps,
-        processor_state,
-        scope=scope,
+        program, small, inner, max_steps, weights, inside, *rows, scope=scope
     )
     after = _lengths(done.rows, row_ids)
     whole = {
@@ -405,9 +381,7 @@ def _write_back(
     after: jax.Array,
     max_steps: int,
 ) -> dict[str, jax.Array]:
-    """Copy the positions that a compact decode filled into the whole cache: lengths before - 1 to
-    after - 1, [S] each.
-    """
+    """Copy a compact decode's positions, before - 1 to after - 1 [S], into the whole cache."""
     row = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
     position = before[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
     new = position < after[:, None] - 1

@@ -1,6 +1,4 @@
-"""Monitoring of eSurge: metrics that are really scraped, console and log, and nothing left when it
-ends.
-"""
+"""Monitoring of eSurge: metrics that are really scraped, console, log, and a clean end."""
 
 from __future__ import annotations
 
