@@ -252,34 +252,13 @@ class StepRunner:
             if not self.config.overlap_execution:
                 self.commit_all()
             chunks, left = self.places.let_in(left, hold=hold)
-            plans = tuple(self._plan_chunk(tracked, num_tokens) for tracked, num_tokens in chunks)
+            plans = tuple(_plan_chunk(self.places, *chunk) for chunk in chunks)
             if plans:
                 _launch_step(self, StepPlan(plans, 0, demand), [tracked for tracked, _ in chunks])
                 launched = True
             for tracked, _ in chunks:
                 self.places.set_computed(tracked, tracked.num_computed)
         return launched
-
-    def _plan_chunk(self, tracked: RequestState, num_tokens: int) -> RowPlan:
-        lease = tracked.lease
-        assert lease is not None, "only admitted requests are planned"
-        start = tracked.num_computed
-        count = min(num_tokens, tracked.num_prefill - start)
-        if count < 1:
-            left = tracked.num_prefill - start
-            raise InternalError(
-                f"the scheduler prefills {num_tokens} tokens of a request with {left} left: at "
-                "least 1 of each"
-            )
-        tracked.num_computed += count
-        samples = tracked.num_computed == tracked.num_prefill
-        tracked.num_launched += samples
-        if not self.places.reserve(tracked, tracked.num_computed):
-            raise InternalError(
-                f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
-            )
-        mask = next_mask(tracked) if samples else ()
-        return RowPlan(lease.row, lease, start, count, samples, mask, tracked.returns_prompt)
 
     def _reserve(self, decision: Decision) -> tuple[int, list[RequestState]]:
         """How many steps to decode, and the rows that have cache for them; the others are passed
@@ -315,6 +294,28 @@ class StepRunner:
                 self.commit_all()
             rows = [t for t in rows if t.constraint is None]
         return _launch_rows(self, rows, steps) or bool(guided) or verified
+
+
+def _plan_chunk(places: Admission, tracked: RequestState, num_tokens: int) -> RowPlan:
+    lease = tracked.lease
+    assert lease is not None, "only admitted requests are planned"
+    start = tracked.num_computed
+    count = min(num_tokens, tracked.num_prefill - start)
+    if count < 1:
+        left = tracked.num_prefill - start
+        raise InternalError(
+            f"the scheduler prefills {num_tokens} tokens of a request with {left} left: at "
+            "least 1 of each"
+        )
+    tracked.num_computed += count
+    samples = tracked.num_computed == tracked.num_prefill
+    tracked.num_launched += samples
+    if not places.reserve(tracked, tracked.num_computed):
+        raise InternalError(
+            f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
+        )
+    mask = next_mask(tracked) if samples else ()
+    return RowPlan(lease.row, lease, start, count, samples, mask, tracked.returns_prompt)
 
 
 def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
