@@ -8,14 +8,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from enginebay.types import CompletionOutput
+    from enginebay.outputs import CompletionOutput
     from enginebay_esurge.errors import BusyError, NoTemplateError, NotRunningError
     from enginebay_esurge.esurge import eSurge
     from enginebay_esurge.outputs import RequestOutput
 
 _HOMES = {
     "BusyError": "enginebay_esurge.errors",
-    "CompletionOutput": "enginebay.types",
+    "CompletionOutput": "enginebay.outputs",
     "NoTemplateError": "enginebay_esurge.errors",
     "NotRunningError": "enginebay_esurge.errors",
     "RequestOutput": "enginebay_esurge.outputs",

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from enginebay.compose.composition import Plan
 from enginebay.errors import RequestError, explain
 from enginebay.llm.override import Given
-from enginebay.llm.prepare import Param, Prompt, Prompts, as_prompts
+from enginebay.llm.prepare import Param
 from enginebay.llm.priority import Priorities, Tenants, priorities_of
+from enginebay.llm.prompts import Prompt, Prompts, as_prompts
 from enginebay.model import Checkpoint
 from enginebay.worker.chat import Message
 from enginebay_esurge.audience import Audience
@@ -115,9 +116,8 @@ class eSurge:  # noqa: N801  # the name its users know
             weakref.finalize(self, stop)
 
     def __repr__(self) -> str:
-        return (
-            f"eSurge({self.plan.config.model!r}, esurge_name={self._name!r}, {self._service.state})"
-        )
+        model = self.plan.config.model
+        return f"eSurge({model!r}, esurge_name={self._name!r}, {self._service.state})"
 
     def __enter__(self) -> Self:
         self.initiate()
@@ -207,11 +207,11 @@ class eSurge:  # noqa: N801  # the name its users know
         """Complete prompts (texts, or lists of token ids); one output each, in their order.
 
         sampling_params None is SamplingParams(max_tokens=128). With n > 1 the prompt is computed
-        once. `use_tqdm` shows a progress bar for several prompts on a terminal. `priority` (larger
-        is more urgent) and `tenant`, for all or one per prompt, are for schedulers that look at
-        them. Before anything is queued: NotRunningError (a RuntimeError) when nothing runs,
-        RequestError (a ValueError) for wrong prompts, values or ids. A completion that fails raises
-        its error and ends the others; one that is aborted has finish_reason "abort".
+        once. `use_tqdm` shows a bar for several prompts on a terminal. `priority` (larger is more
+        urgent) and `tenant`, for all or one per prompt, are for schedulers that read them. Before
+        anything is queued: NotRunningError (a RuntimeError) when nothing runs, RequestError (a
+        ValueError) for wrong prompts, values or ids. A failed completion raises its error and ends
+        the others; an aborted one has finish_reason "abort".
         """
         self._service.check_running()
         listed = as_prompts(prompts)

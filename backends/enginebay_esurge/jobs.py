@@ -13,8 +13,9 @@ from typing import Any
 
 from enginebay.errors import RequestError, explain
 from enginebay.llm.choice import Choice
-from enginebay.llm.prepare import Param, Preparer, Prompt
+from enginebay.llm.prepare import Param, Preparer
 from enginebay.llm.priority import Priority
+from enginebay.llm.prompts import Prompt
 from enginebay.types import Request, SamplingParams, as_sampling_params, with_length
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 

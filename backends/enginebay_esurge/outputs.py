@@ -10,7 +10,8 @@ from typing import Any
 
 from enginebay.llm.assemble import CompletionReader
 from enginebay.llm.reading import News
-from enginebay.types import CompletionOutput, Request, RequestMetrics
+from enginebay.outputs import CompletionOutput, RequestMetrics
+from enginebay.types import Request
 from enginebay_esurge.jobs import Job
 
 

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from enginebay.config import EngineConfig
     from enginebay.errors import EnginebayError, InputError, InternalError, UnsupportedError
     from enginebay.llm import LLM
-    from enginebay.types import CompletionOutput, RequestOutput, SamplingParams, StreamChunk
+    from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
+    from enginebay.types import SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "enginebay.llm",
     "SamplingParams": "enginebay.types",
-    "RequestOutput": "enginebay.types",
-    "CompletionOutput": "enginebay.types",
-    "StreamChunk": "enginebay.types",
+    "RequestOutput": "enginebay.outputs",
+    "CompletionOutput": "enginebay.outputs",
+    "StreamChunk": "enginebay.outputs",
     "EngineConfig": "enginebay.config",
     "EnginebayError": "enginebay.errors",
     "InputError": "enginebay.errors",

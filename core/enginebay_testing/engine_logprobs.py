@@ -11,7 +11,8 @@ import numpy as np
 from enginebay.errors import RequestError
 from enginebay.llm import LLM
 from enginebay.llm.prepare import Abilities
-from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, CompletionOutput, SamplingParams
+from enginebay.outputs import CompletionOutput
+from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import LENGTHS, EngineSubject, greedy, penalised, prompts_of, seeded
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from enginebay import SamplingParams
 from enginebay.loop.observer import Ending, Execution, Observer, Update
+from enginebay.outputs import RequestOutput
 from enginebay.proposer import Proposer
-from enginebay.types import RequestOutput
 from tests.unit.changing import Changing
 
 DRAFTS = 4

@@ -21,8 +21,9 @@ from enginebay.engine import Engine, StepPlan
 from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Ending, Update
+from enginebay.outputs import RequestOutput
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
-from enginebay.types import Request, RequestOutput
+from enginebay.types import Request
 from tests.brief import TINY
 from tests.fake_engine import NUM_SPECIAL, FakeEngine
 from tests.fakes import SIZES, compose_fake, make_request

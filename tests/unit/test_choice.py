@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginebay import SamplingParams
 from enginebay.llm.choice import Choice
-from enginebay.types import CompletionOutput
+from enginebay.outputs import CompletionOutput
 
 
 def completion(index: int, *values: float) -> CompletionOutput:

@@ -19,8 +19,8 @@ from enginebay import LLM, SamplingParams, __version__
 from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.cli.main import main, summaries
 from enginebay.hooks import Declaration
+from enginebay.outputs import StreamChunk
 from enginebay.registry import Entry, Registry
-from enginebay.types import StreamChunk
 from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S
 

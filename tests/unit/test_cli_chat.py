@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.types import StreamChunk
+from enginebay.outputs import StreamChunk
 
 pytestmark = [pytest.mark.xdist_group("llm"), pytest.mark.usefixtures("faked")]
 Run = Callable[..., tuple[int, str, str]]

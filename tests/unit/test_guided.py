@@ -25,7 +25,7 @@ from enginebay.grammar import Constraint, Grammar
 from enginebay.llm.guide import Guides
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.loop.loop import EngineLoop
-from enginebay.types import CompletionOutput, RequestOutput
+from enginebay.outputs import CompletionOutput, RequestOutput
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, Interrupting, changing

@@ -13,7 +13,7 @@ import pytest
 
 from enginebay import LLM
 from enginebay.errors import RequestError, StoppedError
-from enginebay.types import RequestOutput, StreamChunk
+from enginebay.outputs import RequestOutput, StreamChunk
 from tests.brief import BRIEF
 from tests.unit.loops import Pauses, go_on, seeing
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_

@@ -21,10 +21,11 @@ from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
 from enginebay.llm.prepare import Abilities
+from enginebay.outputs import CompletionOutput
 from enginebay.registry import Registry, load_registry
 from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.runner import LaunchedStep
-from enginebay.types import MAX_LOGPROBS, CompletionOutput
+from enginebay.types import MAX_LOGPROBS
 from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY

@@ -15,7 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
-from enginebay.types import RequestOutput
+from enginebay.outputs import RequestOutput
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, generate, greedy, penalised, seeded
 from enginebay_testing.ties import MAX_NEAR_TIES, assert_same_tokens

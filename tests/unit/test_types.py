@@ -13,12 +13,8 @@ import numpy as np
 import pytest
 
 from enginebay.errors import RequestError
-from enginebay.types import (
-    FrozenSampling,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
-)
+from enginebay.outputs import RequestMetrics, RequestOutput
+from enginebay.types import FrozenSampling, SamplingParams
 
 BAD_VALUES: list[tuple[str, Any]] = [
     ("max_tokens", 0),

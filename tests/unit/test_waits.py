@@ -19,7 +19,7 @@ from enginebay import LLM, waits
 from enginebay.cli.generate import after_first
 from enginebay.cli.show import PlainProgress, plain_waits, progress
 from enginebay.errors import UnsupportedError
-from enginebay.types import StreamChunk
+from enginebay.outputs import StreamChunk
 from enginebay.waits import waiting
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch

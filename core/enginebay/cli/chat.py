@@ -27,7 +27,8 @@ from enginebay.cli.options import add_engine_arguments, add_profile_argument, co
 from enginebay.compose.composition import make_title
 from enginebay.errors import EnginebayError, InputError, RequestError, explain, unknown_name
 from enginebay.llm import LLM
-from enginebay.types import RequestMetrics, SamplingParams
+from enginebay.outputs import RequestMetrics
+from enginebay.types import SamplingParams
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:

@@ -18,14 +18,8 @@ from enginebay.config import EngineConfig
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
 from enginebay.llm.choice import Choice
-from enginebay.types import (
-    MAX_LOGPROBS,
-    CompletionOutput,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
-    StreamChunk,
-)
+from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
+from enginebay.types import MAX_LOGPROBS, SamplingParams
 
 DEFAULT_PROMPT = "Once upon a time"
 

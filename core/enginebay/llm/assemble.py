@@ -13,16 +13,10 @@ import numpy as np
 
 from enginebay.llm.prepare import Prepared
 from enginebay.loop.messages import TokenEvent
+from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.stopping import SequenceChecker
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
-from enginebay.types import (
-    CompletionOutput,
-    FinishReason,
-    Request,
-    RequestMetrics,
-    RequestOutput,
-    StreamChunk,
-)
+from enginebay.types import FinishReason, Request
 
 
 class CompletionReader:

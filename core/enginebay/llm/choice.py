@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 
 from enginebay.errors import RequestError, explain
-from enginebay.types import CompletionOutput, SamplingParams
+from enginebay.outputs import CompletionOutput
+from enginebay.types import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

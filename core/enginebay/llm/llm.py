@@ -18,17 +18,9 @@ from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError, explain
 from enginebay.llm.assemble import CompletionReader, output_of
 from enginebay.llm.override import Given, overridden
-from enginebay.llm.prepare import (
-    Abilities,
-    Param,
-    Params,
-    Prepared,
-    Preparer,
-    Prompt,
-    Prompts,
-    check_streamable,
-)
+from enginebay.llm.prepare import Abilities, Param, Params, Prepared, Preparer, check_streamable
 from enginebay.llm.priority import Priorities, Tenants
+from enginebay.llm.prompts import Prompt, Prompts
 from enginebay.llm.reading import (
     AsyncStream,
     Ends,
@@ -42,8 +34,9 @@ from enginebay.llm.reading import (
 )
 from enginebay.loop.loop import EngineLoop, end_all
 from enginebay.ops.shadow import ShadowReport
+from enginebay.outputs import RequestOutput
 from enginebay.text import Tokenizer
-from enginebay.types import RequestOutput, as_sampling_params
+from enginebay.types import as_sampling_params
 from enginebay.waits import waiting
 from enginebay.worker.chat import Chat
 

@@ -22,6 +22,7 @@ from enginebay.errors import RequestError, explain
 from enginebay.llm.choice import Choice
 from enginebay.llm.guide import Guides
 from enginebay.llm.priority import Priorities, Priority, Tenants, is_list, priorities_of
+from enginebay.llm.prompts import Prompt, Prompts, as_prompts, check_prompt
 from enginebay.llm.requested_processors import PENALTIES, asked_processors
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
@@ -38,8 +39,6 @@ from enginebay.types import (
     takes_best,
 )
 
-Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[Prompt]
 Param = SamplingParams | Mapping[str, Any] | None
 """How one request is sampled: a dict has fields of SamplingParams, None the defaults."""
 
@@ -382,32 +381,3 @@ def check_streamable(prepared: Sequence[Prepared]) -> None:
     for one in prepared:
         if one.choice is not None:
             one.choice.refuse_stream(len(one.requests))
-
-
-def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts from one text, one list of token ids, or a list of either. RequestError for
-    anything else.
-    """
-    if isinstance(prompts, str):
-        return [prompts]
-    if not is_list(prompts):
-        raise _no_prompt(prompts)
-    if len(prompts) and all(isinstance(p, int | np.integer) for p in prompts):
-        return [cast("Sequence[int]", prompts)]
-    for prompt in prompts:
-        check_prompt(prompt)
-    return cast("list[Prompt]", list(prompts))
-
-
-def check_prompt(prompt: object) -> None:
-    """RequestError unless this is a text or a list of token ids."""
-    is_ids = is_list(prompt) and all(isinstance(t, int | np.integer) for t in prompt)
-    if not isinstance(prompt, str) and not is_ids:
-        raise _no_prompt(prompt)
-
-
-def _no_prompt(value: object) -> RequestError:
-    given = f"a prompt of type {type(value).__name__}"
-    if is_list(value):
-        given += " that holds other things than token ids"
-    return RequestError(explain(given, "text, or a list of token ids", "Convert it first."))

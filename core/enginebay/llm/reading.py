@@ -16,7 +16,7 @@ from enginebay.blame import failure
 from enginebay.errors import EnginebayError
 from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import Take, TokenEvent
-from enginebay.types import RequestMetrics, StreamChunk
+from enginebay.outputs import RequestMetrics, StreamChunk
 
 
 @dataclasses.dataclass(slots=True)

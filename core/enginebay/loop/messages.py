@@ -13,7 +13,8 @@ from typing import Any
 
 from enginebay.engine import TokenLogprobs
 from enginebay.errors import EnginebayError, StoppedError
-from enginebay.types import FinishReason, Request, RequestMetrics
+from enginebay.outputs import RequestMetrics
+from enginebay.types import FinishReason, Request
 
 
 # Not frozen, for the same reason as a RowPlan.

@@ -17,7 +17,8 @@ import numpy as np
 from enginebay.cache import Ledger
 from enginebay.engine import StepPlan
 from enginebay.loop.request_table import RequestState, RequestTable
-from enginebay.types import FinishReason, Request, RequestMetrics
+from enginebay.outputs import RequestMetrics
+from enginebay.types import FinishReason, Request
 
 log = logging.getLogger("enginebay.loop")
 

@@ -13,9 +13,10 @@ from enginebay.grammar import Constraint
 from enginebay.loop.draft_stats import DraftStats
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.prompt import PromptLogprobs
+from enginebay.outputs import RequestMetrics
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
 from enginebay.stopping import end_of_match
-from enginebay.types import FinishReason, Request, RequestMetrics
+from enginebay.types import FinishReason, Request
 
 MAX_LOOKED_UP = 256
 """Waiting requests whose cached tokens a view counts."""

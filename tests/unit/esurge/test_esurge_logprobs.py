@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from enginebay.errors import RequestError
-from enginebay.types import CompletionOutput
+from enginebay.outputs import CompletionOutput
 from enginebay_esurge import eSurge
 from tests.brief import BRIEF
 from tests.unit.esurge.small import (
