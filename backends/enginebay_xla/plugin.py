@@ -16,6 +16,24 @@ def register_platforms(register: Register) -> None:
 
 
 @hookimpl
+def register_ops(register: Register) -> None:
+    """The ops that the built-in models and engines use."""
+    summaries = {
+        "attention": "queries over the keys and values of a paged cache, which it writes",
+        "embedding": "rows of a table",
+        "kv_write": "keys and values into the cache",
+        "linear": "a product with a weight, summed in f32",
+        "rms_norm": "division by the root of the mean square, times a weight",
+        "add_rms_norm": "a sum and its rms_norm in one",
+        "rope": "rotary positions",
+        "rope_kv_write": "rope of queries and keys, and kv_write, in one",
+        "sample": "a draw from what top_k, top_p and min_p leave",
+    }
+    for name, summary in summaries.items():
+        register(name, f"enginebay_xla.ops:{name}", summary=summary)
+
+
+@hookimpl
 def register_kernels(register: Register) -> None:
     """The reference implementation of each op."""
     targets = {

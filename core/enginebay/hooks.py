@@ -31,6 +31,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "model": 1,
     "layout": 1,
     "cache": 1,
+    "op": 1,
     "kernel": 1,
     "sampler": 1,
     "logits_processor": 1,
@@ -43,20 +44,6 @@ INTERFACE_VERSIONS: dict[str, int] = {
 """Every kind of part, with the version of its contract. A new kind is one row here and one hook
 below.
 """
-
-
-OPS = (
-    "attention",
-    "embedding",
-    "linear",
-    "rms_norm",
-    "rope",
-    "kv_write",
-    "sample",
-    "add_rms_norm",
-    "rope_kv_write",
-)
-"""The ops that a kernel may implement, see `enginebay.ops.bound`."""
 
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "model": ("priority", "architectures"),
@@ -147,8 +134,14 @@ class Hooks:
         """Cache policies. Target: a subclass of `enginebay.cache.Ledger` that an engine may choose."""
 
     @hookspec
+    def register_ops(self, register: Register) -> None:
+        """Ops that kernels may implement. Target: an `enginebay.ops.op.Op`, of the same name."""
+
+    @hookspec
     def register_kernels(self, register: Register) -> None:
-        """Implementations of an op. Target: what `enginebay.ops.bound` describes for `op`."""
+        """Implementations of an op. Target: what `enginebay.ops.bound` describes for `op`, or what
+        the plugin that registered the op says.
+        """
 
     @hookspec
     def register_samplers(self, register: Register) -> None:

@@ -15,7 +15,7 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
-from enginebay.config_sections import AUTO
+from enginebay.declarations import collector
 from enginebay.errors import ConfigError, PluginError, explain, unknown_name
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
@@ -211,7 +211,30 @@ def load_registry(names: Iterable[str] | None = None) -> Registry:
             start_s = time.perf_counter()
             entries += _load_plugin(manager, point, entries)
             import_s[point.name] = import_s.get(point.name, 0.0) + time.perf_counter() - start_s
-    return Registry(entries, import_s)
+    return Registry(_without_unknown_ops(entries), import_s)
+
+
+def _without_unknown_ops(entries: list[Entry]) -> list[Entry]:
+    """The entries, a kernel of an op that cannot be used being broken, with its reason."""
+    ops = {e.name for e in entries if e.kind == "op" and e.state == "ready"}
+    return [
+        dataclasses.replace(e, state="broken", reason=_why_no_op(e, ops, entries))
+        if e.kind == "kernel" and e.state != "broken" and e.op not in ops
+        else e
+        for e in entries
+    ]
+
+
+def _why_no_op(kernel: Entry, ops: set[str], entries: list[Entry]) -> str:
+    """Why the op of a kernel cannot be used: it is broken, or no plugin registered it."""
+    for entry in entries:
+        if (entry.kind, entry.name) == ("op", kernel.op):
+            return f"op {entry.name!r} of plugin {entry.package!r} cannot be used: {entry.reason}"
+    broken = [f"{e.name!r} ({e.reason})" for e in entries if e.kind == "plugin"]
+    todo = "Correct the plugin, or install the one that registers the op."
+    if broken:
+        todo += f" Its plugin may be one that could not be loaded: {', '.join(broken)}."
+    return str(unknown_name("op", kernel.op, ops, todo))
 
 
 def _built_in_first(point: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
@@ -254,7 +277,7 @@ def _load_plugin(
         caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
         try:
             with guarded(who):
-                caller(register=_collector(kind, found))
+                caller(register=collector(kind, found))
         except Exception as error:  # noqa: BLE001  # as above
             return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
     entries: list[Entry] = []
@@ -273,97 +296,6 @@ def _load_plugin(
             )
         )
     return entries
-
-
-def _collector(kind: str, into: list[Declaration]) -> hooks.Register:
-    def register(
-        name: str,
-        target: str,
-        *,
-        summary: str = "",
-        op: str = "",
-        options: str | None = None,
-        interface: int = 1,
-        platforms: tuple[str, ...] = (),
-        requires: tuple[str, ...] = (),
-        extra: str | None = None,
-        capabilities: Mapping[str, Any] | None = None,
-    ) -> None:
-        declaration = Declaration(
-            kind,
-            name,
-            target,
-            summary,
-            op,
-            options,
-            interface,
-            platforms,
-            requires,
-            extra,
-            dict(capabilities or {}),
-        )
-        _check(declaration)
-        into.append(declaration)
-
-    return register
-
-
-def _check(declaration: Declaration) -> None:
-    """PluginError for what the host could not work with later: it would fail far from the plugin."""
-    name, op, target = declaration.name, declaration.op, declaration.target
-    lists = (
-        declaration.platforms,
-        declaration.requires,
-        declaration.capabilities.get("custom_calls", ()),
-    )
-    _check_names(declaration)
-    tests = (
-        (
-            isinstance(name, str) and name not in ("", AUTO) and not {"/", ":"} & set(name),
-            "a name without / and :, not auto",
-        ),
-        (
-            isinstance(target, str) and ":" in target,
-            f'"module:attribute" for a target, not {target!r}',
-        ),
-        (
-            isinstance(op, str) and (declaration.kind == "kernel") == bool(op),
-            f"an op for kernels only, not {op!r}",
-        ),
-        (
-            all(not isinstance(value, str) for value in lists),
-            "tuples for platforms, requires and custom_calls, not one text",
-        ),
-        (
-            isinstance(declaration.capabilities.get("priority", 0), int),
-            "a whole number for the priority",
-        ),
-    )
-    for is_right, allowed in tests:
-        if not is_right:
-            raise PluginError(
-                explain(f"{declaration.kind} {name!r}", allowed, "Correct the plugin.")
-            )
-
-
-def _check_names(declaration: Declaration) -> None:
-    """PluginError for an op or a capability that nothing asks for: a misspelt one would be ignored
-    without a word.
-    """
-    what = f"{declaration.kind} {declaration.name!r}"
-    if (
-        declaration.kind == "kernel"
-        and isinstance(declaration.op, str)
-        and declaration.op not in ("", *hooks.OPS)
-    ):
-        raise PluginError(
-            f"{what}: {unknown_name('op', declaration.op, hooks.OPS, 'Correct the plugin.')}"
-        )
-    known = hooks.CAPABILITIES.get(declaration.kind, ())
-    for capability in declaration.capabilities:
-        if capability not in known and "." not in capability:
-            todo = "Correct the plugin, or write a fact of its own with a dot: my_package.fact."
-            raise PluginError(f"{what}: {unknown_name('capability', capability, known, todo)}")
 
 
 def _state(

@@ -19,6 +19,7 @@ from enginebay.config_sections import Choice
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
 from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.ops.caps import Env
+from enginebay.ops.op import Op
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
 
@@ -134,7 +135,13 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
     if entry.kind in ("cache", "layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
-        assert callable(target) or entry.kind == "model", f"{declaration.target} is not callable"
+        is_data = entry.kind in ("model", "op")
+        assert callable(target) or is_data, f"{declaration.target} is not callable"
+    if entry.kind == "op":
+        assert isinstance(target, Op), f"{declaration.target} is no Op"
+        assert target.name == entry.name, (
+            f"the op calls itself {target.name!r}, it is registered as {entry.name!r}"
+        )
     if entry.op == "attention":
         assert target.name == entry.name, (
             f"the kernel calls itself {target.name!r}, it is registered as {entry.name!r}"

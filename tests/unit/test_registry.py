@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.errors import ConfigError, PluginError, UnknownNameError
-from enginebay.hooks import OPS, Declaration
+from enginebay.hooks import Declaration
 from enginebay.registry import PLUGINS_VARIABLE, Entry, Registry, load_registry
 
 Install = Callable[..., None]
@@ -153,13 +153,6 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
                 "Did you mean 'priority'"
             ),
         ),
-        (
-            register("register('x', 'a:b', op='atention')", kind="kernel"),
-            (
-                "kernel 'x': unknown op 'atention'. Allowed: add_rms_norm, "
-                "attention.* Did you mean 'attention'"
-            ),
-        ),
     ],
 )
 def test_a_broken_plugin_is_listed_with_its_reason_and_harms_nobody(
@@ -183,8 +176,65 @@ def test_a_plugins_own_capability_has_a_dot_and_is_kept(install: Install) -> Non
     assert declaration.capabilities == {"stranger.depth": 3}
 
 
-def test_every_op_of_the_built_in_kernels_may_be_declared() -> None:
-    assert {e.op for e in load_registry().entries if e.kind == "kernel"} == set(OPS)
+def test_the_ops_of_the_built_in_kernels_are_registered_through_the_same_door() -> None:
+    entries = load_registry().entries
+    assert {e.op for e in entries if e.kind == "kernel"} == {
+        e.name for e in entries if e.kind == "op"
+    }
+
+
+KERNEL = """
+from enginebay.hooks import hookimpl
+
+@hookimpl
+def register_kernels(register):
+    register("x", "a:b", op="{op}")
+"""
+
+
+def test_a_kernel_of_a_misspelt_op_is_broken_with_the_nearest_and_its_plugin_stays(
+    install: Install,
+) -> None:
+    install("stranger", LIFO + KERNEL.replace("{op}", "atention"), parts=PARTS)
+    registry = load_registry()
+    with pytest.raises(
+        PluginError,
+        match=(
+            r"kernel 'x' cannot be used: unknown op 'atention'\. Allowed: add_rms_norm, "
+            r"attention.* Did you mean 'attention'"
+        ),
+    ):
+        registry.find("kernel", "x", "atention")
+    assert registry.find("scheduler", "lifo").state == "ready"
+
+
+def test_a_kernel_may_implement_an_op_that_another_plugin_registers(install: Install) -> None:
+    install("a_stranger", KERNEL.replace("{op}", "swing"))
+    install("b_stranger", register("register('swing', 'a:swing')", kind="op"))
+    assert load_registry().find("kernel", "x", "swing").state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (register("1 / 0", kind="op"), "'b_stranger' .register_ops failed: ZeroDivisionError"),
+        (
+            register("register('swing', 'a:swing', interface=9)", kind="op"),
+            "op 'swing' of plugin 'b_stranger' cannot be used: written for version 9",
+        ),
+        (
+            register("register('swing', 'a:swing', requires=('nowhere_at_all',))", kind="op"),
+            "op 'swing' of plugin 'b_stranger' cannot be used: needs nowhere_at_all",
+        ),
+    ],
+)
+def test_a_kernel_of_an_op_whose_plugin_is_broken_says_so(
+    install: Install, source: str, reason: str
+) -> None:
+    install("a_stranger", KERNEL.replace("{op}", "swing"))
+    install("b_stranger", source)
+    with pytest.raises(PluginError, match=f"kernel 'x' cannot be used.*{reason}"):
+        load_registry().find("kernel", "x", "swing")
 
 
 def test_a_part_for_another_interface_version_is_broken(install: Install) -> None:

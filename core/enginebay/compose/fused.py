@@ -15,12 +15,6 @@ from enginebay.config_sections import AUTO
 from enginebay.ops.bound import AddRmsNormOp, RmsNormOp
 from enginebay.ops.select import Candidate, choose
 
-FUSED_OPS: Mapping[str, tuple[str, ...]] = {
-    "add_rms_norm": ("rms_norm",),
-    "rope_kv_write": ("rope", "kv_write"),
-}
-"""The ops that may be fused, and the ops that they are made of."""
-
 COMPOSED = "composed"
 """How the record names a fused op that is computed by its parts."""
 

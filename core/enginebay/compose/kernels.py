@@ -9,9 +9,10 @@ from typing import Any
 
 from enginebay.cache import KVLayout
 from enginebay.compose.candidates import candidates, interpreted_names
-from enginebay.compose.fused import FUSED_OPS, Part, choose_fused
+from enginebay.compose.fused import Part, choose_fused
 from enginebay.compose.import_paths import check_import_paths, with_import_paths
 from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
+from enginebay.compose.ops import ATTENTION, NONE, usable_ops
 from enginebay.compose.tuned import load_tuned
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
@@ -20,15 +21,13 @@ from enginebay.errors import ConfigError, UnsupportedError, explain, unknown_nam
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
+from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import TunedConfigs
 from enginebay.registry import Registry
 from enginebay.runner.sharding import Placement
 from enginebay_testing.quick import CheckSetting
-
-PLAIN_OPS = ("embedding", "linear", "rms_norm", "rope", "kv_write", "sample")
-"""Ops without phases and layouts."""
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:
@@ -54,6 +53,8 @@ class ChosenKernels:
     """What they call outside XLA, as they declare it: functions that they make known to it when
     they are loaded.
     """
+    ops: Mapping[str, Op] = dataclasses.field(default_factory=dict)
+    """The registered ops that can be used, by name."""
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
     """Where configurations are looked up before an implementation's own default is taken."""
 
@@ -109,7 +110,8 @@ def choose_kernels(
     `steps` tells for which attention problems: those that the engine will run, with its own pages,
     rows and contexts.
     """
-    known = {e.op for e in registry.entries if e.kind == "kernel"}
+    ops, refused = usable_ops(registry)
+    known = [*ops, *(reason.setting.removeprefix("kernels.") for reason in refused)]
     for op in config.kernels:
         if op not in known:
             raise unknown_name("op", op, known, "Correct the [kernels] section.")
@@ -123,8 +125,10 @@ def choose_kernels(
     attention, why = choose_attention(
         registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
     )
-    plain, why_plain = _choose_plain(registry, config, env, layout.chosen, is_sharded=shards > 1)
-    reasons = [layout, *why, *why_plain]
+    plain, why_plain = _choose_plain(
+        registry, config, env, ops, layout.chosen, is_sharded=shards > 1
+    )
+    reasons = [layout, *why, *why_plain, *refused]
     calls = {
         call for found in [*attention.values(), *plain.values()] for call in found.custom_calls
     }
@@ -137,6 +141,7 @@ def choose_kernels(
         tuple(reasons),
         env,
         tuple(sorted(calls)),
+        ops,
         tuned,
         steps_for,
     )
@@ -173,7 +178,7 @@ def choose_plain(
     is_sharded: bool = False,
     layout: str | None = None,
 ) -> tuple[Candidate, Reason]:
-    """Settle one of PLAIN_OPS."""
+    """Settle an op that has no phases and is not fused."""
     wanted = _wanted(config, op)
     may = interpreted_names(config, wanted)
     able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
@@ -181,26 +186,40 @@ def choose_plain(
 
 
 def _choose_plain(
-    registry: Registry, config: EngineConfig, env: Env, layout: str, *, is_sharded: bool
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    ops: Mapping[str, Op],
+    layout: str,
+    *,
+    is_sharded: bool,
 ) -> tuple[dict[str, Candidate], list[Reason]]:
     """Every op without phases; of the fused ones those that one implementation computes."""
     plain: dict[str, Candidate] = {}
     reasons = []
-    for op in PLAIN_OPS:
-        plain[op], why = choose_plain(
-            registry, config, env, op, is_sharded=is_sharded, layout=layout
-        )
+    where: dict[str, Any] = {"is_sharded": is_sharded, "layout": layout}
+    for op in (op for op, record in ops.items() if not record.made_of and op != ATTENTION):
+        try:
+            plain[op], why = choose_plain(registry, config, env, op, **where)
+        except UnsupportedError as error:
+            if _wanted(config, op) != AUTO or registry.find("op", op).built_in:
+                raise
+            why = Reason(f"kernels.{op}", NONE, str(error))
         reasons.append(why)
-    for op, made_of in FUSED_OPS.items():
-        may = interpreted_names(config, _wanted(config, op))
-        able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
+    for record in (record for record in ops.values() if record.made_of):
+        wanted = _wanted(config, record.name)
+        able = candidates(
+            registry, record.name, env, interpret=interpreted_names(config, wanted), **where
+        )
         parts = [
-            Part(part, plain[part], is_named=_wanted(config, part) != AUTO) for part in made_of
+            Part(part, plain[part], is_named=_wanted(config, part) != AUTO)
+            for part in record.made_of
+            if part in plain
         ]
-        found, why = choose_fused(f"kernels.{op}", _wanted(config, op), able, parts)
+        found, why = choose_fused(f"kernels.{record.name}", wanted, able, parts)
         reasons.append(why)
         if found is not None:
-            plain[op] = found
+            plain[record.name] = found
     return plain, reasons
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.compose.candidates import why_not_declared
 from enginebay.compose.composition import Plan
-from enginebay.compose.fused import COMPOSED, FUSED_OPS
+from enginebay.compose.fused import COMPOSED
 from enginebay.compose.import_paths import import_path
 from enginebay.compose.negotiate import why_not
 from enginebay.config import Reason
@@ -67,9 +67,8 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         else:
             plain[one.op] = one.impl
             # A fused op would compute this one in the place of what is given: it is taken apart.
-            for fused in {op for op, made_of in FUSED_OPS.items() if one.op in made_of} - set(
-                given
-            ):
+            ops = kernels.ops.values()
+            for fused in {op.name for op in ops if one.op in op.made_of} - set(given):
                 plain.pop(fused, None)
                 names[fused] = COMPOSED
                 told[f"kernels.{fused}"] = Reason(

@@ -127,13 +127,15 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
     `layout`, a number for a size, or a kernel for an op or OP.PHASE. InputError for another key or
     value.
     """
-    from enginebay.compose.fused import FUSED_OPS
+    from enginebay.compose.ops import usable_ops
     from enginebay.registry import load_registry
 
-    ops = sorted({e.op for e in load_registry().entries if e.kind == "kernel" and e.name == "xla"})
+    registry = load_registry()
+    ops = sorted({e.op for e in registry.entries if e.kind == "kernel" and e.name == "xla"})
+    fused = [op.name for op in usable_ops(registry)[0].values() if op.made_of]
     values: dict[str, Any] = {name: getattr(subject, name) for name in (*KEPT, *SIZES)}
     values |= {"dtype": "float32"}
-    unnamed = (*FUSED_OPS, "kv_write")  # attention of xla writes the cache itself
+    unnamed = (*fused, "kv_write")  # attention of xla writes the cache itself
     kernels: dict[str, dict[str, str]] = {
         op: dict.fromkeys(list(PHASES), "xla") for op in ops if op not in unnamed
     }
