@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from enginebay.compose.composition import Plan
 from enginebay.errors import RequestError, explain
 from enginebay.llm.override import Given
-from enginebay.llm.prepare import Param
+from enginebay.llm.prepare import Param, check_streamable
 from enginebay.llm.priority import Priorities, Tenants, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts
 from enginebay.model import Checkpoint
@@ -240,8 +240,7 @@ class eSurge:  # noqa: N801  # the name its users know
             raise RequestError(explain(given, "one", "Use generate, or a stream for each."))
         turns = priorities_of(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
-        if job.choice is not None:
-            job.choice.refuse_stream(len(job.requests))
+        check_streamable([job.prepared])
         return self._serving.updates(job)
 
     def chat(
@@ -311,7 +310,7 @@ class eSurge:  # noqa: N801  # the name its users know
         if not totals.has_begun:
             return {"error": "the engine was not initiated"}
         return totals.summary() | {
-            "active_requests": len(self._serving.active),
+            "active_requests": self._serving.num_open,
             "queue_size": self.num_pending_requests,
             "running_requests": self.num_running_requests,
         }

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from enginebay.errors import RequestError, explain
-from enginebay.llm.choice import Choice
-from enginebay.llm.prepare import Param, Preparer
+from enginebay.llm.prepare import Param, Prepared, Preparer
 from enginebay.llm.priority import Priority
 from enginebay.llm.prompts import Prompt
-from enginebay.types import Request, SamplingParams, as_sampling_params, with_length
+from enginebay.llm.requests import with_id
+from enginebay.types import SamplingParams, as_sampling_params, with_length
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 
 SamplingCallback = Callable[[SamplingParams, dict[str, Any]], SamplingParams | None]
@@ -27,19 +27,15 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt with its completions. `asked` are the lengths before they were made to fit;
-    num_new None: as many as fit.
+    """One prompt with its completions, and its text. `requested_new_tokens` and
+    `original_prompt_tokens` are the lengths before they were made to fit; None: as many as fit.
     """
 
-    request_id: str
+    prepared: Prepared
     prompt: str
-    prompt_token_ids: list[int]
-    requests: tuple[Request, ...]
     original_prompt_tokens: int
     requested_new_tokens: int | None
     lengths: Lengths
-    choice: Choice | None = None
-    """Which of the completions are returned in the end; None: all."""
 
 
 class Jobs:
@@ -114,20 +110,7 @@ class Jobs:
             [prepared] = self._preparer.prepare_one(
                 token_ids, fitting, priority=standing.priority, tenant=standing.tenant or None
             )
-        requests = tuple(
-            dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
-            for r in prepared.requests
-        )
-        return Job(
-            request_id,
-            text,
-            prepared.prompt_token_ids,
-            requests,
-            before,
-            own.max_tokens,
-            lengths,
-            prepared.choice,
-        )
+        return Job(with_id(prepared, request_id), text, before, own.max_tokens, lengths)
 
     def _text_of(self, token_ids: list[int]) -> str:
         wrong = not all(0 <= token_id < self._preparer.vocab_size for token_id in token_ids)
@@ -188,42 +171,3 @@ def ids_for(num_prompts: int, request_id: str | Sequence[str] | None) -> list[st
             )
         )
     return ids
-
-
-class Active:
-    """Jobs under way by their id. Safe from several threads."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
-        self._lock = (
-            threading.RLock()
-        )  # garbage may be collected, and a stream ended, while it is held
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def add(self, jobs: Sequence[Job]) -> None:
-        """Take jobs in, all or none. RequestError for an id that is under way."""
-        with self._lock:
-            taken = [job.request_id for job in jobs if job.request_id in self._jobs]
-            if taken:
-                raise RequestError(
-                    explain(
-                        f"request id {taken[0]!r}, which is under way",
-                        "one that is not",
-                        "Choose another, wait, or abort it.",
-                    )
-                )
-            self._jobs |= {job.request_id: job for job in jobs}
-
-    def find(self, request_id: str) -> Job | None:
-        """The job of an id."""
-        return self._jobs.get(request_id)
-
-    def remove(self, jobs: Sequence[Job]) -> int:
-        """Forget jobs, and return how many were not forgotten already."""
-        with self._lock:
-            known = [job for job in jobs if self._jobs.get(job.request_id) is job]
-            for job in known:
-                del self._jobs[job.request_id]
-            return len(known)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from enginebay.llm.assemble import CompletionReader
-from enginebay.llm.reading import News
-from enginebay.outputs import CompletionOutput, RequestMetrics
+from enginebay.llm.events import Event, RequestEnded
+from enginebay.outputs import CompletionOutput
 from enginebay.types import Request
 from enginebay_esurge.jobs import Job
 
@@ -77,56 +77,49 @@ class Times:
 
 
 class Assembly:
-    """Puts the completions of one job together from their news. Belongs to the thread that reads."""
+    """Puts the completions of one job together from their events. Belongs to the thread that reads."""
 
     def __init__(self, job: Job, readers: Sequence[CompletionReader]) -> None:
         self.job = job
         self.readers = readers
+        self.done = False
+        """Whether all completions have ended."""
         self._made = [_nothing_of(reader.request) for reader in readers]
-        self._place = {reader: place for place, reader in enumerate(readers)}
-        self._known: dict[int, RequestMetrics] = {}
         self._prompt_logprobs: list[dict[int, float] | None] | None = None
         self._shown = 0
         self._update_seq = 0
         self._delta_seq = 0
 
     @property
-    def done(self) -> bool:
-        """Whether all completions have ended."""
-        return all(one.finish_reason is not None for one in self._made)
-
-    @property
     def failed(self) -> bool:
         """Whether one of them ended otherwise than by itself."""
         return any(one.finish_reason not in ("stop", "length") for one in self._made)
 
-    def take(self, news: News) -> None:
-        """Take in a chunk of a completion. Raises the error of one that failed."""
-        if news.error is not None:
-            raise news.error
-        place, chunk = self._place[news.reader], news.chunk
-        assert chunk is not None, "news without an error has a chunk"
-        if news.metrics is not None:
-            self._known[chunk.index] = news.metrics
-        if chunk.prompt_logprobs is not None:
-            self._prompt_logprobs = list(chunk.prompt_logprobs)
-        if chunk.finish_reason is not None:  # the reader has ended, and changes no more
-            self._made[place] = news.reader.completion()
+    def take(self, event: Event) -> None:
+        """Take in a chunk of a completion, or the end of the job. Raises its error."""
+        if isinstance(event, RequestEnded):
+            if event.error is not None:
+                raise event.error
+            self.done = True  # and the readers change no more
+            self._made = [reader.completion() for reader in self.readers]
             self._prompt_logprobs = self.readers[0].prompt_logprobs
             return
-        made = self._made[place]
-        made.text += chunk.delta_text
-        made.token_ids += chunk.delta_token_ids
-        if chunk.logprobs is not None and made.logprobs is not None:
-            made.logprobs += chunk.logprobs
-            each = zip(chunk.delta_token_ids, chunk.logprobs, strict=True)
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = list(event.prompt_logprobs)
+        made = self._made[event.index]
+        made.text += event.delta_text
+        made.token_ids += event.delta_token_ids
+        made.finish_reason = event.finish_reason
+        if event.logprobs is not None and made.logprobs is not None:
+            made.logprobs += event.logprobs
+            each = zip(event.delta_token_ids, event.logprobs, strict=True)
             made.cumulative_logprob = sum(
                 (one[t] for t, one in each), made.cumulative_logprob or 0.0
             )
 
     def output(self) -> RequestOutput:
         """All so far, as the next update."""
-        job = self.job
+        job, prepared = self.job, self.job.prepared
         made = [
             dataclasses.replace(
                 one,
@@ -135,7 +128,7 @@ class Assembly:
             )
             for one in self._made
         ]
-        completions = made if job.choice is None else job.choice.returned(made)
+        completions = made if prepared.choice is None else prepared.choice.returned(made)
         text = completions[0].text
         delta, self._shown = text[self._shown :], len(text)
         self._update_seq += 1
@@ -145,9 +138,9 @@ class Assembly:
         times = self._times()
         span = times.end_s - times.first_token_s
         return RequestOutput(
-            job.request_id,
+            prepared.request_id,
             job.prompt,
-            list(job.prompt_token_ids),
+            list(prepared.prompt_token_ids),
             completions,
             finished=self.done,
             metrics=self._metrics(times, num_generated),
@@ -166,13 +159,14 @@ class Assembly:
     def _metrics(self, times: Times, num_generated: int) -> dict[str, Any]:
         """Counts of tokens, what was made of the lengths asked for, and times in seconds."""
         job = self.job
-        known = self._known.get(0)
+        known = self.readers[0].progress
+        each = [one.progress for one in self.readers if one.progress is not None]
         return {
             "prompt_tokens": job.lengths.num_prompt,
             "cached_tokens": 0 if known is None else known.num_cached_tokens,
             "generated_tokens": num_generated,
-            "draft_tokens": sum(one.num_draft_tokens for one in self._known.values()),
-            "accepted_tokens": sum(one.num_accepted_tokens for one in self._known.values()),
+            "draft_tokens": sum(one.num_draft_tokens for one in each),
+            "accepted_tokens": sum(one.num_accepted_tokens for one in each),
             "original_prompt_tokens": job.original_prompt_tokens,
             "tokens_dropped": job.original_prompt_tokens - job.lengths.num_prompt,
             "requested_new_tokens_original": job.requested_new_tokens,
@@ -184,10 +178,10 @@ class Assembly:
     def _times(self) -> Times:
         # Fields that are set once, before the event that brought them: the engine's thread changes
         # none of them later.
-        known = list(self._known.values())
+        known = [reader.progress for reader in self.readers if reader.progress is not None]
         ends = [reader.metrics.finished_s for reader in self.readers if reader.metrics is not None]
         return Times(
-            arrival_s=self.job.requests[0].arrival_s,
+            arrival_s=self.readers[0].request.arrival_s,
             first_scheduled_s=_first(m.first_scheduled_s for m in known),
             first_token_s=_first(m.first_token_s for m in known),
             end_s=max(ends) if self.done and ends else time.monotonic(),

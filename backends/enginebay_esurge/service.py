@@ -13,7 +13,7 @@ from enginebay.engine import Engine
 from enginebay.errors import EnginebayError, explain
 from enginebay.llm.override import Given, overridden
 from enginebay.loop.loop import EngineLoop, count_prompts, end_all
-from enginebay.loop.messages import Take
+from enginebay.loop.messages import Take, Ticket
 from enginebay.types import Request
 from enginebay_esurge.audience import Audience
 from enginebay_esurge.errors import BusyError, NotRunningError
@@ -95,14 +95,14 @@ class Service:
                 loop.close()
             self._compiling.stop()
 
-    def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> None:
+    def submit(self, requests: Sequence[Request], takes: Sequence[Take]) -> list[Ticket]:
         """Queue requests, all or none, whose events `takes` are called with. NotRunningError when
         nothing runs.
         """
         with self.lock:
             self.check_running()
             assert self._loop is not None, "a running service has a loop"
-            self._loop.submit(requests, takes)
+            return self._loop.submit(requests, takes)
 
     def check_running(self) -> None:
         """NotRunningError when nothing runs."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from enginebay.config import EngineConfig
     from enginebay.errors import EnginebayError, InputError, InternalError, UnsupportedError
     from enginebay.llm import LLM
+    from enginebay.llm.events import AsyncEvents, Events, RequestEnded
     from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
     from enginebay.types import SamplingParams
 
@@ -22,6 +23,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "enginebay.llm",
+    "AsyncEvents": "enginebay.llm.events",
+    "Events": "enginebay.llm.events",
+    "RequestEnded": "enginebay.llm.events",
     "SamplingParams": "enginebay.types",
     "RequestOutput": "enginebay.outputs",
     "CompletionOutput": "enginebay.outputs",
@@ -35,11 +39,14 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncEvents",
     "CompletionOutput",
     "EngineConfig",
     "EnginebayError",
+    "Events",
     "InputError",
     "InternalError",
+    "RequestEnded",
     "RequestOutput",
     "SamplingParams",
     "StreamChunk",

@@ -194,8 +194,8 @@ def test_leaving_a_stream_frees_its_row(fake_llm: LLM) -> None:
     with seeing(fake_llm.engine, launch=pauses):
         for chunk in fake_llm.stream("Once", with_(HOT, max_tokens=150, n=2)):
             assert chunk.delta_token_ids
+            pauses.wait()  # so that the requests cannot reach their own ends
             break
-        pauses.wait()  # so that the requests cannot reach their own ends
         gc.collect()
         assert_idle(fake_llm)
         go_on(fake_llm.loop)

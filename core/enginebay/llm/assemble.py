@@ -40,6 +40,7 @@ class CompletionReader:
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.metrics: RequestMetrics | None = None
+        self.progress: RequestMetrics | None = None
         self._hidden = frozenset(sampling.stop_token_ids)
         self._abort = abort
         self._detokenizer = IncrementalDetokenizer(
@@ -62,6 +63,7 @@ class CompletionReader:
         """
         if self.done:
             return None
+        self.progress = event.metrics
         delta, token_ids = self._take(event)
         if not self.done and event.finish_reason is not None:
             self.finish_reason = event.finish_reason

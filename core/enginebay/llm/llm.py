@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-import itertools
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,23 +13,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from enginebay.compose.composition import Composed, Plan, Progress, build, make_plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError, explain
-from enginebay.llm.assemble import CompletionReader, output_of
+from enginebay.llm.events import AsyncEvents, Events
 from enginebay.llm.override import Given, overridden
 from enginebay.llm.prepare import Abilities, Param, Params, Prepared, Preparer, check_streamable
 from enginebay.llm.priority import Priorities, Tenants
 from enginebay.llm.prompts import Prompt, Prompts
-from enginebay.llm.reading import (
-    AsyncStream,
-    Ends,
-    News,
-    Readers,
-    Stream,
-    Tell,
-    in_thread,
-    takes,
-    tell_on_loop,
-)
-from enginebay.loop.loop import EngineLoop, end_all
+from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in
+from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
+from enginebay.loop.loop import EngineLoop, end_all, running_prompts
 from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
 from enginebay.text import Tokenizer
@@ -87,6 +75,7 @@ class LLM:
         self._loop = EngineLoop(
             self._parts.engine, self._parts.scheduler, plan.config, self._parts.proposer
         )
+        self._requests = Requests(self.tokenizer, self._loop)
         # Also when it is never closed, and at exit: the thread must not outlive JAX.
         weakref.finalize(self, self._loop.close)
 
@@ -210,16 +199,16 @@ class LLM:
         queued when any prompt or value is refused. Interrupting ends the requests.
         """
         prepared = self._preparer.prepare(prompts, params, priority=priority, tenant=tenant)
-        news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        groups = self._submit(prepared, news.put, only_ends=True)
+        events, outputs = Events(), {}
         try:
-            for done, _ in enumerate(Ends(groups).wait(news.get), 1):
+            self._requests.submit(prepared, events, streams=False)
+            for event in events:
+                outputs[event.request_id] = output_in(event)
                 if progress is not None:
-                    progress("generating", done, len(prepared))
-            return [output_of(one, readers) for one, readers in zip(prepared, groups, strict=True)]
+                    progress("generating", len(outputs), len(prepared))
+            return [outputs[one.request_id] for one in prepared]
         finally:
-            for readers in groups:
-                self._abandon(readers)
+            events.close()
 
     def stream(
         self, prompt: Prompt, params: Param = None, *, priority: int = 0, tenant: str | None = None
@@ -229,11 +218,9 @@ class LLM:
         The request is checked and queued at once. Closing the stream, from any thread, or letting
         go of it ends it. RequestError with best_of > n: the best are known when all have ended.
         """
-        prepared = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
-        check_streamable(prepared)
-        news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-        [readers] = self._submit(prepared, news.put, only_ends=False)
-        return Stream(news, readers, self._abandon)
+        events = Events()
+        self.submit(prompt, params, events=events, priority=priority, tenant=tenant)
+        return Stream(events)
 
     def chat(
         self,
@@ -256,14 +243,10 @@ class LLM:
         message. RequestError for messages or a template that cannot be rendered.
         """
         chat = Chat(
-            messages,
-            tools,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
+            messages, tools, chat_template, add_generation_prompt, continue_final_message,
             chat_template_kwargs,
-        )
-        prompt = self._chat_prompt(chat)
+        )  # fmt: skip
+        prompt = self.tokenizer.render(chat)
         return self.generate([prompt], params, priority=priority, tenant=tenant)[0]
 
     def chat_stream(
@@ -281,15 +264,54 @@ class LLM:
     ) -> Stream:
         """chat(), chunk by chunk."""
         chat = Chat(
-            messages,
-            tools,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
+            messages, tools, chat_template, add_generation_prompt, continue_final_message,
             chat_template_kwargs,
-        )
-        prompt = self._chat_prompt(chat)
+        )  # fmt: skip
+        prompt = self.tokenizer.render(chat)
         return self.stream(prompt, params, priority=priority, tenant=tenant)
+
+    # One by one, by id, for a server.
+
+    def submit(
+        self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
+        request_id: str | None = None, stream: bool = True,
+        priority: int = 0, tenant: str | None = None,
+    ) -> RequestHandle:  # fmt: skip
+        """Check and queue one prompt; what comes of it is read from `events`.
+
+        Without `stream` its only event is its RequestEnded. `request_id` names it in events and to
+        abort(); None: a new one. RequestError for a prompt or value that cannot be served, an id
+        that is under way, closed events, and `stream` with best_of > n; StoppedError after close(),
+        or when the engine broke down.
+        """
+        [prepared] = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
+        return self._queue(prepared, events, request_id, streams=stream)
+
+    async def asubmit(
+        self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
+        request_id: str | None = None, stream: bool = True,
+        priority: int = 0, tenant: str | None = None,
+    ) -> RequestHandle:  # fmt: skip
+        """submit() without blocking the event loop; cancelling it queues nothing."""
+        prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
+        [prepared] = await in_thread(prepare, prompt, params)
+        return self._queue(prepared, events, request_id, streams=stream)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request and its completions, with reason "abort"; False when none is under way."""
+        return self._requests.abort(request_id)
+
+    def counts(self) -> Counts:
+        """How many requests wait and run now, those of generate() and streams too."""
+        return self._requests.counts(running_prompts(self._loop))
+
+    def _queue(
+        self, one: Prepared, events: Events | AsyncEvents, request_id: str | None, *, streams: bool
+    ) -> RequestHandle:
+        if streams:
+            check_streamable([one])
+        named = one if request_id is None else with_id(one, request_id)
+        return self._requests.submit([named], events, streams=streams)[0].handle
 
     # asyncio.
 
@@ -304,36 +326,28 @@ class LLM:
         """generate() without blocking the event loop; cancelling ends the requests."""
         prepare = functools.partial(self._preparer.prepare, priority=priority, tenant=tenant)
         prepared = await in_thread(prepare, prompts, params)
-        news: asyncio.Queue[News] = asyncio.Queue()
-        groups = self._submit(prepared, tell_on_loop(news), only_ends=True)
-        ends = Ends(groups)
+        events = AsyncEvents()
         try:
-            while ends.num_left:
-                ends.note(await news.get())
-            return [output_of(one, readers) for one, readers in zip(prepared, groups, strict=True)]
+            self._requests.submit(prepared, events, streams=False)
+            outputs = {event.request_id: output_in(event) async for event in events}
+            return [outputs[one.request_id] for one in prepared]
         finally:
-            for readers in groups:
-                self._abandon(readers)
+            events.close()
 
     def astream(
         self, prompt: Prompt, params: Param = None, *, priority: int = 0, tenant: str | None = None
     ) -> AsyncStream:
         """stream() of one completion for asyncio; queued when the first chunk is asked for."""
 
-        async def begin(tell: Tell) -> Readers:
+        async def begin(events: AsyncEvents) -> RequestHandle:
             chosen = as_sampling_params(params)
             if chosen.n != 1:
                 given = f"n = {chosen.n} in astream"
                 raise RequestError(explain(given, "n = 1", "Start one stream for each completion."))
-            prepare = functools.partial(
-                self._preparer.prepare_one, priority=priority, tenant=tenant
-            )
-            prepared = await in_thread(prepare, prompt, chosen)
-            check_streamable(prepared)
-            [readers] = self._submit(prepared, tell, only_ends=False)
-            return readers
+            options: Any = {"priority": priority, "tenant": tenant}
+            return await self.asubmit(prompt, chosen, events=events, **options)
 
-        return AsyncStream(begin, self._abandon)
+        return AsyncStream(begin)
 
     async def achat(
         self,
@@ -350,37 +364,8 @@ class LLM:
     ) -> RequestOutput:
         """chat() for asyncio."""
         chat = Chat(
-            messages,
-            tools,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
+            messages, tools, chat_template, add_generation_prompt, continue_final_message,
             chat_template_kwargs,
-        )
-        prompt = await in_thread(self._chat_prompt, chat)
+        )  # fmt: skip
+        prompt = await in_thread(self.tokenizer.render, chat)
         return (await self.agenerate([prompt], params, priority=priority, tenant=tenant))[0]
-
-    def _chat_prompt(self, chat: Chat) -> list[int]:
-        token_ids: list[int] = self.tokenizer.render(chat)
-        return token_ids
-
-    def _submit(
-        self, prepared: Sequence[Prepared], tell: Tell, *, only_ends: bool
-    ) -> list[list[CompletionReader]]:
-        groups = [
-            [
-                CompletionReader(request, self.tokenizer, self._loop.abort)
-                for request in one.requests
-            ]
-            for one in prepared
-        ]
-        readers = list(itertools.chain.from_iterable(groups))
-        self._loop.submit(
-            [reader.request for reader in readers], takes(readers, tell, only_ends=only_ends)
-        )
-        return groups
-
-    def _abandon(self, readers: Readers) -> None:
-        for reader in readers:
-            if not reader.done:
-                self._loop.abort(reader.request.request_id)

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import secrets
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -124,7 +125,6 @@ class Preparer:
             abilities.grammars.limits,
         )
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
-        self._ids = itertools.count()
 
     def close(self) -> None:
         """End the worker processes. They start again with the next chat and the next constraint."""
@@ -196,7 +196,7 @@ class Preparer:
             sampling, num_prompt_logprobs=None
         )  # the first one tells of the prompt
         grammar = self._guides.grammar(params)
-        request_id = f"request-{next(self._ids)}"
+        request_id = f"request-{uuid.uuid4().hex}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
         array = np.asarray(token_ids, np.int32)
         now_s = time.monotonic()

@@ -7,13 +7,16 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from enginebay.blame import failure
-from enginebay.loop.messages import Take, TokenEvent
+from enginebay.loop.messages import PutEvent, Take, TokenEvent, Wake
 from enginebay.types import Request
 
 log = logging.getLogger("enginebay.loop")
+
+Delivered = tuple[str, Take, TokenEvent]
+"""The id of a request, what takes its events, and the next one."""
 
 CATCH_UP_S = 1.0
 """The engine thread waits at most this long for the delivery of what it has put, whatever a
@@ -25,24 +28,26 @@ class Delivery:
     """Calls each request's function with its events, in the order in which they were put.
 
     The engine thread puts events and goes on, so text costs it nothing; readers find text ready, so
-    a slow reader delays no stop text. The thread ends when the engine thread has.
+    a slow reader delays no stop text. Events of one step are handed over together: each reader is
+    woken once for all of them. The thread ends when the engine thread has.
     """
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
+        self._due: list[Delivered] = []
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._overdue: threading.Lock | None = None
         self._thread = threading.Thread(target=self._run, name="enginebay-delivery", daemon=True)
         self._thread.start()
 
-    def outbox(self, request: Request, take: Take) -> Take:
-        """What puts an event of a request, for `take` to be called with it on the delivery thread.
+    def outbox(self, request: Request, take: Take) -> PutEvent:
+        """What puts an event of a request, for `take` to be called with it on the delivery thread
+        after flush().
 
         When `take` raises anything, the request is aborted, and `take` is called with an error
         event in its place.
         """
-        job = functools.partial(self._hand_over, request.request_id, take)
-        return lambda event: self._jobs.put(functools.partial(job, event))
+        return lambda event: self._due.append((request.request_id, take, event))
 
     def join(self) -> None:
         """Wait for the end of the thread, which comes after close()."""
@@ -50,6 +55,12 @@ class Delivery:
             self._thread.join()
 
     # The engine thread.
+
+    def flush(self) -> None:
+        """Hand over what was put since the last flush."""
+        if self._due:
+            due, self._due = self._due, []
+            self._jobs.put(functools.partial(self._hand_over, due))
 
     def catch_up(self) -> None:
         """Wait until all that was put so far has been handed over, or CATCH_UP_S. While that is
@@ -66,6 +77,7 @@ class Delivery:
 
     def close(self) -> None:
         """End the thread after what was put so far."""
+        self.flush()
         self._jobs.put(None)
 
     # The delivery thread.
@@ -75,19 +87,21 @@ class Delivery:
             job()
             del job  # an idle thread keeps no request alive
 
-    def _hand_over(self, request_id: str, take: Take, event: TokenEvent) -> None:
+    def _hand_over(self, due: Sequence[Delivered]) -> None:
+        wakes = {self._take(*one): None for one in due}
+        for wake in wakes:
+            if wake is not None:
+                wake()
+
+    def _take(self, request_id: str, take: Take, event: TokenEvent) -> Wake | None:
         try:
-            take(event)
+            return take(event)
         except (
             BaseException
         ) as error:  # the thread's edge: whatever a tokenizer raises, those who wait are answered
             log.exception("the events of request %s cannot be read: it is aborted", request_id)
             self._abort(request_id)
+            cause = failure(f"reading the tokens of request {request_id}", error)
             with contextlib.suppress(Exception):
-                take(
-                    TokenEvent(
-                        (),
-                        "error",
-                        error=failure(f"reading the tokens of request {request_id}", error),
-                    )
-                )
+                return take(TokenEvent((), "error", error=cause))
+        return None

@@ -64,11 +64,11 @@ class EngineLoop:
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
         self._book = RequestTable()
-        self._steps = StepRunner(engine, config, self._book, proposer)
+        self._delivery = Delivery(self.abort)
+        self._steps = StepRunner(engine, config, self._book, proposer, self._delivery.flush)
         self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.watch = self._steps.watch  # who is told of what the loop does
         self._inbox = Inbox()
-        self._delivery = Delivery(self.abort)
         self._submitted: Ticket | None = None  # that which is being taken in
         self.is_paused = (
             False  # set by call(): while it is, messages are handled and nothing is launched
@@ -147,6 +147,7 @@ class EngineLoop:
             except BaseException as error:  # the loop's outer edge: whatever a part raises, those who wait are answered
                 log.exception("a step failed")
                 going = self._recover(error)
+            self._delivery.flush()
         # A step that still runs gives arrays back to the interpreter when it ends; should that be
         # ending, the process aborts.
         for step in self._steps.in_flight:
@@ -198,7 +199,9 @@ class EngineLoop:
         while self.is_paused or self._steps.is_idle or not self._inbox.is_empty:
             if self._inbox.is_closed and self._inbox.is_empty:
                 return False  # stopping has failed half-way, and the rest has ended since
-            if not self._handle(self._inbox.get()):
+            goes_on = self._handle(self._inbox.get())
+            self._delivery.flush()  # the next message may be long in coming
+            if not goes_on:
                 return False
         return True
 
@@ -291,6 +294,11 @@ def end_all(loop: EngineLoop, error: EnginebayError) -> None:
     """End every request of a loop with an error. On its thread only, see call()."""
     for tracked in loop._book.everything:
         loop._steps.end(tracked, "error", error)
+
+
+def running_prompts(loop: EngineLoop) -> set[str]:
+    """The ids of prompts of which a completion holds a row, as of now. From any thread."""
+    return {one.request.parent_id for one in list(loop._book.running.values())}
 
 
 def count_prompts(loop: EngineLoop) -> tuple[int, int]:

@@ -39,8 +39,12 @@ class TokenEvent:
     prompt_logprobs: TokenLogprobs | None = None
 
 
-Take = Callable[[TokenEvent], None]
-"""Takes the next event of a request."""
+PutEvent = Callable[[TokenEvent], None]
+Wake = Callable[[], None]
+Take = Callable[[TokenEvent], Wake | None]
+"""Takes the next event of a request, and returns what wakes its reader, if there is something new to
+read.
+"""
 
 
 class Ticket:
@@ -48,12 +52,12 @@ class Ticket:
     get().
     """
 
-    def __init__(self, request: Request, put_event: Take | None = None) -> None:
+    def __init__(self, request: Request, put_event: PutEvent | None = None) -> None:
         self.request = request
         self.is_delivered = put_event is not None
         self.has_ended = False
         self._events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        self._put_event: Take = put_event or self._events.put
+        self._put_event: PutEvent = put_event or self._events.put
 
     def put(self, event: TokenEvent) -> None:
         """Called by the engine thread."""

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -78,8 +78,11 @@ class StepRunner:
         config: EngineConfig,
         book: RequestTable,
         proposer: Proposer | None = None,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
+        """`flush` is called when the events of a step are in the outboxes."""
         self.engine = engine
+        self._flush = flush
         self.config = config
         self.book = book
         self.places = Admission(engine, book)
@@ -184,6 +187,7 @@ class StepRunner:
                 tracked.ticket.put(event)
                 self.awaits_ends = self.awaits_ends or tracked.ends_by_text
         self.at_work = None
+        self._flush()
 
     def settle_late(self) -> None:
         """Let rows go on whose masks have come, and end those that end there."""

@@ -1,0 +1,277 @@
+"""Events: what is new of any number of requests, read in one place by a thread or by asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import functools
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from typing import Protocol
+
+from enginebay.errors import EnginebayError
+from enginebay.loop.messages import Wake
+from enginebay.outputs import RequestOutput, StreamChunk
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The last event of a request: its whole output, or the error that ended it.
+
+    Exactly one of the two is set. A request that was aborted has an output: its completions have
+    the finish reason "abort" and the text until then.
+    """
+
+    request_id: str
+    output: RequestOutput | None = None
+    error: EnginebayError | None = None
+
+
+Event = StreamChunk | RequestEnded
+"""A StreamChunk has new text and tokens of one completion, and its last one a finish reason."""
+
+
+class Source(Protocol):
+    """A request whose events an Inbound holds."""
+
+    def abandon(self) -> None:
+        """End the request, if it has not ended: nobody reads it any more."""
+
+
+class Inbound:
+    """The unread events of the requests of one reader. Any thread may call its methods.
+
+    Requests refer to this object and never to the reader, so that a reader of which the caller lets
+    go ends its requests.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._open: dict[Source, None] = {}
+        self._unread: collections.deque[tuple[Source, Event]] = collections.deque()
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a request has not ended, or its end was not read."""
+        return bool(self._open)
+
+    def add(self, source: Source) -> None:
+        """A request whose events will come."""
+        self._open[source] = None
+
+    def remove(self, source: Source) -> None:
+        """A request of which no more events come."""
+        self._open.pop(source, None)
+
+    def put(self, source: Source, *events: Event) -> None:
+        """More events, which are read together; they are dropped when the reader is closed."""
+        if not self.is_closed:
+            self._unread.extend([(source, event) for event in events])
+
+    def take(self) -> list[Event]:
+        """All unread events. Chunks of one completion are joined to one."""
+        found: list[tuple[Source, Event]] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(self._unread.popleft())
+        for source, event in found:
+            if isinstance(event, RequestEnded):
+                self.remove(source)
+        return _merged(found)
+
+    def close(self) -> None:
+        """End the requests that have not ended, and forget what was not read."""
+        self.is_closed = True
+        self._unread.clear()
+        for source in list(self._open):
+            source.abandon()
+        self._open.clear()
+
+
+class Events(Iterator[Event]):
+    """Reads the events of the requests that `LLM.submit` was given it for, on any thread.
+
+    Events of one completion come in order, each once, and the end of a request comes with the last
+    chunk of its last completion. One wake-up brings all that an engine step made, for all requests.
+    A slow reader delays nothing: it gets the unread chunks of a completion as one, and no more is
+    kept for it than the output of its requests. As an iterator it ends when every request has
+    ended. Closing it, or letting go of it, ends its requests.
+    """
+
+    def __init__(self) -> None:
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._inbound = inbound = Inbound()
+        self._unread: collections.deque[Event] = collections.deque()
+        self._wake: Wake = functools.partial(self._signals.put, None)
+        self._end = weakref.finalize(self, inbound.close)
+        self._end.atexit = False
+
+    def get(self, timeout_s: float | None = None) -> list[Event]:
+        """Wait for events, and return all there are; none after close(), or when none came within
+        timeout_s seconds.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._inbound.is_closed:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            try:
+                self._signals.get(timeout=left_s)
+            except queue.Empty:
+                return []
+            events = self._inbound.take()
+            if events:
+                return events
+        self._wake()  # the next thread that waits
+        return []
+
+    def __next__(self) -> Event:
+        while True:
+            with contextlib.suppress(IndexError):  # another thread may close it meanwhile
+                return self._unread.popleft()
+            if not self._inbound.has_open:
+                raise StopIteration
+            self._unread.extend(self.get())
+
+    def close(self) -> None:
+        """End its requests. Threads that wait for events get none, and later submissions are
+        refused.
+        """
+        self._end()
+        self._unread.clear()
+        self._wake()
+
+    def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
+        """Where a request puts its events, and what returns the function that wakes the reader."""
+        wake = self._wake
+        return self._inbound, lambda: wake
+
+
+class AsyncEvents(AsyncIterator[Event]):
+    """Events for the event loop that it is made on.
+
+    All AsyncEvents of one event loop and one LLM are woken together, with one callback for an engine
+    step. `LLM.submit` may be called on another thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._inbound = inbound = Inbound()
+        self._unread: collections.deque[Event] = collections.deque()
+        self._end = weakref.finalize(self, inbound.close)
+        self._end.atexit = False
+
+    async def get(self) -> list[Event]:
+        """Wait for events, and return all there are; none after close()."""
+        while not self._inbound.is_closed:
+            self._ready.clear()
+            events = self._inbound.take()
+            if events:
+                return events
+            await self._ready.wait()
+        return []
+
+    async def __anext__(self) -> Event:
+        while True:
+            with contextlib.suppress(IndexError):  # another thread may close it meanwhile
+                return self._unread.popleft()
+            if not self._inbound.has_open:
+                raise StopAsyncIteration
+            self._unread.extend(await self.get())
+
+    def close(self) -> None:
+        """End its requests, from any thread. Tasks that wait for events get none, and later
+        submissions are refused.
+        """
+        self._end()
+        self._unread.clear()
+        with contextlib.suppress(RuntimeError):  # the event loop was closed: no task waits
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+    def connect(self, wakers: LoopWakers) -> tuple[Inbound, Callable[[], Wake]]:
+        """Where a request puts its events, and what returns the function that wakes the reader."""
+        waker = wakers.of(self._loop)
+        return self._inbound, functools.partial(waker.mark, self._ready)
+
+
+class LoopWaker:
+    """Wakes readers of one event loop, all of them with one callback. Belongs to the delivery
+    thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._due: dict[asyncio.Event, None] = {}
+
+    def mark(self, ready: asyncio.Event) -> Wake:
+        """Wake one more reader with the next wake()."""
+        self._due[ready] = None
+        return self.wake
+
+    def wake(self) -> None:
+        """Wake the readers that were marked."""
+        due, self._due = self._due, {}
+        loop = self._loop()
+        if loop is not None and due:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed: no task waits
+                loop.call_soon_threadsafe(_set_all, due)
+
+
+class LoopWakers:
+    """The LoopWaker of each event loop that reads the requests of one LLM."""
+
+    def __init__(self) -> None:
+        self._wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> LoopWaker:
+        """The one of an event loop."""
+        with self._lock:
+            return self._wakers.setdefault(loop, LoopWaker(loop))
+
+
+def _set_all(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def _merged(events: list[tuple[Source, Event]]) -> list[Event]:
+    """The same events with the chunks of one completion joined, at the place of the first."""
+    if len(events) == 1:
+        return [events[0][1]]
+    runs: list[list[StreamChunk] | RequestEnded] = []
+    run_of: dict[Hashable, list[StreamChunk]] = {}
+    for source, event in events:
+        if isinstance(event, RequestEnded):
+            runs.append(event)
+        elif (run := run_of.get((source, event.index))) is not None:
+            run.append(event)
+        else:
+            run_of[source, event.index] = run = [event]
+            runs.append(run)
+    return [_joined(run) if isinstance(run, list) else run for run in runs]
+
+
+def _joined(run: list[StreamChunk]) -> StreamChunk:
+    """One chunk of consecutive ones of a completion."""
+    if len(run) == 1:
+        return run[0]
+    first, last = run[0], run[-1]
+    told = [chunk.logprobs for chunk in run if chunk.logprobs is not None]
+    return StreamChunk(
+        first.request_id,
+        first.index,
+        "".join(chunk.delta_text for chunk in run),
+        tuple(itertools.chain.from_iterable(chunk.delta_token_ids for chunk in run)),
+        last.finish_reason,
+        last.metrics,
+        tuple(itertools.chain.from_iterable(told)) if told else None,
+        next((c.prompt_logprobs for c in run if c.prompt_logprobs is not None), None),
+    )
