@@ -105,12 +105,26 @@ def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_b
 
 
 @pytest.mark.usefixtures("small_start")
-def test_a_warm_up_allocates_all_and_compiles_for_that_alone() -> None:  # holds OG1
+@pytest.mark.parametrize(
+    ("warm_up", "compiles"), [("warmup", "compile_all"), ("begin_warmup", "compile_first")]
+)
+def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
+    monkeypatch: pytest.MonkeyPatch, warm_up: str, compiles: str
+) -> None:  # holds OG1
+    compiled_for: list[set[int]] = []
+
+    def compile_nothing(*_: object) -> int:
+        compiled_for.append(pages_of(llm))
+        return 0
+
     with make_llm() as llm:
         assert pages_of(llm) == {FIRST_PAGES}
         engine = llm.engine
         assert isinstance(engine, PagedEngine)
-        engine.pages.make_all()
+        monkeypatch.setattr(type(engine.pages.copier), "compile", compile_nothing)
+        monkeypatch.setattr(type(engine.runner), compiles, compile_nothing)
+        getattr(engine, warm_up)()
+        assert compiled_for == [{NUM_PAGES}] * 2
         assert pages_of(llm) == {NUM_PAGES}
         engine.drop_arrays()
         engine.make_arrays()
