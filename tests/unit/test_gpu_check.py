@@ -146,6 +146,43 @@ def test_a_bundle_of_another_tree_is_noticed(script: Any, tmp_path: Path) -> Non
     assert changed(wheel, tmp_path) == "ours/a.py"
 
 
+def wheel_of(folder: Path, name: str, needs: str = "") -> Path:
+    """A wheel of one module, which pip installs."""
+    wheel, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    requires = f"Requires-Dist: {needs}\n" if needs else ""
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{name}/__init__.py", "A = 1\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def test_a_bundle_is_installed_where_it_is_of_the_same_tree(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pip", reason="a bundle is installed by pip, which the test extra has")
+    bundle, into = tmp_path / "bundle", tmp_path / "into"
+    bundle.mkdir()
+    wheel_of(bundle, "enginebay", needs="somethingneeded")
+    for name in ("jax_triton", "somethingneeded", "unneeded", "absl_py"):
+        wheel_of(bundle, name)
+    package = tmp_path / "core" / "enginebay"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("A = 2\n")
+    installing = script("installing")
+    monkeypatch.setattr(installing, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"not of this tree: enginebay/__init__\.py differs"):
+        installing.install(bundle, into, "1.0")
+    assert not into.exists()
+    (package / "__init__.py").write_text("A = 1\n")
+    assert installing.install(bundle, into, "1.0") == into
+    there = {path.parent.name for path in into.glob("*/__init__.py")}
+    assert there - {"absl_py"} == {"enginebay", "jax_triton", "somethingneeded"}
+
+
 def test_without_a_bundle_it_says_how_to_make_one(script: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="make gpu-bundle"):
         script("installing").install(tmp_path, tmp_path / "into", "0.3.1")

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay_pallas import generations
-from enginebay_pallas.compiler import compiler
+from enginebay_pallas.compiler import WITHOUT_A_TPU, compiler, environment_without_a_tpu
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)"
@@ -90,6 +90,24 @@ def test_the_environment_is_left_as_it_was() -> None:
     before = dict(os.environ)
     compiler.devices("v6e", 4)
     assert {n: v for n, v in os.environ.items() if n not in before} == {}
+
+
+def test_variables_are_set_where_there_is_no_tpu_and_while_the_block_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in WITHOUT_A_TPU:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "the user's")
+    for without_a_tpu in ("0", "1"):
+        monkeypatch.setenv("TPU_SKIP_MDS_QUERY", without_a_tpu)
+        before = dict(os.environ)
+        with environment_without_a_tpu():
+            missing = WITHOUT_A_TPU if without_a_tpu == "1" else {}
+            assert dict(os.environ) == {**missing, **before}
+        assert dict(os.environ) == before
+        with pytest.raises(ValueError, match="no topology"), environment_without_a_tpu():
+            raise ValueError("no topology")
+        assert dict(os.environ) == before
 
 
 @needs_libtpu
