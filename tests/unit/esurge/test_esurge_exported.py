@@ -1,0 +1,50 @@
+"""The metrics of an eSurge that is scraped are the sums of what its observers are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginebay.loop.observer import Execution, Update
+from enginebay_esurge import eSurge
+from tests.unit.esurge.small import LONG, Watcher
+from tests.unit.esurge.test_esurge_speculation import scrape  # skips without prometheus_client
+
+pytestmark = pytest.mark.xdist_group("esurge")
+
+
+class Events(Watcher):
+    """Keeps every update and step."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.steps: list[Execution] = []
+
+    def updated(self, update: Update) -> None:
+        self.updates.append(update)
+
+    def executed(self, execution: Execution) -> None:
+        self.steps.append(execution)
+
+
+def test_metrics_are_those_of_the_updates_and_steps(engine: eSurge) -> None:  # holds S14
+    events = Events()
+    engine.audience.add(events)
+    url = engine.start_monitoring(prometheus_port=0, start_grafana=False)["prometheus"]
+    engine.generate([[i] * 30 for i in range(10, 14)], LONG)
+    engine.run_on_engine(lambda: None)
+    seen = scrape(url)
+    engine.audience.remove(events)
+    engine.stop_monitoring()
+    updates, steps = events.updates, events.steps
+    assert {update.num_rows for update in updates} > {1}
+    for name, values in {
+        "batch_size": [update.num_rows for update in updates],
+        "schedule_duration_seconds": [update.schedule_s for update in updates],
+        "model_execution_duration_seconds": [step.execute_s for step in steps],
+    }.items():
+        assert seen[f"esurge_{name}_count"] == len(values)
+        assert seen[f"esurge_{name}_sum"] == pytest.approx(sum(values))
+    assert seen["esurge_scheduled_tokens"] == updates[-1].num_tokens
+    preempted = sum(update.num_preempted for update in updates)
+    assert seen["esurge_preempted_requests_total"] == preempted > 0
+    assert seen["esurge_cache_pages_total"] == engine.engine.ledger.store.pool.num_usable
