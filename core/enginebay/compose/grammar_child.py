@@ -4,16 +4,16 @@ follows constraints and makes their masks.
 
 from __future__ import annotations
 
-import base64
 import collections
 import contextlib
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from enginebay.compose.mask_messages import Answer, Mask, pack_answers, unpack_orders
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import InputError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
@@ -41,7 +41,7 @@ class Compiler:
         """Why the library refuses a structure, or the mask at its beginning when it is good."""
         try:
             grammar = self._library.compile(Structure(request["form"], request["text"]))
-            first = _mask(grammar.start())
+            first = _mask(grammar.start()).as_json()
         except InputError as error:
             return {"refused": str(error)}
         for path in range(NUM_PATHS):
@@ -64,27 +64,45 @@ class Follower:
 
     def __call__(self, request: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         """Forget the constraints that are dropped, and carry out all orders."""
-        for key in request["dropped"]:
-            self._constraints.pop(key, None)
-        return [self._carry_out(order) for order in request["orders"]]
+        self._forget(request["dropped"])
+        found = [
+            self._carry_out(order["key"], order["token_ids"], order.get("structure"))
+            for order in request["orders"]
+        ]
+        return [
+            {"refused": answer} if isinstance(answer, str) else answer.as_json() if answer else None
+            for answer in found
+        ]
 
-    def _carry_out(self, order: Mapping[str, Any]) -> dict[str, Any] | None:
+    def answer_bytes(self, content: bytes) -> bytes:
+        """The same for orders of one token each, of constraints that are known here."""
+        dropped, orders = unpack_orders(content)
+        self._forget(dropped)
+        return pack_answers([self._carry_out(key, (token_id,), None) for key, token_id in orders])
+
+    def _forget(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._constraints.pop(key, None)
+
+    def _carry_out(
+        self, key: int, token_ids: Iterable[int], structure: Mapping[str, Any] | None
+    ) -> Answer:
         try:
-            if "structure" in order:
-                self._constraints[order["key"]] = self._grammar(order["structure"]).start()
-            constraint = self._constraints.get(order["key"])
+            if structure is not None:
+                self._constraints[key] = self._grammar(structure).start()
+            constraint = self._constraints.get(key)
             if constraint is None:
                 return None
-            for token_id in order["token_ids"]:
+            for token_id in token_ids:
                 constraint.accept(token_id)
             return _mask(constraint)
         except (MemoryError, RecursionError):
             raise  # limits of the process
         except InputError as error:
-            return {"refused": str(error)}
+            return str(error)
         except BaseException as error:  # noqa: BLE001  # a panic of Rust ends one request alone
             why = f"a constraint on which the library fails: {type(error).__name__}: {error}"
-            return {"refused": explain(why, "what it can follow", "Simplify it.")}
+            return explain(why, "what it can follow", "Simplify it.")
 
     def _grammar(self, structure: Mapping[str, Any]) -> Grammar:
         wanted = Structure(structure["form"], structure["text"])
@@ -109,14 +127,9 @@ def _library(settings: Mapping[str, Any]) -> GrammarLibrary:
     return library
 
 
-def _mask(constraint: Constraint) -> dict[str, Any]:
-    """A mask as it goes through the pipe."""
+def _mask(constraint: Constraint) -> Mask:
     bits = np.ascontiguousarray(constraint.bits(), np.uint32)
-    return {
-        "bits": base64.b64encode(bits).decode(),
-        "may_end": bool(constraint.may_end),
-        "is_done": bool(constraint.is_done),
-    }
+    return Mask(bits, bool(constraint.may_end), bool(constraint.is_done))
 
 
 def _walk(constraint: Constraint, path: int) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.compose.masks import FollowedGrammar, Mask, MaskWorker
+from enginebay.compose.mask_messages import Mask
+from enginebay.compose.masks import FollowedGrammar, MaskWorker
 from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, UnsupportedError, explain

@@ -4,52 +4,49 @@ exceeds it is killed. No thread of this process ever runs a library's code for a
 
 from __future__ import annotations
 
-import base64
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
+import math
 import queue
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from enginebay.compose.mask_messages import Answer, Mask, pack_orders, unpack_answers
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
+from enginebay.worker.process import (
+    KilledError,
+    LimitedWorker,
+    LimitError,
+    WorkerError,
+    WorkerLimits,
+)
+
+PATIENCE_S = 0.02
+"""Time that a thread waits for an answer itself, before the clerk's thread takes over."""
 
 MEMORY_SHARE = 8
 """Memory of the process that follows all constraints, in units of that for compiling one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mask:
-    """What may come next: uint32 [words of the vocabulary], and whether the text may or must end."""
-
-    bits: np.ndarray
-    may_end: bool
-    is_done: bool
-
-    @classmethod
-    def read(cls, answer: dict[str, Any]) -> Mask:
-        """From a worker's answer."""
-        bits = np.frombuffer(base64.b64decode(answer["bits"]), np.uint32)
-        return cls(bits, answer["may_end"], answer["is_done"])
-
-
 @dataclasses.dataclass(slots=True)
 class Order:
-    """One token of one constraint, and the place for the mask behind it."""
+    """One token of one constraint, and the mask behind it once it is there."""
 
     key: int
     grammar: FollowedGrammar
     token_ids: list[int]
     """All tokens so far, the new one last. The list of the constraint, which adds none meanwhile."""
-    result: concurrent.futures.Future[Mask]
+    outcome: Mask | RequestError | StoppedError | None = None
 
     def message(self, *, whole: bool) -> dict[str, Any]:
         """For a process that has the constraint behind all tokens but the last one, or for any."""
@@ -60,10 +57,13 @@ class Order:
 
 
 class MaskWorker:
-    """One process that follows all constraints of a library, and the thread that waits for it.
+    """One process that follows all constraints of a library.
 
-    Orders that are there together are carried out together. When they exceed a limit, each of them
-    is tried alone in a new process, and the order that exceeds it again fails.
+    Orders that are there together are carried out together. The thread that waits for one of them
+    sends all and reads the answer, so that no other thread has to wake up in a step. A thread of
+    this class, the clerk, does what can take longer: it starts the process, sends constraints that
+    are new to it, and takes over from a thread whose patience ended. When orders exceed a limit,
+    it tries each of them alone in a new process, and the order that exceeds it again fails.
     """
 
     def __init__(self, settings: dict[str, Any], limits: GuidedLimits) -> None:
@@ -79,10 +79,12 @@ class MaskWorker:
         with self._lock:
             self._started()
 
-    def put(self, order: Order) -> None:
-        """Carry out an order soon. Its result is set in bounded time, whatever the library does."""
+    def put(self, order: Order) -> _Clerk:
+        """Take an order, which is carried out when its clerk is asked to wait for it."""
         with self._lock:
-            self._started().orders.put(order)
+            clerk = self._started()
+        clerk.put(order)
+        return clerk
 
     def _started(self) -> _Clerk:
         if self._clerk is None:
@@ -106,7 +108,11 @@ class MaskWorker:
 
 
 class _Clerk:
-    """The thread of a MaskWorker. It keeps no MaskWorker alive, and ends when that has gone."""
+    """What a MaskWorker does, and its thread. It keeps no MaskWorker alive, and ends when that has
+    gone.
+
+    The process belongs to the thread while that has jobs, and else to whoever has the lock.
+    """
 
     def __init__(
         self, settings: dict[str, Any], limits: GuidedLimits, dropped: collections.deque[int]
@@ -121,74 +127,165 @@ class _Clerk:
                 2 * limits.stack_bytes,
             ),
         )
-        self.orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._lock = threading.Condition()
+        self._unsent: list[Order] = []
+        self._sent: list[Order] = []
+        """Orders that were sent, whose answer was not read and is not left to this thread."""
+        self._sent_s = 0.0
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_jobs = 0
         self._dropped = dropped
         self._is_closed = False
+        self._has_ended = False
+        self._later(self._start)
         self.thread = threading.Thread(target=self._run, name="enginebay-masks", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
         """End soon."""
         self._is_closed = True
-        self.orders.put(None)
+        self._jobs.put(None)
         self.worker.interrupt()
+
+    def put(self, order: Order) -> None:
+        """Take an order, for the next message."""
+        with self._lock:
+            self._unsent.append(order)
+
+    def wait(self, order: Order, timeout_s: float | None) -> bool:
+        """Whether an order has its outcome, after a wait of at most `timeout_s` seconds. Without
+        that it has one, in bounded time, whatever the library does.
+        """
+        if order.outcome is not None:
+            return True
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            if self._unsent:
+                self._send()
+            if self._sent:
+                self._receive(PATIENCE_S if timeout_s is None else timeout_s)
+            if order.outcome is None:
+                left_s = None if timeout_s is None else max(0.0, until_s - time.monotonic())
+                self._lock.wait_for(lambda: order.outcome or self._has_ended, left_s)
+            if order.outcome is None and self._has_ended:
+                order.outcome = _stopped()
+        return order.outcome is not None
+
+    def _send(self) -> None:
+        """Send what was put: at once when the process knows all of it and has nothing else to do."""
+        if self._sent:
+            self._receive(0.0)
+        if self._sent:
+            self._leave_to_thread()
+        orders, self._unsent = self._unsent, []
+        if not (self._num_jobs or self._is_closed or any(len(o.token_ids) == 1 for o in orders)):
+            content = pack_orders(self._forgotten(), [(o.key, o.token_ids[-1]) for o in orders])
+            if self.worker.post(content, self.limits.mask_s):
+                self._sent, self._sent_s = orders, time.monotonic()
+                return
+        self._later(functools.partial(self._carry_out, orders, whole=False))
+
+    def _receive(self, wait_s: float) -> None:
+        """Take the answer to what was sent, if it is there in this time. What is there too late is
+        left to the thread.
+        """
+        left_s = max(0.0, self._sent_s + PATIENCE_S - time.monotonic())
+        if self.worker.has_answer(min(wait_s, left_s)):
+            orders, self._sent = self._sent, []
+            self._finish(orders)
+        elif wait_s >= left_s:
+            self._leave_to_thread()
+
+    def _leave_to_thread(self) -> None:
+        orders, self._sent = self._sent, []
+        self._later(functools.partial(self._finish, orders))
+
+    def _later(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            self._num_jobs += 1
+            self._jobs.put(job)
 
     def _run(self) -> None:
         try:
-            with contextlib.suppress(WorkerError):  # the first order says why
-                self.worker.start()
             while not self._is_closed:
-                together = [order] if (order := self.orders.get()) is not None else []
-                with contextlib.suppress(queue.Empty):
-                    while (order := self.orders.get_nowait()) is not None:
-                        together.append(order)
-                if together:
-                    self._carry_out(together, whole=False)
-                order = None
-                together.clear()  # an idle thread keeps no constraint alive
+                if (job := self._jobs.get()) is None:
+                    break
+                job()
+                job = None  # an idle thread keeps no constraint alive
+                with self._lock:
+                    self._num_jobs -= 1
         finally:
-            self.worker.close()
+            with self._lock:
+                self.worker.close()
+                self._has_ended = True
+                self._lock.notify_all()
+
+    def _start(self) -> None:
+        with contextlib.suppress(WorkerError):  # the first order says why
+            self.worker.start()
+
+    def _finish(self, orders: list[Order]) -> None:
+        """Take the answer to what was sent."""
+        try:
+            answers = unpack_answers(self.worker.take())
+        except KilledError:
+            self._later(functools.partial(self._carry_out, orders, whole=True))
+        except BaseException as error:  # noqa: BLE001  # whoever waits is answered
+            self._later(functools.partial(self._fail, orders, error))
+        else:
+            self._answer(orders, answers)
 
     def _carry_out(self, orders: list[Order], *, whole: bool) -> None:
-        """Set the result of each order. `whole`: the process may know nothing of them."""
+        """Set the outcome of each order. `whole`: the process may know nothing of them."""
         whole = whole or self.worker.pid is None
         try:
             answers = self._ask(orders, whole=whole)
         except BaseException as error:  # noqa: BLE001  # whoever waits is answered
-            if len(orders) > 1 and not self._is_closed:
-                for order in orders:  # in a new process, which knows none of them
-                    self._carry_out([order], whole=True)
-                return
-            for order in orders:
-                order.result.set_exception(self._why(order, error))
-            return
-        unknown: list[Order] = []
-        for order, answer in zip(orders, answers, strict=True):
-            if answer is None:
-                unknown.append(order)
-            elif "refused" in answer:
-                order.result.set_exception(RequestError(answer["refused"]))
-            else:
-                order.result.set_result(Mask.read(answer))
-        if unknown:
-            self._carry_out(unknown, whole=True)
+            self._fail(orders, error)
+        else:
+            self._answer(orders, answers)
 
-    def _ask(self, orders: list[Order], *, whole: bool) -> list[dict[str, Any] | None]:
+    def _fail(self, orders: list[Order], error: BaseException) -> None:
+        """Try each of several orders alone, in a new process, which knows none of them."""
+        if len(orders) > 1 and not self._is_closed:
+            for order in orders:
+                self._carry_out([order], whole=True)
+            return
+        with self._lock:
+            for order in orders:
+                order.outcome = self._why(order, error)
+            self._lock.notify_all()
+
+    def _answer(self, orders: list[Order], answers: list[Answer]) -> None:
+        unknown: list[Order] = []
+        with self._lock:
+            for order, answer in zip(orders, answers, strict=True):
+                if answer is None:
+                    unknown.append(order)
+                else:
+                    order.outcome = RequestError(answer) if isinstance(answer, str) else answer
+            self._lock.notify_all()
+        if unknown:
+            self._later(functools.partial(self._carry_out, unknown, whole=True))
+
+    def _forgotten(self) -> list[int]:
+        return [self._dropped.popleft() for _ in range(len(self._dropped))]
+
+    def _ask(self, orders: list[Order], *, whole: bool) -> list[Answer]:
         if self._is_closed:
-            raise StoppedError("the engine was closed before the request finished")
-        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            raise _stopped()
         messages = [o.message(whole=whole or len(o.token_ids) == 1) for o in orders]
         compiles = any("structure" in message for message in messages)
         answers: list[dict[str, Any] | None] = self.worker.ask(
-            {"dropped": dropped, "orders": messages},
+            {"dropped": self._forgotten(), "orders": messages},
             time_s=self.limits.mask_s + compiles * self.limits.compile_s,
         )
-        return answers
+        return [None if a is None else a.get("refused") or Mask.read(a) for a in answers]
 
     def _why(self, order: Order, error: BaseException) -> RequestError | StoppedError:
         """The error with which the request of an order ends."""
         if self._is_closed:
-            return StoppedError("the engine was closed before the request finished")
+            return _stopped()
         place = f"the mask behind token {len(order.token_ids)} of its output"
         if isinstance(error, LimitError):
             values = {
@@ -216,6 +313,10 @@ class _Clerk:
                 "Send the request again.",
             )
         )
+
+
+def _stopped() -> StoppedError:
+    return StoppedError("the engine was closed before the request finished")
 
 
 class FollowedGrammar(Grammar):
@@ -250,33 +351,43 @@ class FollowedConstraint(Constraint):
         self._grammar = grammar
         self._key = key
         self._token_ids: list[int] = []
-        self._next: concurrent.futures.Future[Mask] = concurrent.futures.Future()
-        self._next.set_result(grammar.first)
+        self._mask = grammar.first
+        self._order: Order | None = None
+        """What was ordered last, until its mask is here."""
+        self._clerk: _Clerk
         weakref.finalize(self, grammar.worker.dropped.append, key).atexit = False
 
     def accept(self, token_id: int) -> None:
         """Order the mask behind a token. It waits for the mask before it."""
-        self._next.result()
+        self._next()
         self._token_ids.append(token_id)
-        self._next = concurrent.futures.Future()
-        self._grammar.worker.put(Order(self._key, self._grammar, self._token_ids, self._next))
+        self._order = Order(self._key, self._grammar, self._token_ids)
+        self._clerk = self._grammar.worker.put(self._order)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the mask is there."""
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            self._next.exception(timeout_s)
-        return self._next.done()
+        return self._order is None or self._clerk.wait(self._order, timeout_s)
 
     def bits(self) -> np.ndarray:
         """The worker's mask, or the error with which it failed."""
-        return self._next.result().bits
+        return self._next().bits
 
     @property
     def may_end(self) -> bool:
         """As the worker's library says."""
-        return self._next.result().may_end
+        return self._next().may_end
 
     @property
     def is_done(self) -> bool:
         """As the worker's library says."""
-        return self._next.result().is_done
+        return self._next().is_done
+
+    def _next(self) -> Mask:
+        if self._order is not None:
+            self._clerk.wait(self._order, None)
+            outcome = self._order.outcome
+            if not isinstance(outcome, Mask):
+                assert outcome is not None, "a wait without end has an outcome"
+                raise outcome
+            self._mask, self._order = outcome, None
+        return self._mask

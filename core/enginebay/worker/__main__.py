@@ -4,7 +4,8 @@ memory, stack and CPU time.
     python -m enginebay.worker
 
 The first message names a factory as "module:name", its settings, and the limits. The factory makes
-a function from the settings, and that function makes each answer from its request. The process ends
+a function from the settings, and that function makes each answer from its request. A request of
+plain bytes goes to its method `answer_bytes` instead, which answers with bytes. The process ends
 with stdin. It may be killed at any time: only `enginebay.worker.process` talks to it, and JAX is
 never imported here.
 """
@@ -17,11 +18,15 @@ import os
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from enginebay.worker.messages import frame, read_message
+from enginebay.worker.messages import frame, frame_bytes, read_message
+
+CPU_LIMIT_AGE_S = 0.5
+"""Age at which the limit of CPU time is set anew: setting it costs more than a small request."""
 
 MAX_LOG_BYTES = 1 << 20
 """Bytes that a worker may write to one file, hence to its stderr."""
@@ -33,28 +38,34 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     module, _, name = first["target"].partition(":")
     answer = getattr(importlib.import_module(module), name)(first["settings"])
     _limit_memory(first["memory_bytes"])
-    _send(answers, {"ready": True})
+    _send(answers, frame({"ready": True}))
+    limited_s = -CPU_LIMIT_AGE_S
     with contextlib.suppress(EOFError):
         while True:
             request = read_message(requests)
-            _limit_cpu(first["time_s"])
+            now_s = time.monotonic()
+            if now_s - limited_s >= CPU_LIMIT_AGE_S:
+                _limit_cpu(first["time_s"])
+                limited_s = now_s
             _send(answers, _outcome(answer, request))
 
 
-def _outcome(answer: Callable[[Any], Any], request: Any) -> dict[str, Any]:
-    """An answer, or the limit that was exceeded, or the exception that was raised."""
+def _outcome(answer: Callable[[Any], Any], request: Any) -> bytes:
+    """A frame with the answer, the limit that was exceeded, or the exception that was raised."""
     try:
-        return {"answer": answer(request)}
+        if isinstance(request, bytes):
+            return frame_bytes(answer.answer_bytes(request))  # type: ignore[attr-defined]
+        return frame({"answer": answer(request)})
     except MemoryError:
-        return {"exceeded": "memory"}
+        return frame({"exceeded": "memory"})
     except RecursionError:
-        return {"exceeded": "depth"}
+        return frame({"exceeded": "depth"})
     except BaseException as error:  # noqa: BLE001  # whoever waits is answered
-        return {"raised": f"{type(error).__name__}: {error}"}
+        return frame({"raised": f"{type(error).__name__}: {error}"})
 
 
-def _send(answers: BinaryIO, message: Any) -> None:
-    answers.write(frame(message))
+def _send(answers: BinaryIO, framed: bytes) -> None:
+    answers.write(framed)
     answers.flush()
 
 

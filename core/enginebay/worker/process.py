@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -19,12 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from enginebay.worker.messages import SIZE_BYTES, frame
+from enginebay.worker.messages import IS_BYTES, SIZE_BYTES, frame, frame_bytes
 
 log = logging.getLogger("enginebay.worker")
 
 START_LIMIT_S = 120.0
 """Time in which a worker must be ready, on a busy machine too."""
+
+PIPE_BYTES = 1 << 20
+"""Size of the pipe for answers: the masks of one step go through at once."""
 
 Limit = Literal["time", "memory", "stack", "depth"]
 """`stack` is a crash, `depth` Python's own limit on recursion."""
@@ -70,6 +75,9 @@ class LimitedWorker:
     `target` names a factory as "module:name", which makes the function that answers from
     `settings`. Settings, requests and answers are values of JSON. A worker that exceeds a limit is
     killed, and the next request starts another.
+
+    `post`, `has_answer` and `take` are `ask` in parts, for plain bytes and one thread: nothing else
+    may be called between `post` and `take` but `close` and `interrupt`.
     """
 
     def __init__(self, target: str, settings: Any, limits: WorkerLimits) -> None:
@@ -111,6 +119,41 @@ class LimitedWorker:
         if "raised" in outcome:
             raise WorkerError(outcome["raised"])
         return outcome["answer"]
+
+    def post(self, content: bytes, time_s: float) -> bool:
+        """Send bytes, without waiting for the answer. False when there is no process to take them."""
+        process = self._process
+        if process is None:
+            return False
+        self._is_interrupted = False
+        try:
+            process.send(frame_bytes(content), time_s)
+        except (OSError, LimitError):
+            return False  # it has ended, or reads nothing
+        return True
+
+    def has_answer(self, wait_s: float) -> bool:
+        """Whether the answer to what was posted is there, after `wait_s` seconds at most."""
+        return self._process is not None and self._process.has_answer(wait_s)
+
+    def take(self) -> memoryview:
+        """The bytes that answer what was posted, when they are there. LimitError and WorkerError as
+        `ask` raises them.
+        """
+        with self._lock:
+            if self._process is None:
+                raise KilledError("its worker process was ended")
+            try:
+                outcome = self._process.receive()
+                if "exceeded" in outcome:
+                    raise LimitError(outcome["exceeded"])
+            except BaseException:
+                self._end()
+                raise
+        if "raised" in outcome:
+            raise WorkerError(outcome["raised"])
+        answer: memoryview = outcome["answer"]
+        return answer
 
     def _exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
         """The outcome of a request. A worker that somebody else has killed since the last one is
@@ -193,8 +236,14 @@ class _Process:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._requests, self._answers = self._popen.stdin.fileno(), self._popen.stdout.fileno()
-        os.set_blocking(self._requests, False)
-        os.set_blocking(self._answers, False)
+        for pipe in (self._requests, self._answers):
+            os.set_blocking(pipe, False)
+        with contextlib.suppress(AttributeError, OSError):  # Linux, and what it allows
+            fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._answers_poll = select.poll()
+        self._answers_poll.register(self._answers, select.POLLIN)
+        self._answer = bytearray()
+        self._deadline_s = math.inf
         self._end = weakref.finalize(owner, _kill, self._popen, self._said)
 
     @property
@@ -216,31 +265,57 @@ class _Process:
 
     def exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
         """The outcome of a request. LimitError and WorkerError leave the process to be ended."""
-        deadline_s = time.monotonic() + time_s
         try:
-            self._write(message, deadline_s)
-            size = int.from_bytes(self._read(SIZE_BYTES, deadline_s), "big")
-            outcome: dict[str, Any] = json.loads(self._read(size, deadline_s))
-        except (EOFError, BrokenPipeError):
+            self.send(message, time_s)
+        except BrokenPipeError:
             raise self._death() from None
-        return outcome
+        return self.receive()
 
-    def _write(self, message: bytes, deadline_s: float) -> None:
+    def send(self, message: bytes, time_s: float) -> None:
+        """Begin an exchange, which must be over in `time_s` seconds."""
+        self._deadline_s = time.monotonic() + time_s
+        self._answer = bytearray()
         left = memoryview(message)
         while left:
-            _wait(self._requests, select.POLLOUT, deadline_s)
             with contextlib.suppress(BlockingIOError):
                 left = left[os.write(self._requests, left) :]
+            if left:
+                _wait(self._requests, select.POLLOUT, self._deadline_s)
 
-    def _read(self, size: int, deadline_s: float) -> bytes:
-        read = bytearray()
-        while len(read) < size:
-            _wait(self._answers, select.POLLIN, deadline_s)
-            part = os.read(self._answers, size - len(read))
+    def has_answer(self, wait_s: float) -> bool:
+        """Whether the whole outcome is there, after `wait_s` seconds at most. False for a process
+        that has ended without one.
+        """
+        try:
+            self._read(min(time.monotonic() + wait_s, self._deadline_s))
+        except (LimitError, EOFError):
+            return False
+        return True
+
+    def receive(self) -> dict[str, Any]:
+        """The outcome of what was sent, when it is there, until the deadline."""
+        try:
+            size = self._read(self._deadline_s)
+        except EOFError:
+            raise self._death() from None
+        content, self._answer = memoryview(self._answer)[SIZE_BYTES:].toreadonly(), bytearray()
+        outcome: dict[str, Any] = (
+            {"answer": content} if size & IS_BYTES else json.loads(bytes(content))
+        )
+        return outcome
+
+    def _read(self, deadline_s: float) -> int:
+        """The marked length of an outcome that is there as a whole. LimitError at the deadline."""
+        while True:
+            if len(self._answer) >= SIZE_BYTES:
+                size = int.from_bytes(self._answer[:SIZE_BYTES], "big")
+                if len(self._answer) - SIZE_BYTES >= size & ~IS_BYTES:
+                    return size
+            _wait(self._answers, select.POLLIN, deadline_s, self._answers_poll)
+            part = os.read(self._answers, PIPE_BYTES)
             if not part:
                 raise EOFError
-            read += part
-        return bytes(read)
+            self._answer += part
 
     def _death(self) -> LimitError | WorkerError:
         """Why it has gone."""
@@ -263,16 +338,20 @@ class _Process:
         return kind(f"its worker process ended with code {code}: {last[:200]}")
 
 
-def _wait(pipe: int, event: int, deadline_s: float) -> None:
-    """Until a pipe is ready or closed. LimitError at the deadline."""
-    poll = select.poll()
-    poll.register(pipe, event)
+def _wait(pipe: int, event: int, deadline_s: float, poll: select.poll | None = None) -> None:
+    """Until a pipe is ready or closed. LimitError at the deadline, when it is not ready then.
+
+    `poll`: one that knows the pipe already.
+    """
+    if poll is None:
+        poll = select.poll()
+        poll.register(pipe, event)
     while True:
         left_s = deadline_s - time.monotonic()
+        if poll.poll(max(0.0, left_s * 1000)):
+            return
         if left_s <= 0:
             raise LimitError("time")
-        if poll.poll(left_s * 1000):
-            return
 
 
 def _kill(popen: subprocess.Popen[bytes], said: IO[bytes]) -> None:
