@@ -2,9 +2,10 @@
 makes of its constraint.
 
 A mask depends on all tokens before it, so a guided row is decoded one step at a time, and sits out
-what is launched while its last token is unread. Its next mask is computed when that token is read,
-while the device runs what others were launched. A mask that is not there soon is not waited for:
-its row is late, and sits out until the mask or an error comes.
+what is launched while its last token is unread. Its next mask is ordered when that token is read,
+and collected before the next decision: meanwhile tokens are handed out, and the device runs what
+others were launched. A mask that is not there soon is not waited for: its row is late, and sits out
+until the mask or an error comes.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def follow_all(
     rows: Sequence[RequestState], tokens: np.ndarray, counts: np.ndarray
 ) -> dict[int, EnginebayError]:
     """Go on behind the first counts[i] of tokens[i], int32 [rows, steps], in all guided rows, so
-    that masks are computed together. By the id of its record, the error with which a request must
-    end.
+    that masks are computed together. All of them are late then, until `split_late` finds their
+    masks. By the id of its record, the error with which a request must end.
     """
     failures: dict[int, EnginebayError] = {}
     for row, tracked in enumerate(rows):
@@ -77,6 +78,11 @@ def follow_all(
             error = follow(tracked, tokens[row, : counts[row]].tolist())
             if error is not None:
                 failures[id(tracked)] = error
+            else:
+                tracked.is_late = True
+    for tracked in rows:
+        if tracked.constraint is not None and tracked.is_late and not tracked.constraint.wait(0.0):
+            break  # this has sent what all rows ordered
     return failures
 
 
@@ -105,17 +111,18 @@ def settle(tracked: RequestState, until_s: float) -> EnginebayError | None:
 
 
 def split_late(
-    late: Sequence[RequestState],
+    late: Sequence[RequestState], until_s: float
 ) -> tuple[list[RequestState], list[tuple[RequestState, FinishReason, EnginebayError | None]]]:
     """Of late requests, those that still are, and those that must end, each with its reason and
-    error. Ended requests are in neither list.
+    error, after a wait until this time of the monotonic clock at most. Ended requests are in
+    neither list.
     """
     still: list[RequestState] = []
     ended: list[tuple[RequestState, FinishReason, EnginebayError | None]] = []
     for tracked in late:
         if tracked.finished:
             continue
-        error = settle(tracked, 0.0)
+        error = settle(tracked, until_s)
         reason: FinishReason | None = "error" if error else None
         if tracked.is_late and error is None:
             still.append(tracked)

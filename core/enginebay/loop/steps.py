@@ -14,7 +14,7 @@ from enginebay.config import EngineConfig
 from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.admission import Admission
-from enginebay.loop.guided import PATIENCE_S, follow_all, next_mask, settle, sits_out, split_late
+from enginebay.loop.guided import PATIENCE_S, follow_all, next_mask, sits_out, split_late
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Observers
 from enginebay.loop.request_table import RequestState, RequestTable, record_tokens
@@ -94,7 +94,8 @@ class StepRunner:
         step that failed.
         """
         self.late: list[RequestState] = []
-        """Requests whose masks were not there when their tokens were read."""
+        """Requests whose masks were ordered, and are not collected yet."""
+        self._patience_s = 0.0  # the time of the monotonic clock until which masks are waited for
         self.awaits_ends = False
         """Whether tokens were handed out whose text may end a request."""
 
@@ -156,14 +157,12 @@ class StepRunner:
         )
         if self.watch.is_on:
             self.watch.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
+        failures = follow_all(step.rows, tokens, counts)
+        self._patience_s = time.monotonic() + PATIENCE_S
         self.places.append(step.rows, tokens, counts)
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         learns = self.speculation.proposer is not None
-        failures, patience_s = (
-            follow_all(step.rows, tokens, counts),
-            time.monotonic() + PATIENCE_S,
-        )
         for tracked, row_tokens, count, logprobs, drafted in zip(
             step.rows, tokens.tolist(), counts.tolist(), told, num_drafts, strict=True
         ):
@@ -172,12 +171,12 @@ class StepRunner:
             self.at_work = [tracked]
             del row_tokens[count:]
             if tracked.constraint is not None:
-                failure = failures.get(id(tracked)) or settle(tracked, patience_s)
-                if tracked.is_late:
-                    self.late.append(tracked)
+                failure = failures.get(id(tracked))
                 if failure is not None:
                     self.end(tracked, "error", failure)
                     continue
+                if tracked.is_late:
+                    self.late.append(tracked)
             event = record_tokens(tracked, row_tokens, now_s, logprobs)
             if learns:
                 self.speculation.learn(tracked, drafted, count)
@@ -191,7 +190,7 @@ class StepRunner:
 
     def settle_late(self) -> None:
         """Let rows go on whose masks have come, and end those that end there."""
-        self.late, ended = split_late(self.late)
+        self.late, ended = split_late(self.late, self._patience_s)
         for tracked, reason, error in ended:
             self.end(tracked, reason, error)
 
