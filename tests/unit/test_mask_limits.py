@@ -15,12 +15,20 @@ import pytest
 from enginebay import SamplingParams
 from enginebay.compose.composition import Composed
 from enginebay.compose.guarded import GuardedLibrary
+from enginebay.compose.mask_messages import (
+    Mask,
+    pack_answers,
+    pack_orders,
+    unpack_answers,
+    unpack_orders,
+)
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Structure
 from enginebay.llm.guide import Guides
 from enginebay.loop.messages import Ticket
 from enginebay.types import Request
+from enginebay.worker.process import LimitedWorker
 from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import DEMO
 from tests.fakes import VOCAB_SIZE, expected_tokens
@@ -96,6 +104,7 @@ def test_others_finish_while_a_mask_never_comes_and_closing_does_not_wait_for_it
     assert isinstance(error, StoppedError)
 
 
+@pytest.mark.slow
 def test_the_mask_that_exceeds_the_limit_of_time_ends_its_own_request(
     start: Loops,
 ) -> None:
@@ -150,6 +159,58 @@ def test_a_process_that_was_killed_is_replaced_and_hears_all_tokens_again(
     assert constraint.bits().all()
     constraint.accept(8)
     assert constraint.is_done
+
+
+def test_a_process_that_is_killed_while_it_makes_a_mask_is_replaced(
+    library: GuardedLibrary,
+) -> None:
+    constraint = library.compile(Structure("grammar", "[2, 0.2, 3]")).start()
+    constraint.accept(5)
+    assert constraint.wait(DEADLOCK_S)
+    constraint.accept(6)
+    assert not constraint.wait(0.0)
+    os.kill(int(library._masks.pid or 0), signal.SIGKILL)
+    assert constraint.bits().all()
+    constraint.accept(7)
+    assert constraint.is_done
+
+
+def test_tokens_of_one_step_go_to_the_process_in_one_message(
+    library: GuardedLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = library.compile(Structure("grammar", "[-1, 0, 4]"))
+    constraints = [grammar.start() for _ in range(3)]
+    sent: list[list[int]] = []
+    post = LimitedWorker.post
+
+    def recorded(worker: LimitedWorker, content: bytes, time_s: float) -> bool:
+        sent.append([token_id for _, token_id in unpack_orders(content)[1]])
+        return post(worker, content, time_s)
+
+    monkeypatch.setattr(LimitedWorker, "post", recorded)
+    for step in range(2):
+        for i, constraint in enumerate(constraints):
+            constraint.accept(10 * step + i)
+        assert all(constraint.wait(DEADLOCK_S) for constraint in constraints)
+        while library._masks._started()._num_jobs:
+            time.sleep(0.001)
+    assert sent == [[10, 11, 12]], "the first tokens bring their structures, as JSON"
+
+
+def test_messages_of_orders_and_masks_are_read_as_they_were_written() -> None:
+    dropped, orders = unpack_orders(pack_orders([3, 2**40], [(7, 5), (2**50, 2**31)]))
+    assert (list(dropped), list(orders)) == ([3, 2**40], [(7, 5), (2**50, 2**31)])
+    bits = np.array([1, 2**32 - 1, 0], np.uint32)
+    given = [Mask(bits, may_end, is_done) for may_end in (False, True) for is_done in (False, True)]
+    reason = "no é\ud800 of it"
+    first, refused, unknown, *others = unpack_answers(
+        memoryview(pack_answers([given[0], reason, None, *given[1:]]))
+    )
+    assert (refused, unknown) == ("no é\\ud800 of it", None)
+    for found, mask in zip((first, *others), given, strict=True):
+        assert isinstance(found, Mask)
+        assert found.bits.tolist() == bits.tolist()
+        assert (found.may_end, found.is_done) == (mask.may_end, mask.is_done)
 
 
 def test_the_process_forgets_constraints_that_are_not_needed(library: GuardedLibrary) -> None:
