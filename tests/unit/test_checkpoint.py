@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,38 +25,11 @@ from enginebay_models.llama import family
 from enginebay_models.load import has_non_finite, load_weights
 from enginebay_models.safetensors_file import read_file
 from enginebay_models.source import CheckpointSource
-from enginebay_testing.model_harness import place_over, random_tensor
+from enginebay_testing.model_harness import place_over
+from tests.unit.checkpoints import CONFIG, Tensors, model_of, random_tensors, write
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-Tensors = dict[str, np.ndarray]
 NORM = "model.norm.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
-
-
-def model_of(**fields: Any) -> Model:
-    return family.build(CONFIG | fields, dtype="float32")
-
-
-def random_tensors(model: Model) -> Tensors:
-    sources = model.tensor_sources().values()
-    pairs = [pair for source in sources for pair in zip(source.names, source.shapes, strict=True)]
-    return {name: random_tensor(name, shape, 1) for name, shape in pairs}
-
-
-def write(folder: Path, tensors: Tensors, **fields: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | fields))
-    save_file(tensors, folder / SINGLE_FILE)
-    return folder
 
 
 def load(
@@ -383,56 +354,6 @@ def test_demo_model_loads() -> None:
         p: a.shape for p, a in loaded.items()
     }
     assert source.token_info.eos_token_ids
-
-
-# The high-water mark of /proc, not ru_maxrss: that one begins with what the parent process had.
-MEASURE = """
-import json, sys
-from pathlib import Path
-import jax
-from enginebay_models.llama import family
-from enginebay_models.source import CheckpointSource
-
-def resident(field):
-    return int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0]) * 1024
-
-jax.device_put(1).block_until_ready()
-source = CheckpointSource(sys.argv[1])
-model = family.build(source.config, dtype=sys.argv[2])
-before = resident("VmRSS")
-weights = source.load_weights(model, dtype=sys.argv[2], place=lambda path, spec: None)
-print(json.dumps([sum(w.nbytes for w in weights.values()), resident("VmHWM") - before]))
-"""
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="resident memory is read from /proc"
-)
-@pytest.mark.parametrize(("stored", "dtype"), [(np.float32, "float32"), (np.float32, "bfloat16")])
-def test_peak_memory_is_that_of_the_weights(tmp_path: Path, stored: Any, dtype: str) -> None:
-    scale = 1 if dtype == "float32" else 2  # the weights as loaded are about 220 MB
-    fields = {
-        "vocab_size": 48000 * scale,
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 2 * scale,
-    }
-    tensors = {
-        name: np.zeros(shape, stored)
-        for source in model_of(**fields).tensor_sources().values()
-        for name, shape in zip(source.names, source.shapes, strict=True)
-    }
-    folder = write(tmp_path / "model", tensors, **fields)
-    del tensors
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder), dtype],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    num_bytes, peak = json.loads(done.stdout)
-    assert num_bytes > 200e6
-    assert peak <= 1.25 * num_bytes, f"{peak / 1e6:.0f} MB for {num_bytes / 1e6:.0f} MB of weights"
 
 
 def test_a_file_may_end_with_its_header(folder: Path) -> None:

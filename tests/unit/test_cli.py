@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from enginebay.cli.main import main, summaries
 from enginebay.hooks import Declaration
 from enginebay.outputs import StreamChunk
 from enginebay.registry import Entry, Registry
-from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -369,33 +367,6 @@ def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert f"enginebay {__version__}" in out
     assert all(command in out for command in summaries())
-
-
-# SIGINT may be ignored in what a shell starts in the background: the first line makes it as on a
-# terminal.
-INTERRUPTIBLE = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from enginebay.cli.main import main
-sys.exit(main())
-"""
-
-
-def test_ctrl_c_ends_a_generation_with_what_there_is() -> None:
-    sizes = ("--decode-steps", "1", "--dtype", "float32", "--max-num-seqs", "1")
-    flags = ("--model", BRIEF, "--max-tokens", "1000", "--ignore-eos", *sizes)
-    command = [sys.executable, "-c", INTERRUPTIBLE, "generate", "Once upon a time", *flags]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        first = process.stdout.read(len("Once upon a time") + 8)
-        process.send_signal(signal.SIGINT)
-        rest, err = process.communicate(timeout=DEADLOCK_S)
-    assert first.startswith("Once upon a time")
-    assert process.returncode == 130
-    assert not rest.endswith("\n"), "it was cut, not finished"
-    assert err == "\n"
 
 
 def test_the_program_and_the_module_are_entry_points() -> None:
