@@ -137,7 +137,7 @@ class _Clerk:
         self._dropped = dropped
         self._is_closed = False
         self._has_ended = False
-        self._later(self._start)
+        self._later(functools.partial(_start, self.worker))
         self.thread = threading.Thread(target=self._run, name="enginebay-masks", daemon=True)
         self.thread.start()
 
@@ -179,7 +179,8 @@ class _Clerk:
             self._leave_to_thread()
         orders, self._unsent = self._unsent, []
         if not (self._num_jobs or self._is_closed or any(len(o.token_ids) == 1 for o in orders)):
-            content = pack_orders(self._forgotten(), [(o.key, o.token_ids[-1]) for o in orders])
+            dropped = _forgotten(self._dropped)
+            content = pack_orders(dropped, [(o.key, o.token_ids[-1]) for o in orders])
             if self.worker.post(content, self.limits.mask_s):
                 self._sent, self._sent_s = orders, time.monotonic()
                 return
@@ -220,10 +221,6 @@ class _Clerk:
                 self._has_ended = True
                 self._lock.notify_all()
 
-    def _start(self) -> None:
-        with contextlib.suppress(WorkerError):  # the first order says why
-            self.worker.start()
-
     def _finish(self, orders: list[Order]) -> None:
         """Take the answer to what was sent."""
         try:
@@ -237,9 +234,14 @@ class _Clerk:
 
     def _carry_out(self, orders: list[Order], *, whole: bool) -> None:
         """Set the outcome of each order. `whole`: the process may know nothing of them."""
+        if self._is_closed:
+            self._fail(orders, _stopped())
+            return
         whole = whole or self.worker.pid is None
         try:
-            answers = self._ask(orders, whole=whole)
+            messages = [o.message(whole=whole or len(o.token_ids) == 1) for o in orders]
+            content = {"dropped": _forgotten(self._dropped), "orders": messages}
+            answers = _ask(self.worker, self.limits, content)
         except BaseException as error:  # noqa: BLE001  # whoever waits is answered
             self._fail(orders, error)
         else:
@@ -253,7 +255,7 @@ class _Clerk:
             return
         with self._lock:
             for order in orders:
-                order.outcome = self._why(order, error)
+                order.outcome = _stopped() if self._is_closed else _why(self.limits, order, error)
             self._lock.notify_all()
 
     def _answer(self, orders: list[Order], answers: list[Answer]) -> None:
@@ -268,51 +270,52 @@ class _Clerk:
         if unknown:
             self._later(functools.partial(self._carry_out, unknown, whole=True))
 
-    def _forgotten(self) -> list[int]:
-        return [self._dropped.popleft() for _ in range(len(self._dropped))]
 
-    def _ask(self, orders: list[Order], *, whole: bool) -> list[Answer]:
-        if self._is_closed:
-            raise _stopped()
-        messages = [o.message(whole=whole or len(o.token_ids) == 1) for o in orders]
-        compiles = any("structure" in message for message in messages)
-        answers: list[dict[str, Any] | None] = self.worker.ask(
-            {"dropped": self._forgotten(), "orders": messages},
-            time_s=self.limits.mask_s + compiles * self.limits.compile_s,
-        )
-        return [None if a is None else a.get("refused") or Mask.read(a) for a in answers]
+def _start(worker: LimitedWorker) -> None:
+    with contextlib.suppress(WorkerError):  # the first order says why
+        worker.start()
 
-    def _why(self, order: Order, error: BaseException) -> RequestError | StoppedError:
-        """The error with which the request of an order ends."""
-        if self._is_closed:
-            return _stopped()
-        place = f"the mask behind token {len(order.token_ids)} of its output"
-        if isinstance(error, LimitError):
-            values = {
-                "time": f"{self.limits.mask_s:g} seconds (guided_limits.mask_s)",
-                "memory": f"{MEMORY_SHARE} x guided_limits.memory_bytes",
-                "stack": "2 x guided_limits.stack_bytes",
-                "depth": "structures within Python's recursion limit",
-            }
-            why = RequestError(
-                explain(
-                    f"a constraint that exceeds the limit of {error.limit} at {place}",
-                    values[error.limit],
-                    "Simplify it, or raise the limit.",
-                )
-            )
-            order.grammar.refuse(why)
-            return why
-        if isinstance(error, WorkerError):
-            given = f"a constraint on which the library fails at {place}: {error}"
-            return RequestError(explain(given, "what it can follow", "Simplify it."))
-        return RequestError(
+
+def _forgotten(dropped: collections.deque[int]) -> list[int]:
+    return [dropped.popleft() for _ in range(len(dropped))]
+
+
+def _ask(worker: LimitedWorker, limits: GuidedLimits, content: dict[str, Any]) -> list[Answer]:
+    compiles = any("structure" in message for message in content["orders"])
+    time_s = limits.mask_s + compiles * limits.compile_s
+    answers: list[dict[str, Any] | None] = worker.ask(content, time_s=time_s)
+    return [None if a is None else a.get("refused") or Mask.read(a) for a in answers]
+
+
+def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestError:
+    """The error with which the request of an order ends."""
+    place = f"the mask behind token {len(order.token_ids)} of its output"
+    if isinstance(error, LimitError):
+        values = {
+            "time": f"{limits.mask_s:g} seconds (guided_limits.mask_s)",
+            "memory": f"{MEMORY_SHARE} x guided_limits.memory_bytes",
+            "stack": "2 x guided_limits.stack_bytes",
+            "depth": "structures within Python's recursion limit",
+        }
+        why = RequestError(
             explain(
-                f"a constraint that cannot be followed: {type(error).__name__}: {error}",
-                "a worker process that answers",
-                "Send the request again.",
+                f"a constraint that exceeds the limit of {error.limit} at {place}",
+                values[error.limit],
+                "Simplify it, or raise the limit.",
             )
         )
+        order.grammar.refuse(why)
+        return why
+    if isinstance(error, WorkerError):
+        given = f"a constraint on which the library fails at {place}: {error}"
+        return RequestError(explain(given, "what it can follow", "Simplify it."))
+    return RequestError(
+        explain(
+            f"a constraint that cannot be followed: {type(error).__name__}: {error}",
+            "a worker process that answers",
+            "Send the request again.",
+        )
+    )
 
 
 def _stopped() -> StoppedError:
