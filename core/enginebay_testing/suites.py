@@ -352,39 +352,6 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
     ]
 
 
-def check_kv_write(kernel: Any, kind: type[KVLayout]) -> None:
-    """New tokens lie where the layout's own write puts them, dropped ones nowhere, whatever their
-    number.
-    """
-    import jax
-    import numpy as np
-
-    layout = kind(3, 8, 2, 16, "float32")
-    rng = np.random.default_rng(0)
-    steps = [
-        (np.asarray(slots, np.int32), *rng.normal(size=(2, len(slots), 2, 16)).astype(np.float32))
-        for slots in ([5], [-1], [17, -1, 3, 8], [23, 0])
-    ]
-
-    # One program for all, which donates the caches of the kernel.
-    def both(caches: Any, steps: Any) -> Any:
-        got = [
-            kernel(cache, *step, layout=layout) for cache, step in zip(caches, steps, strict=True)
-        ]
-        return got, [layout.write(layout.init(), *step) for step in steps]
-
-    empty = [
-        {name: np.zeros(s.shape, s.dtype) for name, s in layout.shapes().items()} for _ in steps
-    ]
-    for (slots, *_), got, wanted in zip(
-        steps, *jax.jit(both, donate_argnums=0)(empty, steps), strict=True
-    ):
-        for name, array in wanted.items():
-            assert np.array_equal(got[name], array), (
-                f"slots {slots.tolist()}: {name} differs from the layout's own write"
-            )
-
-
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
     "cache": _cache,
     "engine": _engine,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginebay.compose.composition import Plan, make_plan
@@ -11,15 +13,17 @@ from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
 from enginebay.compose.override import overridden_plan
 from enginebay.config import Reason, make_config
-from enginebay.errors import UnknownNameError, UnsupportedError
+from enginebay.errors import IncorrectError, UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
-from enginebay.ops.op import Op
+from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import Entry, Registry, load_registry
 
 HERE = "tests.unit.test_registered_ops"
-SWING = Op("swing")
-SWING_NORM = Op("swing_norm", made_of=("swing", "rms_norm"))
-OF_NOTHING = Op("of_nothing", made_of=("swong",))
+SWING = Op("swing", f"{HERE}:swing", f"{HERE}:swing_cases", {"float32": 1e-6})
+SWING_NORM = Op(
+    "swing_norm", f"{HERE}:swing", f"{HERE}:swing_cases", {}, made_of=("swing", "rms_norm")
+)
+OF_NOTHING = Op("of_nothing", f"{HERE}:swing", f"{HERE}:swing_cases", {}, made_of=("swong",))
 NUMBER = 7
 
 
@@ -29,6 +33,15 @@ def swing(x: Any) -> Any:
 
 def other_swing(x: Any) -> Any:
     return 0 - x
+
+
+def wrong_swing(x: Any) -> Any:
+    return x
+
+
+def swing_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    yield QuickCase("swing of 3", lambda impl, x: {"out": impl(x)}, (x,))
 
 
 def entry(kind: str, name: str, target: str, op: str = "", priority: int = 0) -> Entry:
@@ -60,6 +73,13 @@ def test_an_op_of_a_plugin_is_chosen_explained_and_bound_as_the_others_are() -> 
     assert plan_with(*SWINGS, swing="slow").kernels.plain["swing"] is swing
     with pytest.raises(UnknownNameError, match="Did you mean 'slow'"):
         plan_with(*SWINGS, swing="slwo")
+
+
+def test_an_implementation_by_hand_runs_the_ops_own_quick_cases() -> None:
+    plan = plan_with(*SWINGS, swing=f"{HERE}:swing")
+    assert reason_of(plan, "swing").why == "by import path, passed its quick check (1 case)"
+    with pytest.raises(IncorrectError, match=r"swing of 3: out\[0\] is off by 2, allowed 1e-06"):
+        overridden_plan(plan, {"swing": wrong_swing}, check=True)
 
 
 def test_a_fused_op_of_a_plugin_is_taken_apart_where_a_part_is_given() -> None:

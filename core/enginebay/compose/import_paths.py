@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from enginebay.compose.quick import quick_check
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES
 from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
+from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
 from enginebay.registry import Entry, Registry
-from enginebay_testing.quick import CheckSetting, quick_check
 
 BY_PATH = "by import path"
 SWITCH = "verify_kernels = false, or --no-verify-kernels"
@@ -136,7 +137,12 @@ def import_path(path: str, what: str) -> Any:
 
 
 def check_import_paths(
-    reasons: Iterable[Reason], impls: Mapping[str, Any], setting: CheckSetting, *, verify: bool
+    reasons: Iterable[Reason],
+    impls: Mapping[str, Any],
+    ops: Mapping[str, Op],
+    setting: CheckSetting,
+    *,
+    verify: bool,
 ) -> tuple[Reason, ...]:
     """The reasons, those of import paths saying so, after a quick check of each; IncorrectError
     when one fails.
@@ -148,16 +154,16 @@ def check_import_paths(
         if reason.setting in impls and is_import_path(reason.chosen):
             why = f"{BY_PATH}, not checked"
             if verify:
-                count = _check(reason, impls[reason.setting], setting)
+                count = _check(reason, impls[reason.setting], ops, setting)
                 why = f"{BY_PATH}, passed its quick check ({count} case{'s' * (count != 1)})"
             reason = dataclasses.replace(reason, why=why)
         told.append(reason)
     return tuple(told)
 
 
-def _check(reason: Reason, impl: Any, setting: CheckSetting) -> int:
+def _check(reason: Reason, impl: Any, ops: Mapping[str, Op], setting: CheckSetting) -> int:
     _, op, *phase = reason.setting.split(".")
     local = setting
     if phase:
         local = dataclasses.replace(setting, phases=[p for p in PHASES if p == phase[0]])
-    return quick_check(op, impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH)
+    return quick_check(ops[op], impl, local, f"{reason.setting} = {reason.chosen!r}", SWITCH)

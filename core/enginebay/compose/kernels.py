@@ -21,13 +21,12 @@ from enginebay.errors import ConfigError, UnsupportedError, explain, unknown_nam
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
-from enginebay.ops.op import Op
+from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import TunedConfigs
 from enginebay.registry import Registry
 from enginebay.runner.sharding import Placement
-from enginebay_testing.quick import CheckSetting
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:
@@ -149,7 +148,7 @@ def choose_kernels(
     checked = {f"kernels.attention.{phase}": impl for phase, impl in chosen.attention.items()}
     checked |= {f"kernels.{op}": impl for op, impl in chosen.plain.items()}
     setting = chosen.check_setting(list(specs.values()))
-    told = check_import_paths(reasons, checked, setting, verify=config.verify_kernels)
+    told = check_import_paths(reasons, checked, ops, setting, verify=config.verify_kernels)
     return dataclasses.replace(chosen, reasons=told)
 
 

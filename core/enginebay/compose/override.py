@@ -11,6 +11,7 @@ from enginebay.compose.composition import Plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.import_paths import import_path
 from enginebay.compose.negotiate import why_not
+from enginebay.compose.quick import quick_check
 from enginebay.config import Reason
 from enginebay.config_sections import PHASES
 from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
@@ -18,7 +19,6 @@ from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
 from enginebay.ops.spec import AttnSpec
-from enginebay_testing.quick import quick_check
 
 GIVEN = "given to override()"
 SWITCH = "check=False"
@@ -198,7 +198,6 @@ def _checked(plan: Plan, one: _Given, *, check: bool) -> str:
     phases = [phase for phase in PHASES if phase in one.phases]
     setting = plan.kernels.check_setting(list(_specs(plan).values()))
     setting = dataclasses.replace(setting, phases=phases)
-    count = quick_check(
-        one.op, one.impl, setting, f"{', '.join(one.settings)} = {one.name}", SWITCH
-    )
+    op, what = plan.kernels.ops[one.op], f"{', '.join(one.settings)} = {one.name}"
+    count = quick_check(op, one.impl, setting, what, SWITCH)
     return f"passed its quick check ({count} case{'s' * (count != 1)})"

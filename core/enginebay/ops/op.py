@@ -1,17 +1,71 @@
-"""What an op is, apart from its implementations: a record that a plugin registers."""
+"""What an op is, apart from its implementations: a record that a plugin registers, and the cases of
+its quick check.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from enginebay.cache import KVLayout
+from enginebay.ops.caps import Env
+from enginebay.ops.spec import AttnSpec, Mode
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
     """One op, registered through the hook `register_ops` under its `name`.
 
-    A fused op names the ops that it is `made_of`, none of them fused; it is used where an
-    implementation of it is as good as theirs. The other ops have an implementation in every plan.
+    `reference` is "module:attribute" of its implementation in plain JAX. `quick_cases` is
+    "module:attribute" of a function CheckSetting -> iterable of QuickCase: what an implementation
+    given by hand runs before it is used. `tolerance` has by dtype how far its results may be from
+    the reference's, per unit of the largest number of the same row (first axis); results of other
+    dtypes must be equal. A fused op names the ops that it is `made_of`, none of them fused; it is
+    used where an implementation of it is as good as theirs. The other ops have an implementation
+    in every plan.
     """
 
     name: str
+    reference: str
+    quick_cases: str
+    tolerance: Mapping[str, float]
     made_of: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckSetting:
+    """Where an implementation is to serve: the model's attention layers per shard, the cache, the
+    phases, the dtype.
+    """
+
+    env: Env
+    specs: Sequence[AttnSpec]
+    layout_type: type[KVLayout]
+    dtype: str
+    phases: Sequence[Mode] = ("decode", "prefill", "mixed")
+    page_size: int = 64
+
+
+def _serves(impl: Any) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class QuickCase:
+    """One problem of an op.
+
+    `run` (implementation, *inputs) -> arrays by name; it is traced. A NaN of the reference's must
+    be one of the implementation's, so that places which nobody may touch can hold NaN. Results in
+    `exact` must be equal. `serves` says whether an implementation claims to serve the case;
+    `place` (result, row) names a row of a result, "CASE: RESULT[ROW]" where it is None.
+    """
+
+    name: str
+    run: Callable[..., Mapping[str, jax.Array]]
+    inputs: tuple[Any, ...]
+    exact: frozenset[str] = frozenset()
+    serves: Callable[[Any], bool] = _serves
+    place: Callable[[str, int], str] | None = None

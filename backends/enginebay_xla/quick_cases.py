@@ -1,0 +1,163 @@
+"""Quick cases of the ops without phases: what an implementation given by hand runs before it is
+used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.ops.op import CheckSetting, QuickCase
+from enginebay.ops.spec import RopeSpec
+
+ROPE_SPECS = {
+    "default": RopeSpec(10000.0, 64),
+    "partial": RopeSpec(10000.0, 32),
+    "llama3": RopeSpec(
+        500000.0, 64, "llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
+    "yarn": RopeSpec(10000.0, 64, "yarn", 4.0, 2048),
+}
+POSITIONS = np.array([0, 1, 7, 100, 1000, 4095], np.int32)
+SLOTS = np.array([5, -1, 17, 3, 23, 0], np.int32)
+"""Where tokens of these positions go, in three pages of eight; one goes nowhere."""
+
+SAMPLE_ROWS, VOCABS = 48, (40, 700)
+
+
+def _random(dtype: str, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(sum(shape))
+    return rng.normal(size=shape).astype(jnp.dtype(dtype))
+
+
+def linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Rows, bias, several dimensions in and out, and a wider result."""
+    cases: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, str | None]] = {
+        "3 rows": ((3, 48), (40,), False, None),
+        "1 row": ((1, 48), (40,), False, None),
+        "bias": ((3, 48), (40,), True, None),
+        "heads out": ((3, 48), (5, 8), False, None),
+        "heads in": ((3, 6, 8), (40,), False, None),
+        "to float32": ((3, 48), (40,), False, "float32"),
+    }
+    for name, (x_shape, out_dims, has_bias, out_dtype) in cases.items():
+        x = _random(setting.dtype, *x_shape)
+        weight = _random(setting.dtype, *out_dims, *x_shape[1:])
+        bias = _random(setting.dtype, *out_dims) if has_bias else None
+
+        def run(impl: Any, *inputs: Any, out_dtype: str | None = out_dtype) -> dict[str, jax.Array]:
+            return {"out": impl(*inputs, out_dtype=out_dtype)}
+
+        yield QuickCase(f"linear {setting.dtype} {name}", run, (x, weight, bias))
+
+
+def embedding_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Rows of a small table, one of them twice."""
+    inputs = (_random(setting.dtype, 11, 8), np.array([3, 0, 10, 3], np.int32))
+    yield QuickCase("embedding", lambda impl, *x: {"out": impl(*x)}, inputs, frozenset({"out"}))
+
+
+def rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Rows of small and large numbers, and rows of several heads."""
+
+    def run(impl: Any, x: Any, heads: Any, *weights: Any) -> dict[str, jax.Array]:
+        return {
+            "rows": impl(x, weights[0], eps=1e-5),
+            "heads": impl(heads, weights[1], eps=1e-5),
+        }
+
+    shapes = ((5, 64), (3, 4, 32), (64,), (32,))
+    x, *others = (_random(setting.dtype, *shape) for shape in shapes)
+    yield QuickCase("rms_norm", run, (_spread(x), *others))
+
+
+def _spread(x: np.ndarray) -> np.ndarray:
+    return (x * np.logspace(-3, 2, len(x))[:, None]).astype(x.dtype)
+
+
+def add_rms_norm_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Rows of small and large numbers."""
+
+    def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
+        normed, total = impl(*inputs, eps=1e-5)
+        return {"norm": normed, "sum": total}
+
+    x, residual = _random(setting.dtype, 2, 5, 64)
+    inputs = (_spread(x), _spread(residual), _random(setting.dtype, 64))
+    yield QuickCase("add_rms_norm", run, inputs, frozenset({"sum"}))
+
+
+def rope_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Four rules of frequencies."""
+    x = _random(setting.dtype, len(POSITIONS), 3, 64)
+    for name, spec in ROPE_SPECS.items():
+
+        def run(impl: Any, *inputs: Any, spec: RopeSpec = spec) -> dict[str, jax.Array]:
+            return {"out": impl(*inputs, spec=spec)}
+
+        yield QuickCase(f"rope, {name}", run, (x, POSITIONS))
+
+
+def _poisoned(layout: KVLayout) -> dict[str, jax.Array]:
+    """A cache whose every place holds NaN."""
+    return {n: jnp.full(s.shape, jnp.nan, s.dtype) for n, s in layout.shapes().items()}
+
+
+def _contents(layout: KVLayout, cache: Any) -> dict[str, jax.Array]:
+    k, v = layout.read(cache, jnp.arange(layout.num_pages))
+    return {"k": k, "v": v}
+
+
+def kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Several tokens, one of which goes nowhere, and one token."""
+    layout = setting.layout_type(3, 8, 2, 16, "float32")
+
+    def run(impl: Any, *inputs: Any) -> dict[str, jax.Array]:
+        return _contents(layout, impl(_poisoned(layout), *inputs, layout=layout))
+
+    for count in (len(SLOTS), 1):
+        inputs = (SLOTS[:count], *_random("float32", 2, count, 2, 16))
+        yield QuickCase(f"kv_write of {count}", run, inputs, frozenset({"k", "v"}))
+
+
+def rope_kv_write_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Four rules of frequencies; one token goes nowhere."""
+    layout = setting.layout_type(3, 8, 2, 64, setting.dtype)
+    q = _random(setting.dtype, len(SLOTS), 6, 64)
+    k, v = _random(setting.dtype, 2, len(SLOTS), 2, 64)
+    for name, spec in ROPE_SPECS.items():
+
+        def run(impl: Any, *inputs: Any, spec: RopeSpec = spec) -> dict[str, jax.Array]:
+            where = (_poisoned(layout), POSITIONS, SLOTS)
+            turned, cache = impl(*inputs, *where, spec=spec, layout=layout)
+            return {"q": turned, **_contents(layout, cache)}
+
+        yield QuickCase(f"rope_kv_write, {name}", run, (q, k, v), frozenset({"v"}))
+
+
+def sample_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Rows with and without each parameter and with all of them, of a small and a larger
+    vocabulary.
+    """
+    rows = np.arange(SAMPLE_ROWS)
+    for vocab in VOCABS:
+        rng = np.random.default_rng(vocab)
+        logits = rng.normal(size=(SAMPLE_ROWS, vocab)) * np.array([3.0, 1.0, 0.25])[rows % 3, None]
+        logits[1::5, ::2] = -np.inf
+        z = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32)
+        seeds = rng.integers(0, 2**32, (SAMPLE_ROWS, 2), dtype=np.uint32)
+        columns = {
+            "top_k": np.array([vocab, 5, vocab, vocab, 20, 1, vocab * 7 // 8], np.int32)[rows % 7],
+            "top_p": np.array([1.0, 1.0, 0.8, 1.0, 0.7], np.float32)[rows % 5],
+            "min_p": np.array([0.0, 0.0, 0.0, 0.05], np.float32)[rows % 4],
+        }
+
+        def run(impl: Any, z: Any, seeds: Any, columns: Any) -> dict[str, jax.Array]:
+            return {"token": impl(z, seeds, **columns)}
+
+        yield QuickCase(f"sample of {vocab}", run, (z, seeds, columns))

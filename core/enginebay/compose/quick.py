@@ -1,0 +1,104 @@
+"""The quick check: an op's own few cases against its reference, in the shapes of one model, before
+an unregistered function is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from enginebay.errors import IncorrectError, UnsupportedError, explain
+from enginebay.ops.op import CheckSetting, Op, QuickCase
+from enginebay.registry import import_target
+
+
+def quick_check(op: Op, impl: Any, setting: CheckSetting, what: str, switch: str) -> int:
+    """Run an implementation of an op on the op's quick cases; how many there were.
+
+    IncorrectError names `what`, the case, and the error against its bound, or what the
+    implementation raised; `switch` says how to do without the check. UnsupportedError where the op
+    has no case that the implementation serves.
+    """
+    reference = import_target(op.reference, f"the reference of op {op.name!r}")
+    make_cases = import_target(op.quick_cases, f"the quick cases of op {op.name!r}")
+    count = 0
+    for case in make_cases(setting):
+        if not case.serves(impl):
+            continue
+        count += 1
+        try:
+            got, wanted = _results(case, impl, reference)
+        except (
+            Exception
+        ) as error:  # whatever a stranger's function raises is reported with its case
+            finding = f"{case.name}: it raised {type(error).__name__}: {error}"
+            raise _incorrect(what, finding, switch) from error
+        difference = _difference(op, case, got, wanted)
+        if difference is not None:
+            raise _incorrect(what, difference, switch)
+    if not count:
+        raise UnsupportedError(
+            explain(
+                f"{what}: there is no quick check of op {op.name} here",
+                "an implementation that serves one of the op's quick cases",
+                f"Do without the check ({switch}).",
+            )
+        )
+    return count
+
+
+def _incorrect(what: str, finding: str, switch: str) -> IncorrectError:
+    return IncorrectError(
+        explain(
+            f"{what} fails its quick check: {' '.join(finding.split())}",
+            "results within the bound of the reference",
+            f"Mend it, or do without the check ({switch}).",
+        )
+    )
+
+
+def _results(
+    case: QuickCase, impl: Any, reference: Any
+) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+    """The results of both, computed by one program."""
+
+    def both(inputs: Any) -> Any:
+        return case.run(impl, *inputs), case.run(reference, *inputs)
+
+    mine, theirs = jax.device_get(jax.jit(both)(case.inputs))
+    return mine, theirs
+
+
+def _difference(
+    op: Op, case: QuickCase, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
+) -> str | None:
+    """What is wrong with the results, in words, or None."""
+    for name, theirs in wanted.items():
+        mine = got.get(name)
+        if mine is None:
+            return f"{case.name}: there is no {name}"
+        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            return (
+                f"{case.name}: {name} is {mine.shape} {mine.dtype}, "
+                f"expected {theirs.shape} {theirs.dtype}"
+            )
+        bound = 0.0 if name in case.exact else op.tolerance.get(str(theirs.dtype), 0.0)
+        error, allowed = _errors(mine, theirs, bound)
+        wrong = np.flatnonzero(~(error <= allowed))
+        if wrong.size:
+            row = int(wrong[0])
+            place = case.place(name, row) if case.place else f"{case.name}: {name}[{row}]"
+            return f"{place} is off by {error[row]:.3g}, allowed {allowed[row]:.3g}"
+    return None
+
+
+def _errors(mine: np.ndarray, theirs: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray]:
+    """The largest error of each row, NaN where one of the two alone is NaN, and the allowed one."""
+    x, y = (each.astype(np.float64).reshape(len(each), -1) for each in (mine, theirs))
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.abs(x - y)).max(axis=1, initial=0.0)
+    return error, bound * np.where(np.isfinite(y), np.abs(y), 0.0).max(axis=1, initial=0.0)
