@@ -218,3 +218,46 @@ def test_no_file_names_a_folder_of_one_machine() -> None:
             if (match := pattern.search(line)) is not None:
                 found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
     assert not found, "absolute paths of one machine:\n" + "\n".join(found)
+
+
+PACKAGE_FOLDERS = ("core", "backends", "samplers", "schedulers")
+
+
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    """Full names that a module imports, inside functions and for type checking too. The project has
+    no relative imports.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def circles(imported: dict[str, set[str]]) -> list[str]:
+    """Modules that import themselves through others: those left when modules without remaining
+    imports, and modules that no remaining module imports, are taken away again and again.
+    """
+    left = {name: set(others) for name, others in imported.items()}
+    while True:
+        used = {other for others in left.values() for other in others}
+        done = {name for name, others in left.items() if not others or name not in used}
+        if not done:
+            return sorted(left)
+        left = {name: others - done for name, others in left.items() if name not in done}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    trees: dict[str, ast.Module] = {}
+    for path in files():
+        folder, *inside = path.relative_to(ROOT).with_suffix("").parts
+        if folder in PACKAGE_FOLDERS and path.suffix == ".py" and inside:
+            name = ".".join(inside[:-1] if inside[-1] == "__init__" else inside)
+            trees[name] = ast.parse(path.read_text(encoding="utf-8"))
+    imported: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        found = {full if full in trees else full.rpartition(".")[0] for full in imports_of(tree)}
+        imported[name] = (found & trees.keys()) - {name}
+    assert len(imported) > 300, "the packages were not found"
+    assert circles(imported) == []
+    assert circles({**imported, "a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c"]
