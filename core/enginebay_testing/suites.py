@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from enginebay.cache import KVLayout
+from enginebay.cli.command import Command
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
@@ -135,8 +136,10 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
     if entry.kind in ("cache", "layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
-        is_data = entry.kind in ("model", "op")
+        is_data = entry.kind in ("model", "op", "command")
         assert callable(target) or is_data, f"{declaration.target} is not callable"
+    if entry.kind == "command":
+        assert isinstance(target, Command), f"{declaration.target} is no Command"
     if entry.kind == "op":
         assert isinstance(target, Op), f"{declaration.target} is no Op"
         assert target.name == entry.name, (
