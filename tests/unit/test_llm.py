@@ -335,11 +335,16 @@ def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM
 
 
 def test_changing_parameters_later_changes_nothing_under_way(fake_llm: LLM) -> None:
-    params = with_(GREEDY, max_tokens=30, ignore_eos=True)
-    stream = fake_llm.stream("Once", params)
-    first = next(stream)
-    params.max_tokens = 1
-    assert sum(len(chunk.delta_token_ids) for chunk in (first, *stream)) == 30
+    params = with_(GREEDY, max_tokens=100, ignore_eos=True)
+    pauses = Pauses(fake_llm.loop, after=4)
+    with seeing(fake_llm.engine, launch=pauses):
+        stream = fake_llm.stream("Once", params)
+        first = next(stream)
+        pauses.wait()  # so that the request cannot reach its end
+        params.max_tokens = 1
+        go_on(fake_llm.loop)
+        assert len(first.delta_token_ids) < 100
+        assert sum(len(chunk.delta_token_ids) for chunk in (first, *stream)) == 100
 
 
 @pytest.mark.usefixtures("faked")

@@ -14,6 +14,7 @@ from tests.brief import TINY
 from tests.fakes import install
 from tests.unit.changing import Changing, changing
 from tests.unit.drafting import Counts, Oracle, run, tokens_of
+from tests.unit.loops import Pauses, go_on, seeing
 
 pytestmark = pytest.mark.xdist_group("speculation")
 
@@ -87,11 +88,13 @@ def test_readers_that_leave_between_drafts_leave_no_page(made: Changing) -> None
     plain = one_by_one(made, KINDS["greedy"])
     known = [p + t for p, t in zip(PROMPTS, plain, strict=True)]
     with made.drafted(Oracle(known, wrong_every=3)):
+        go_on(made.llm.loop, paused=True)
         streams = [made.llm.stream(prompt, KINDS["greedy"]) for prompt in PROMPTS]
-        for turn in range(2 + len(streams)):
-            for number, stream in enumerate(streams):
-                if turn < 2 + number:
-                    next(stream, None)  # a reader that is late gets fewer, longer chunks
-                elif turn == 2 + number:
-                    stream.close()
+        for stream in streams:
+            pauses = Pauses(made.llm.loop, after=3)
+            with seeing(made.llm.engine, launch=pauses):
+                go_on(made.llm.loop)
+                pauses.wait()  # between two drafts
+                stream.close()
+        go_on(made.llm.loop)
         assert_nothing_is_held(made.llm)
