@@ -65,7 +65,7 @@ class Jobs:
         prompts: Sequence[Prompt],
         params: Param,
         request_ids: Sequence[str],
-        standing: Sequence[Priority],
+        priorities: Sequence[Priority],
         engine: Any,
     ) -> list[Job]:
         """A checked job of each prompt, in order. RequestError (a ValueError) for the first that
@@ -74,7 +74,7 @@ class Jobs:
         checked = with_length(as_sampling_params(params), DEFAULT_MAX_TOKENS)
         return [
             self._make_one(prompt, checked, request_id, own, engine)
-            for prompt, request_id, own in zip(prompts, request_ids, standing, strict=True)
+            for prompt, request_id, own in zip(prompts, request_ids, priorities, strict=True)
         ]
 
     def _make_one(
@@ -82,7 +82,7 @@ class Jobs:
         prompt: Prompt,
         params: SamplingParams,
         request_id: str,
-        standing: Priority,
+        priority: Priority,
         engine: Any,
     ) -> Job:
         tokenizer = self._preparer.tokenizer
@@ -108,7 +108,7 @@ class Jobs:
         fitting = own.model_copy(update=changes)
         with self._lock:
             [prepared] = self._preparer.prepare_one(
-                token_ids, fitting, priority=standing.priority, tenant=standing.tenant or None
+                token_ids, fitting, priority=priority.priority, tenant=priority.tenant or None
             )
         return Job(with_id(prepared, request_id), text, before, own.max_tokens, lengths)
 

@@ -73,7 +73,7 @@ class Service:
                 engine.make_arrays()
                 parts = self.parts
                 self._loop = EngineLoop(engine, parts.scheduler, parts.plan.config, parts.proposer)
-                self.audience.follow(self._loop.watch)
+                self.audience.follow(self._loop.observers)
             elif loop.is_paused:
                 loop.call(lambda: _go_on(loop, engine))
             self._compiling.start()

@@ -19,6 +19,7 @@ from enginebay.model import Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.step import Program, StepState, decode_step
+from enginebay.types import StepVariant
 from enginebay_vinference.grow import SlotShape
 
 Arrays = dict[str, Any]
@@ -106,7 +107,7 @@ def prefill(
     logits = recipe.program.model.logits(
         weights, _ops(recipe, _bucket(recipe, "prefill")), last_hidden
     )
-    sampled, _ = recipe.program.sample(logits, rows, {}, "full")
+    sampled, _ = recipe.program.sample(logits, rows, {}, StepVariant.FULL)
     after = rows.advanced(sampled.tokens, ~finished)
     return _arrays_after(recipe, arrays, after, cache, sampled.tokens[:, None])
 

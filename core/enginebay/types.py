@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, cast
 
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from enginebay.keywords import SamplingFields
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class StepVariant(enum.IntEnum):
+    """What a compiled step can do for its rows. Each variant serves rows that ask for less."""
+
+    GREEDY = 0
+    """Takes the first best token of each row."""
+    SAMPLE = 1
+    """Samples, and returns log-probabilities."""
+    FULL = 2
+    """Applies logits processors and penalties too."""
+
 
 MAX_STOP_TOKENS = 16
 """How many end-of-sequence and stop token ids one request may have: they are compared on the
@@ -274,13 +287,12 @@ class FrozenSampling:
         return takes_best(self.temperature, self.top_k)
 
     @property
-    def scope(self) -> int:
-        """What a step must be able to do for it: 0 the best token, 1 a draw or log-probabilities, 2
-        processors and penalties.
-        """
+    def variant(self) -> StepVariant:
+        """The least variant of a step that serves the request."""
         if self.processors or self.penalises:
-            return 2
-        return 0 if self.is_greedy and self.num_logprobs is None else 1
+            return StepVariant.FULL
+        is_plain = self.is_greedy and self.num_logprobs is None
+        return StepVariant.GREEDY if is_plain else StepVariant.SAMPLE
 
 
 def takes_best(temperature: float, top_k: int) -> bool:

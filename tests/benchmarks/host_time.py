@@ -134,14 +134,14 @@ class Host:
     def _turns(
         self, tickets: list[Ticket], num_turns: int, profile: cProfile.Profile | None
     ) -> HostTime:
-        book = self.loop._book
-        while book.waiting or any(
-            one.num_computed < one.num_prefill for one in book.running.values()
+        table = self.loop._requests
+        while table.waiting or any(
+            one.num_computed < one.num_prefill for one in table.running.values()
         ):
             self.loop._turn()
         for _ in range(WARM_TURNS):
             self.loop._turn()
-        assert len(book.running) == len(tickets), "every request is running"
+        assert len(table.running) == len(tickets), "every request is running"
         walls, cpus, launches = [], [], []
         for _ in range(num_turns):
             for ticket in tickets:
@@ -158,7 +158,7 @@ class Host:
                 profile.disable()
         assert min(launches) > 0, "every turn launches a step"
         self.loop._steps.commit_all()
-        for one in book.everything:
+        for one in table.everything:
             self.loop._steps.end(one, "abort")
         return HostTime(*map(statistics.median, (walls, cpus, launches)))
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from enginebay import LLM, SamplingParams
+from enginebay.types import StepVariant
 from tests.benchmarks.models import write_model
 
 LOWEST_ID, HIGHEST_ID = 300, 4000
@@ -71,7 +72,7 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
             ).tolist()
             kept = dict(programs)
             if kind == "greedy, all compiled" and number:
-                for key in [key for key in programs if key[0].scope != "full"]:
+                for key in [key for key in programs if key[0].variant is not StepVariant.FULL]:
                     del programs[key]
             start = time.perf_counter()
             outputs = llm.generate(prompts, params)

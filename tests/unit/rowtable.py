@@ -111,7 +111,7 @@ def assert_row_is_free(table: SequenceBuffer, row: int) -> None:
     assert penalties(table, row) == (0.0, 0.0, 1.0)
     assert (table.stop_token_ids[row] == -1).all()
     assert not table.keys[row].any()
-    assert (table.returns_logprobs[row], table.scopes[row]) == (False, 0)
+    assert (table.returns_logprobs[row], table.variants[row]) == (False, 0)
     assert pages_of(table, row) == [[], []]
     assert table.sparse[row] == SparseParams()
     assert table.get_active_sampling_params(row) == {}
@@ -133,8 +133,8 @@ def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: 
     stops = list(sampling.stop_token_ids)
     assert table.stop_token_ids[row].tolist() == stops + [-1] * (MAX_STOP_TOKENS - len(stops))
     assert tuple(table.keys[row].tolist()) == request.key
-    told = (sampling.num_logprobs is not None, sampling.scope)
-    assert (table.returns_logprobs[row], table.scopes[row]) == told
+    told = (sampling.num_logprobs is not None, sampling.variant)
+    assert (table.returns_logprobs[row], table.variants[row]) == told
     assert isinstance(sampling, RichSampling)
     sparse = table.sparse[row]
     assert sparse.logit_bias == (sampling.logit_bias or {})

@@ -158,7 +158,7 @@ class LeavesAtEnds(Endings):
 
 def test_an_observer_that_leaves_keeps_no_reader_waiting_and_is_removed(loop: EngineLoop) -> None:
     observer = LeavesAtEnds()
-    loop.watch.add(observer)
+    loop.observers.add(observer)
     one, two = loop.submit(
         [request("ends first", max_tokens=3), request("ends later", max_tokens=40)]
     )
@@ -166,7 +166,7 @@ def test_an_observer_that_leaves_keeps_no_reader_waiting_and_is_removed(loop: En
     assert tokens(two) == expected_tokens(request("ends later", max_tokens=40))
     loop.call(lambda: None)
     assert len(observer.seen) == 1
-    assert not loop.watch.is_on
+    assert not loop.observers.is_on
 
 
 def test_a_ledger_that_fails_at_a_release_keeps_no_reader_waiting(

@@ -10,6 +10,7 @@ from enginebay.cache import HndLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.keys import StepKey, covering
+from enginebay.types import StepVariant
 from enginebay_oengine.geometry import Geometry
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
@@ -54,7 +55,11 @@ def test_what_pads_less_or_differs_otherwise_does_not_cover() -> None:
         smaller = dataclasses.replace(bucket, **{field: getattr(bucket, field) // 2})
         assert key.covers(StepKey("prefill", smaller)), field
         assert not StepKey("prefill", smaller).covers(key), field
-    for other in ({"scope": "draw"}, {"full_vocab": True}, {"names": frozenset({"dry"})}):
+    for other in (
+        {"variant": StepVariant.SAMPLE},
+        {"full_vocab": True},
+        {"names": frozenset({"dry"})},
+    ):
         assert not dataclasses.replace(key, **other).covers(key)  # type: ignore[arg-type]
     verify = StepKey("verify", Bucket(20, 4, 8, 5, 1024, "mixed"))
     fewer = dataclasses.replace(verify, bucket=Bucket(10, 2, 8, 5, 1024, "mixed"))

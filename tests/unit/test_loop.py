@@ -129,7 +129,7 @@ def test_a_running_request_is_aborted_and_its_row_serves_another(
         waiting = loop.submit([request("next")])[0]
         loop.abort("long 0")
         assert events(tickets[0])[-1].finish_reason == "abort"
-        loop.watch.add(PausesAfter(loop, "next"))
+        loop.observers.add(PausesAfter(loop, "next"))
         go_on(loop)
     assert tokens(waiting) == expected_tokens(request("next"))
     for one in long[1:]:

@@ -71,7 +71,7 @@ def loop(start: Loops) -> EngineLoop:
 
 def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -> None:
     notes = Notes()
-    loop.watch.add(notes)
+    loop.observers.add(notes)
     num_free_tokens = loop.call(lambda: loop.engine.ledger.num_free_tokens)
     with held(loop):
         tickets = loop.submit(
@@ -103,14 +103,14 @@ def test_an_observer_is_told_of_every_update_step_and_ending(loop: EngineLoop) -
 
 def test_preemptions_are_counted_with_the_next_update(start: Loops, parts: Composed) -> None:
     loop, notes = start(Preempting(parts.scheduler, 3)), Notes()
-    loop.watch.add(notes)
+    loop.observers.add(notes)
     all_tokens(loop.submit([request(f"row {i}") for i in range(MAX_NUM_SEQS)]))
     assert sum(update.num_preempted for update in notes.updates) == MAX_NUM_SEQS
 
 
 def test_aborts_and_failures_are_endings_too(loop: EngineLoop) -> None:
     notes = Notes()
-    loop.watch.add(notes)
+    loop.observers.add(notes)
     with held(loop):
         [ticket] = loop.submit([request("aborted")])
         loop.abort("aborted")
@@ -134,8 +134,8 @@ def test_an_observer_that_raises_is_removed_and_nothing_else_changes(
     loop: EngineLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, notes = Broken(), Notes()
-    loop.watch.add(broken)
-    loop.watch.add(notes)
+    loop.observers.add(broken)
+    loop.observers.add(notes)
     with caplog.at_level(logging.ERROR, "enginebay.loop"):
         assert len(tokens(loop.submit([request("lucky")])[0])) == 12
     assert len(broken.executions) == 1 < len(notes.executions)
@@ -149,13 +149,13 @@ def test_a_removed_observer_hears_nothing_and_nobody_is_no_cost(
     loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = Notes()
-    loop.watch.add(notes)
+    loop.observers.add(notes)
     tokens(loop.submit([request("heard", max_tokens=3)])[0])
-    loop.watch.remove(notes)
-    loop.watch.remove(notes)
+    loop.observers.remove(notes)
+    loop.observers.remove(notes)
     heard = (len(notes.updates), len(notes.executions), len(notes.endings))
     assert min(heard) > 0
-    assert not loop.watch.is_on
+    assert not loop.observers.is_on
     for name in ("decided", "carried_out", "launched", "read", "ended", "preempted"):
         monkeypatch.setattr(Observers, name, None)  # calling it would fail the step
     assert len(tokens(loop.submit([request("unheard", max_tokens=3)])[0])) == 3
@@ -168,10 +168,10 @@ def test_observing_may_begin_and_end_in_the_middle(loop: EngineLoop) -> None:
     for _ in range(3):
         notes, pauses = Notes(), Pauses(loop, after=3)
         with seeing(loop.engine, launch=pauses):
-            loop.watch.add(notes)
+            loop.observers.add(notes)
             go_on(loop)
             pauses.wait()
-            loop.watch.remove(notes)
+            loop.observers.remove(notes)
         assert min(len(notes.updates), len(notes.executions)) > 0
         assert not notes.endings
     go_on(loop)

@@ -198,8 +198,8 @@ def check_mix(engine: LLM | eSurge, count: int) -> list[Round]:
     """Three rounds of so many requests, and the figures of each."""
     cases, tally, inner = make_cases(), Tally(), engine.engine
     whole = [found(engine.generate(*case)[0].outputs) for case in cases]
-    watch = engine.loop.watch if isinstance(engine, LLM) else engine.audience
-    watch.add(tally)
+    observers = engine.loop.observers if isinstance(engine, LLM) else engine.audience
+    observers.add(tally)
     rounds = []
     for seed in range(ROUNDS):
         tally.num_ended = tally.num_preempted = 0

@@ -130,7 +130,7 @@ def test_too_few_pages_and_rows_preempt_and_change_no_token(
     requests = [*family("long", 61, 100, n), *family("other", 30, 40, n)]
     expected, counts = by_themselves(parts, requests), Counts()
     loop = start()
-    loop.watch.add(counts)
+    loop.observers.add(counts)
     order = [place for pair in zip(range(n), range(n, 2 * n), strict=True) for place in pair]
     got = all_tokens(loop.submit([requests[place] for place in order]))
     assert got == [expected[place] for place in order]
@@ -196,7 +196,7 @@ def test_the_first_may_be_preempted_at_any_time(start: Loops, parts: Composed, a
     requests, counts = family("preempted", 70, 24), Counts()
     expected = by_themselves(parts, requests)
     loop = start(Interferes(parts.scheduler, "preempted/0", at))
-    loop.watch.add(counts)
+    loop.observers.add(counts)
     assert all_tokens(loop.submit(requests)) == expected
     assert counts.num_preempted
 

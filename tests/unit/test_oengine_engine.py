@@ -251,7 +251,7 @@ def test_dropped_arrays_take_the_prefixes_with_them(make: Callable[..., LLM]) ->
 def count(llm: LLM) -> Counts:
     """Preemptions from now on."""
     counts = Counts()
-    llm.loop.watch.add(counts)
+    llm.loop.observers.add(counts)
     return counts
 
 

@@ -36,42 +36,42 @@ def one_row(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def endings(one_row: LLM) -> Iterator[list[tuple[int, str]]]:
     """Of the requests of a test."""
     observer = Endings()
-    one_row.loop.watch.add(observer)
+    one_row.loop.observers.add(observer)
     yield observer.seen
-    one_row.loop.watch.remove(observer)
+    one_row.loop.observers.remove(observer)
     assert_idle(one_row)
 
 
 def test_the_scheduler_serves_by_them(one_row: LLM, endings: list[tuple[int, str]]) -> None:
-    standing = {"priority": [-1, 0, 3, 0], "tenant": ["a", "a", "a", "b"]}
-    outputs = generate_at_once(one_row, ["A"] * 4, SHORT, **standing)
+    priorities = {"priority": [-1, 0, 3, 0], "tenant": ["a", "a", "a", "b"]}
+    outputs = generate_at_once(one_row, ["A"] * 4, SHORT, **priorities)
     assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
     by_priority = [(3, "a"), (0, "a"), (0, "b"), (-1, "a")]
     by_tenant = [(-1, "a"), (0, "b"), (0, "a"), (3, "a")]
     assert endings == (by_priority if one_row.config.scheduler.name == "priority" else by_tenant)
 
 
-def by_asyncio(llm: LLM, **standing: Any) -> None:
+def by_asyncio(llm: LLM, **priorities: Any) -> None:
     async def all_of_it() -> None:
-        await llm.agenerate("A", SHORT, **standing)
-        async for _ in llm.astream("A", SHORT, **standing):
+        await llm.agenerate("A", SHORT, **priorities)
+        async for _ in llm.astream("A", SHORT, **priorities):
             pass
-        await llm.achat(MESSAGES, SHORT, **standing)
+        await llm.achat(MESSAGES, SHORT, **priorities)
 
     asyncio.run(all_of_it())
 
 
 WAYS: list[tuple[int, Callable[..., Any]]] = [
-    (2, lambda llm, **standing: llm.generate(["A", "B"], SHORT, **standing)),
-    (1, lambda llm, **standing: list(llm.stream("A", SHORT, **standing))),
+    (2, lambda llm, **priorities: llm.generate(["A", "B"], SHORT, **priorities)),
+    (1, lambda llm, **priorities: list(llm.stream("A", SHORT, **priorities))),
     (
         2,
-        lambda llm, **standing: list(
-            llm.stream("A", SamplingParams(max_tokens=1, n=2), **standing)
+        lambda llm, **priorities: list(
+            llm.stream("A", SamplingParams(max_tokens=1, n=2), **priorities)
         ),
     ),
-    (1, lambda llm, **standing: llm.chat(MESSAGES, SHORT, **standing)),
-    (1, lambda llm, **standing: list(llm.chat_stream(MESSAGES, SHORT, **standing))),
+    (1, lambda llm, **priorities: llm.chat(MESSAGES, SHORT, **priorities)),
+    (1, lambda llm, **priorities: list(llm.chat_stream(MESSAGES, SHORT, **priorities))),
     (3, by_asyncio),
 ]
 
@@ -98,15 +98,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("standing", "message"), BAD)
+@pytest.mark.parametrize(("priorities", "message"), BAD)
 def test_bad_ones_are_refused_and_nothing_is_queued(
-    one_row: LLM, monkeypatch: pytest.MonkeyPatch, standing: dict[str, Any], message: str
+    one_row: LLM, monkeypatch: pytest.MonkeyPatch, priorities: dict[str, Any], message: str
 ) -> None:
     forbid_requests(one_row, monkeypatch)
     for _, way in WAYS:
         with pytest.raises(RequestError, match=message):
-            way(one_row, **standing)
-    for name, value in standing.items():
+            way(one_row, **priorities)
+    for name, value in priorities.items():
         good = 0 if name == "priority" else "a"
         with pytest.raises(RequestError, match=message):
             one_row.generate(["A", "B"], SHORT, **{name: [good, value]})

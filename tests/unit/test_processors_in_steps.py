@@ -98,18 +98,18 @@ def tokens(llm: LLM, *each: SamplingParams) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def scopes(llm: LLM) -> set[str]:
+def variants(llm: LLM) -> set[str]:
     """Of the programs that are compiled so far."""
-    return {key.scope for key in llm.engine.runner.programs}
+    return {key.variant.name.lower() for key in llm.engine.runner.programs}
 
 
-def test_rows_have_processors_of_their_own_and_steps_the_least_scope(
+def test_rows_have_processors_of_their_own_and_steps_the_least_variant(
     slots: Changing, pages: Changing
 ) -> None:
     (plain,) = tokens(slots.llm, PLAIN)
-    assert scopes(slots.llm) == {"greedy"}
+    assert variants(slots.llm) == {"greedy"}
     check_mixed(slots.llm, plain)
-    assert scopes(slots.llm) == {"greedy", "full"}
+    assert variants(slots.llm) == {"greedy", "full"}
     check_mixed(pages.llm, tokens(pages.llm, PLAIN)[0])
 
 
@@ -245,7 +245,7 @@ def test_after_warmup_processors_compile_nothing() -> None:
     with few_sizes(), LLM(LEAST, processors=("logit_bias",), sampler="greedy", **sizes) as llm:
         count = llm.warmup()
         llm.engine.compilations.forbidden = True
-        assert scopes(llm) == {"full"}
+        assert variants(llm) == {"full"}
         (biased,) = tokens(
             llm, SamplingParams(max_tokens=3, ignore_eos=True, logit_bias={4: 100.0})
         )

@@ -1,4 +1,4 @@
-"""What is drafted, when, and who may be asked: the n-gram look-up, a row's standing, and the choice
+"""What is drafted, when, and who may be asked: the n-gram look-up, a row's draft stats, and the choice
 of a proposer.
 """
 
@@ -77,9 +77,9 @@ def test_a_row_that_gets_nothing_of_its_drafts_gives_them_up_at_once_and_one_tha
 
 
 def test_proposals_of_nothing_are_given_up_later_than_wrong_ones() -> None:
-    standing, tries = DraftStats(), 0
-    while standing.is_good:
-        standing, tries = standing.after_none(), tries + 1
+    stats, tries = DraftStats(), 0
+    while stats.is_good:
+        stats, tries = stats.after_none(), tries + 1
     assert tries == 4
 
 
@@ -94,11 +94,11 @@ def test_a_row_takes_drafts_up_again_when_they_would_have_held() -> None:
 
 
 def test_a_share_stays_between_none_and_all() -> None:
-    rng, standing = np.random.default_rng(0), DraftStats()
+    rng, stats = np.random.default_rng(0), DraftStats()
     for _ in range(500):
         asked = int(rng.integers(1, MOST + 1))
-        standing = standing.after(int(rng.integers(0, asked + 1)), asked, MOST)
-        assert 0 <= standing.share <= 1
+        stats = stats.after(int(rng.integers(0, asked + 1)), asked, MOST)
+        assert 0 <= stats.share <= 1
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_public_parameters_ask_for_log_probabilities_and_have_their_seed() -> No
     table.begin_sequence("all", [1], SamplingParams(logprobs=-1, prompt_logprobs=0))
     table.begin_sequence("none", [1])
     assert table.returns_logprobs.tolist() == [True, True, False, False, False]
-    assert table.scopes.tolist() == [1, 1, 0, 0, 0]
+    assert table.variants.tolist() == [1, 1, 0, 0, 0]
     assert [table.request(row).sampling.num_logprobs for row in range(3)] == [3, VOCAB, None]
     assert table.request(1).sampling.num_prompt_logprobs == 0
     assert table.keys[:2].tolist() == [[1, 5], [0, 0]]

@@ -186,44 +186,44 @@ def test_short_prompts_wait_less_by_sjf_than_by_arrival() -> None:
 # What the loop tells them.
 
 
-def book_of_one() -> tuple[RequestTable, RequestState]:
+def table_of_one() -> tuple[RequestTable, RequestState]:
     sampling = FrozenSampling(4, 0.0, 0, 1.0, 0.0, (), (), False, True)
     one = Request(
         "a", np.asarray([5, 6], np.int32), sampling, (0, 1), 2.0, priority=3, tenant="ours"
     )
-    book = RequestTable()
-    book.add(Ticket(one))
-    return book, book.waiting["a"]
+    table = RequestTable()
+    table.add(Ticket(one))
+    return table, table.waiting["a"]
 
 
 LIMITS = Limits(8, 64, 4, 8, 1000)
 
 
 def test_views_carry_the_tenant_and_priority_of_a_request() -> None:
-    book, _ = book_of_one()
-    (waits,) = book.view(2.5, LIMITS).waiting
+    table, _ = table_of_one()
+    (waits,) = table.view(2.5, LIMITS).waiting
     assert (waits.tenant, waits.priority, waits.num_cached_tokens, waits.num_left) == (
         "ours",
         3,
         0,
         2,
     )
-    book.running = book.waiting
-    (runs,) = book.view(2.5, LIMITS).running
+    table.running = table.waiting
+    (runs,) = table.view(2.5, LIMITS).running
     assert (runs.tenant, runs.priority, runs.num_tokens) == ("ours", 3, 2)
 
 
 def test_views_carry_what_the_cache_has_of_all_tokens_to_prefill() -> None:
-    book, tracked = book_of_one()
+    table, tracked = table_of_one()
     seen: list[list[int]] = []
 
     def num_cached(token_ids: np.ndarray) -> int:
         seen.append(token_ids.tolist())
         return 1
 
-    assert book.view(2.5, LIMITS, num_cached).waiting[0].num_cached_tokens == 1
+    assert table.view(2.5, LIMITS, num_cached).waiting[0].num_cached_tokens == 1
     tracked.output += [8]
-    book.running = book.waiting
-    book.requeue(tracked)
-    assert book.view(2.5, LIMITS, num_cached).waiting[0].num_prompt_tokens == 3
+    table.running = table.waiting
+    table.requeue(tracked)
+    assert table.view(2.5, LIMITS, num_cached).waiting[0].num_prompt_tokens == 3
     assert seen == [[5, 6], [5, 6, 8]]

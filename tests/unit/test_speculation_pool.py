@@ -71,9 +71,9 @@ def test_preempted_rows_that_are_drafted_get_the_tokens_of_ordinary_decoding(
     known = [p + t for p, t in zip(PROMPTS, plain, strict=True)]
     for proposer in (Oracle(known, wrong_every=3), made.proposer.usual):
         counts = Counts()
-        made.llm.loop.watch.add(counts)
+        made.llm.loop.observers.add(counts)
         outputs = run(made, PROMPTS, params, proposer)
-        made.llm.loop.watch.remove(counts)
+        made.llm.loop.observers.remove(counts)
         assert tokens_of(outputs) == plain
         assert counts.num_preempted > 0
         metrics = [output.metrics for output in outputs if output.metrics]

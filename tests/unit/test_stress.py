@@ -269,7 +269,7 @@ def run_stress(llm: LLM, cases: Sequence[Case], count: int, fail_at: Sequence[in
     num_programs = llm.engine.compilations.count
     clients, counts, fails = Clients(llm, cases, count, seed=count), Counts(), Fails(llm, fail_at)
     forks = Forks(llm)
-    llm.loop.watch.add(counts)
+    llm.loop.observers.add(counts)
     with seeing(llm.engine, fails.launch, fails.read), forks.counted():
         clients.run()
     with pytest.raises(RequestError, match="all the cache there is"):

@@ -55,10 +55,13 @@ def engine(request: pytest.FixtureRequest, faked: None) -> Iterator[Engine]:
 @contextlib.contextmanager
 def watched(engine: Engine) -> Iterator[Endings]:
     """An observer that sees what ends within the block."""
-    endings, watch = Endings(), engine.loop.watch if isinstance(engine, LLM) else engine.audience
-    watch.add(endings)
+    endings, observers = (
+        Endings(),
+        engine.loop.observers if isinstance(engine, LLM) else engine.audience,
+    )
+    observers.add(endings)
     yield endings
-    watch.remove(endings)
+    observers.remove(endings)
 
 
 def stop_in_middle(

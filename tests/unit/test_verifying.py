@@ -264,10 +264,10 @@ def test_preempted_rows_that_are_drafted_get_the_tokens_of_ordinary_decoding(
     prompts, params = prompts_of(90, (16, 15, 16, 14), seed=6), greedy(48)
     plain = [plain_and_known(pages, [prompt], params)[0][0] for prompt in prompts]
     counts = Counts()
-    pages.llm.loop.watch.add(counts)
+    pages.llm.loop.observers.add(counts)
     known = [p + t for p, t in zip(prompts, plain, strict=True)]
     drafted = tokens_of(run(pages, prompts, params, Oracle(known, wrong_every=3)))
-    pages.llm.loop.watch.remove(counts)
+    pages.llm.loop.observers.remove(counts)
     assert_same_tokens(reference, prompts, plain, drafted, params)
     assert counts.num_preempted > 0
     assert 0 < counts.num_accepted < counts.num_drafted
@@ -290,11 +290,11 @@ def test_frequencies_are_those_of_the_model(
     likely = max(expected, key=lambda pair: expected[pair])[1]
     seen: Counter[tuple[int, int]] = Counter()
     counts = Counts()
-    pages.llm.loop.watch.add(counts)
+    pages.llm.loop.observers.add(counts)
     for seed in range(NUM_DRAWS // 100):
         output = run(pages, [prompt], params.model_copy(update={"seed": seed}), Constant(likely))[0]
         seen.update((one.token_ids[0], one.token_ids[1]) for one in output.outputs)
-    pages.llm.loop.watch.remove(counts)
+    pages.llm.loop.observers.remove(counts)
     assert set(seen) <= set(expected)
     square = sum(
         (seen[pair] - NUM_DRAWS * p) ** 2 / (NUM_DRAWS * p) for pair, p in expected.items()

@@ -114,7 +114,7 @@ class LLM:
 
     @property
     def loop(self) -> EngineLoop:
-        """Drives the engine: takes requests, aborts by id, calls observers (`loop.watch.add`)."""
+        """Drives the engine: takes requests, aborts by id, calls observers (`loop.observers.add`)."""
         return self._loop
 
     def run_on_engine(self, function: Callable[[], Any]) -> Any:

@@ -168,7 +168,7 @@ class Preparer:
         )
 
     def _prepare_all(
-        self, prompts: list[Prompt], params: Params, standing: Sequence[Priority]
+        self, prompts: list[Prompt], params: Params, priorities: Sequence[Priority]
     ) -> list[Prepared]:
         given = (
             list(cast("Sequence[Param]", params)) if is_list(params) else [params] * len(prompts)
@@ -182,9 +182,9 @@ class Preparer:
                     "Give as many.",
                 )
             )
-        return [self._prepare_one(*one) for one in zip(prompts, each, standing, strict=True)]
+        return [self._prepare_one(*one) for one in zip(prompts, each, priorities, strict=True)]
 
-    def _prepare_one(self, prompt: Prompt, params: SamplingParams, standing: Priority) -> Prepared:
+    def _prepare_one(self, prompt: Prompt, params: SamplingParams, priority: Priority) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
         token_ids = (
             self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
@@ -207,10 +207,10 @@ class Preparer:
                 sampling=others if index else sampling,
                 key=key_of(seed),
                 arrival_s=now_s,
-                priority=standing.priority,
+                priority=priority.priority,
                 parent_id=request_id,
                 index=index,
-                tenant=standing.tenant,
+                tenant=priority.tenant,
                 grammar=grammar,
             )
             for index in range(params.best_of or params.n)

@@ -33,7 +33,7 @@ class Priority:
 
 
 def priorities_of(num_prompts: int, priority: Priorities, tenant: Tenants) -> list[Priority]:
-    """The standing of each prompt, from one value for all or one for each. RequestError for other
+    """Priority and tenant of each prompt, from one value for all or one for each. RequestError for other
     values, or other counts.
     """
     each = _each(num_prompts, priority, "priorities"), _each(num_prompts, tenant, "tenants")

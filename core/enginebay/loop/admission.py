@@ -22,9 +22,9 @@ class Admission:
     loop's thread.
     """
 
-    def __init__(self, engine: Engine, book: RequestTable) -> None:
+    def __init__(self, engine: Engine, requests: RequestTable) -> None:
         self.engine = engine
-        self.book = book
+        self.requests = requests
 
     def why_never(self, tracked: RequestState) -> RequestError | None:
         """The error for a request that would not fit if it were alone, or None."""
@@ -52,8 +52,8 @@ class Admission:
         if not chunks:
             return [], []
         forks = self.engine.ledger.forks
-        heads = self.book.heads() if forks else {}
-        begun = self.book.begun() if forks and hold else set()
+        heads = self.requests.heads() if forks else {}
+        begun = self.requests.begun() if forks and hold else set()
         able: list[Chunk] = []
         held: list[Chunk] = []
         is_open = True
@@ -102,8 +102,8 @@ class Admission:
         if math.isnan(tracked.metrics.first_scheduled_s):
             tracked.metrics.first_scheduled_s = time.monotonic()
             tracked.metrics.num_cached_tokens = lease.num_cached
-        del self.book.waiting[request.request_id]
-        self.book.running[request.request_id] = tracked
+        del self.requests.waiting[request.request_id]
+        self.requests.running[request.request_id] = tracked
         return True
 
     def reserve(self, tracked: RequestState, num_tokens: int) -> bool:
@@ -151,7 +151,9 @@ class Admission:
         `refused`: rows were to decode, and none could. Otherwise nobody was to, and it counts
         whether anyone could.
         """
-        running = sorted(self.book.running.values(), key=lambda tracked: tracked.request.arrival_s)
+        running = sorted(
+            self.requests.running.values(), key=lambda tracked: tracked.request.arrival_s
+        )
         if len(running) < 2 or not (refused or not any(map(self._can_go_on, running))):
             return None
         return running[-1]

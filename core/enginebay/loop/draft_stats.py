@@ -35,12 +35,12 @@ class DraftStats:
         return self.share >= ENOUGH
 
     def after(self, num_held: int, num_asked: int, most: int) -> DraftStats:
-        """The standing when `num_held` of so many drafts asked for have held; one pass of the model
+        """The stats after `num_held` of so many drafts asked for have held; one pass of the model
         verifies `most`.
         """
         weight = WEIGHT * min(1.0, num_asked / most)
         return DraftStats(self.share + weight * (num_held / num_asked - self.share))
 
     def after_none(self) -> DraftStats:
-        """The standing when nothing was proposed."""
+        """The stats after a step for which nothing was proposed."""
         return DraftStats(self.share * (1 - WEIGHT_OF_NONE))

@@ -63,11 +63,11 @@ class EngineLoop:
         self.engine = engine
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
-        self._book = RequestTable()
+        self._requests = RequestTable()
         self._delivery = Delivery(self.abort)
-        self._steps = StepRunner(engine, config, self._book, proposer, self._delivery.flush)
+        self._steps = StepRunner(engine, config, self._requests, proposer, self._delivery.flush)
         self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
-        self.watch = self._steps.watch  # who is told of what the loop does
+        self.observers = self._steps.observers  # who is told of what the loop does
         self._inbox = Inbox()
         self._submitted: Ticket | None = None  # that which is being taken in
         self.is_paused = (
@@ -81,12 +81,12 @@ class EngineLoop:
     @property
     def num_waiting(self) -> int:
         """Requests that hold no row, as of now."""
-        return len(self._book.waiting)
+        return len(self._requests.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests that hold a row, as of now."""
-        return len(self._book.running)
+        return len(self._requests.running)
 
     def submit(
         self, requests: Sequence[Request], takes: Sequence[Take] | None = None
@@ -170,17 +170,17 @@ class EngineLoop:
         if self._steps.late:
             self._steps.settle_late()
         launched = False
-        if not self._book.is_empty:
+        if not self._requests.is_empty:
             ledger = self.engine.ledger
             look_up = ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
             began_s = time.monotonic()
-            view = self._book.view(began_s, self._steps.limits(), look_up, forks=ledger.forks)
+            view = self._requests.view(began_s, self._steps.limits(), look_up, forks=ledger.forks)
             decision, self._state = self.scheduler.decide(view, self._state)
-            if self.watch.is_on:
-                self.watch.decided(began_s)
+            if self.observers.is_on:
+                self.observers.decided(began_s)
             launched = self._steps.launch(decision)
-            if self.watch.is_on:
-                self.watch.carried_out(self._book, ledger)
+            if self.observers.is_on:
+                self.observers.carried_out(self._requests, ledger)
         if launched:
             while (
                 len(self._steps.in_flight) > self._max_unread
@@ -188,7 +188,7 @@ class EngineLoop:
                 self._steps.commit_next()
         elif self._steps.in_flight:
             self._steps.commit_next()
-        elif not self._book.is_empty:
+        elif not self._requests.is_empty:
             return self._wait_for_news()
         return True
 
@@ -222,13 +222,13 @@ class EngineLoop:
                 self._steps.add(ticket)
                 self._submitted = None
             case Abort(request_id):
-                tracked = self._book.find(request_id)
+                tracked = self._requests.find(request_id)
                 if tracked is not None:
                     self._steps.end(tracked, "abort")
             case Call(function, result):
                 self._answer(function, result)
             case Stop():
-                for tracked in self._book.everything:
+                for tracked in self._requests.everything:
                     why = StoppedError("the engine was closed before the request finished")
                     self._steps.end(tracked, "error", why)
                 return False
@@ -263,12 +263,12 @@ class EngineLoop:
         try:
             ticket, self._submitted = self._submitted, None
             if ticket is not None:
-                self._book.forget(ticket)
+                self._requests.forget(ticket)
                 if not ticket.has_ended:
                     ticket.put(TokenEvent((), "error", error=cause))
                 return True
-            at_work, running = self._steps.at_work, list(self._book.running.values())
-            for tracked in (running or self._book.everything) if at_work is None else at_work:
+            at_work, running = self._steps.at_work, list(self._requests.running.values())
+            for tracked in (running or self._requests.everything) if at_work is None else at_work:
                 if not tracked.ticket.has_ended:
                     self._steps.end(tracked, "error", cause)
             self._steps.begin_anew()
@@ -283,28 +283,28 @@ class EngineLoop:
         self._inbox.close(
             f"the engine broke down ({type(last).__name__}: {last}): make a new one to go on"
         )
-        for tracked in self._book.everything:
+        for tracked in self._requests.everything:
             tracked.finished = True
             tracked.ticket.put(TokenEvent((), "error", tracked.metrics, cause))
-        self._book.clear()
+        self._requests.clear()
         self._inbox.refuse_all(cause)
 
 
 def end_all(loop: EngineLoop, error: EnginebayError) -> None:
     """End every request of a loop with an error. On its thread only, see call()."""
-    for tracked in loop._book.everything:
+    for tracked in loop._requests.everything:
         loop._steps.end(tracked, "error", error)
 
 
 def running_prompts(loop: EngineLoop) -> set[str]:
     """The ids of prompts of which a completion holds a row, as of now. From any thread."""
-    return {one.request.parent_id for one in list(loop._book.running.values())}
+    return {one.request.parent_id for one in list(loop._requests.running.values())}
 
 
 def count_prompts(loop: EngineLoop) -> tuple[int, int]:
     """Prompts none of whose completions holds a row, and prompts of which one does, as of now. From
     any thread.
     """
-    running = {one.request.parent_id or id(one) for one in list(loop._book.running.values())}
-    waiting = {one.request.parent_id or id(one) for one in list(loop._book.waiting.values())}
+    running = {one.request.parent_id or id(one) for one in list(loop._requests.running.values())}
+    waiting = {one.request.parent_id or id(one) for one in list(loop._requests.waiting.values())}
     return len(waiting - running), len(running)

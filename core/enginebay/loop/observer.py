@@ -133,7 +133,7 @@ class Observers:
         self._schedule = began_s, time.monotonic()
         self._num_rows = self._num_tokens = 0
 
-    def carried_out(self, book: RequestTable, ledger: Ledger) -> None:
+    def carried_out(self, requests: RequestTable, ledger: Ledger) -> None:
         """The decision was carried out. A preemption alone is told with the next update."""
         if self._schedule is None or not self._num_rows:
             return
@@ -146,8 +146,8 @@ class Observers:
             self._num_rows,
             self._num_tokens,
             self._num_preempted,
-            len(book.waiting),
-            len(book.running),
+            len(requests.waiting),
+            len(requests.running),
             ledger.num_free_tokens,
         )
         self._num_preempted = 0

@@ -37,7 +37,7 @@ class RequestState:
     """Output tokens that launched steps may have produced, an upper bound."""
     output: list[int] = dataclasses.field(default_factory=list)
     finished: bool = False
-    standing: DraftStats = dataclasses.field(default_factory=DraftStats)
+    draft_stats: DraftStats = dataclasses.field(default_factory=DraftStats)
     """Whether drafting its tokens has paid."""
     # Of what was asked, and looked up for every row of every step.
     request: Request = dataclasses.field(init=False)

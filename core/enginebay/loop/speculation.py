@@ -30,7 +30,7 @@ def can_speculate(sampling: FrozenSampling) -> bool:
 
 
 class Speculation:
-    """Asks a proposer for drafts, and keeps the standing of each row. Belongs to the loop's thread."""
+    """Asks a proposer for drafts, and keeps the DraftStats of each row. Belongs to the loop's thread."""
 
     def __init__(
         self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer
@@ -53,7 +53,7 @@ class Speculation:
             self.proposer is not None
             and num_running <= MAX_VERIFIED_ROWS
             and tracked.num_launched > len(tracked.output)
-            and tracked.standing.is_good
+            and tracked.draft_stats.is_good
             and can_speculate(tracked.request.sampling)
         )
 
@@ -69,20 +69,20 @@ class Speculation:
             most < 1
             or num_running > MAX_VERIFIED_ROWS
             or tracked.num_launched > len(tracked.output)
-            or not tracked.standing.is_good
+            or not tracked.draft_stats.is_good
             or not can_speculate(tracked.request.sampling)
         ):
             return ()
         drafts = self._proposed(self.proposer, self._tokens(tracked), most)
         if not len(drafts):
-            tracked.standing = tracked.standing.after_none()
+            tracked.draft_stats = tracked.draft_stats.after_none()
         return tuple(drafts.tolist())
 
     def fewer_steps(self, rows: Sequence[RequestState], steps: int) -> int:
         """How many steps rows decode for which nothing was proposed: few while all of them hope for
         drafts afterwards.
         """
-        hope = all(t.standing.is_good and can_speculate(t.request.sampling) for t in rows)
+        hope = all(t.draft_stats.is_good and can_speculate(t.request.sampling) for t in rows)
         return min(steps, STEPS_BETWEEN) if hope else steps
 
     def verified(self, num_drafts: Sequence[int], num_new: Sequence[int]) -> list[int]:
@@ -106,10 +106,10 @@ class Speculation:
             tracked.metrics.num_draft_tokens += num_drafts
             tracked.metrics.num_accepted_tokens += accepted
             tracked.num_launched = len(tracked.output)  # fewer than were launched
-            tracked.standing = tracked.standing.after(accepted, num_drafts, self.most)
+            tracked.draft_stats = tracked.draft_stats.after(accepted, num_drafts, self.most)
         elif (
             num_new
-            and not (tracked.finished or tracked.standing.is_good)
+            and not (tracked.finished or tracked.draft_stats.is_good)
             and can_speculate(tracked.request.sampling)
         ):
             most = min(self.most, num_new)
@@ -117,7 +117,7 @@ class Speculation:
             drafts = self._proposed(self.proposer, tokens[:-most], most)
             wrong = np.flatnonzero(drafts != tokens[len(tokens) - most :][: len(drafts)])
             accepted = int(wrong[0]) if len(wrong) else len(drafts)
-            tracked.standing = tracked.standing.after(accepted, most, self.most)
+            tracked.draft_stats = tracked.draft_stats.after(accepted, most, self.most)
 
     def _tokens(self, tracked: RequestState) -> np.ndarray:
         """A running row's tokens, as far as they were read."""

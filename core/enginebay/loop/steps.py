@@ -76,7 +76,7 @@ class StepRunner:
         self,
         engine: Engine,
         config: EngineConfig,
-        book: RequestTable,
+        requests: RequestTable,
         proposer: Proposer | None = None,
         flush: Callable[[], None] = lambda: None,
     ) -> None:
@@ -84,10 +84,10 @@ class StepRunner:
         self.engine = engine
         self._flush = flush
         self.config = config
-        self.book = book
-        self.places = Admission(engine, book)
+        self.requests = requests
+        self.admission = Admission(engine, requests)
         self.speculation = Speculation(proposer, config, engine.rows)
-        self.watch = Observers()
+        self.observers = Observers()
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.at_work: Sequence[RequestState] | None = None
         """The requests of the step that is being launched or read: when that fails, theirs is the
@@ -102,7 +102,7 @@ class StepRunner:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.book.waiting or self.book.running or self.in_flight)
+        return not (self.requests.waiting or self.requests.running or self.in_flight)
 
     def limits(self) -> Limits:
         """What the next decision may use."""
@@ -110,7 +110,7 @@ class StepRunner:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_decode_steps=self.config.decode_steps,
-            free_rows=self.config.max_num_seqs - len(self.book.running),
+            free_rows=self.config.max_num_seqs - len(self.requests.running),
             free_tokens=self.engine.ledger.num_free_tokens,
         )
 
@@ -118,8 +118,8 @@ class StepRunner:
         """Queue a request; one that needs more cache than there is ends at once, because it would
         wait for ever.
         """
-        tracked = self.book.add(ticket)
-        refusal = self.places.why_never(tracked)
+        tracked = self.requests.add(ticket)
+        refusal = self.admission.why_never(tracked)
         if refusal is not None:
             self.end(tracked, "error", refusal)
 
@@ -138,7 +138,7 @@ class StepRunner:
         launched = self._launch_decode(decoding, steps) or prefilled
         if launched or self.in_flight or self.late:
             return launched
-        latest = self.places.latest_that_blocks(refused=bool(decision.decode))
+        latest = self.admission.latest_that_blocks(refused=bool(decision.decode))
         if latest is not None:
             self._preempt(latest.request.request_id)
         return latest is not None
@@ -155,11 +155,11 @@ class StepRunner:
         num_drafts = self.speculation.verified(
             step.num_drafts or [0] * len(step.rows), counts.tolist()
         )
-        if self.watch.is_on:
-            self.watch.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
+        if self.observers.is_on:
+            self.observers.read(step.launched_s, step.rows, tokens, now_s, num_drafts)
         failures = follow_all(step.rows, tokens, counts)
         self._patience_s = time.monotonic() + PATIENCE_S
-        self.places.append(step.rows, tokens, counts)
+        self.admission.append(step.rows, tokens, counts)
         told = step.logprobs(tokens, counts.tolist())
         step.take_prompts()
         learns = self.speculation.proposer is not None
@@ -211,7 +211,7 @@ class StepRunner:
         """Fresh arrays. Requests that run, and have not ended, lose their rows and begin again."""
         self.at_work = None
         self.in_flight.clear()
-        for request_id in reversed(list(self.book.running)):  # each goes to the front of the queue
+        for request_id in reversed(list(self.requests.running)):  # each to the front of the queue
             self._preempt(request_id, arrays_are_good=False)
         self.engine.rows.clear()  # a row whose admission failed half-way has no request any more
         self.engine.drop_arrays()
@@ -220,7 +220,7 @@ class StepRunner:
     def _preempt(self, request_id: str, *, arrays_are_good: bool = True) -> None:
         """Take a running request's row away, after reading what it has produced so far."""
         self.commit_all()
-        tracked = self.book.running.get(request_id)
+        tracked = self.requests.running.get(request_id)
         if tracked is not None:
             is_decoding = tracked.output and tracked.num_computed >= tracked.num_prefill
             if (
@@ -233,10 +233,10 @@ class StepRunner:
                 tracked.request = with_processors(
                     tracked.request, self.engine.row_values(tracked.lease)
                 )
-            self.places.free(tracked)
-            self.book.requeue(tracked)
-            if self.watch.is_on:
-                self.watch.preempted()
+            self.admission.free(tracked)
+            self.requests.requeue(tracked)
+            if self.observers.is_on:
+                self.observers.preempted()
 
     def _launch_prefill(self, decision: Decision) -> bool:
         """A step of what can run as it is, then one of completions whose prompt is in the cache by
@@ -245,29 +245,28 @@ class StepRunner:
         The others of them wait, unless nothing at all would be launched: no scheduler can stall the
         loop.
         """
-        asked = [(t, num) for r, num in decision.prefill if (t := self.book.find(r)) is not None]
+        find = self.requests.find
+        asked = [(t, num) for r, num in decision.prefill if (t := find(r)) is not None]
         left = [(t, num) for t, num in asked if not t.is_late]
-        demand = self.book.demand()
+        demand = self.requests.demand()
         launched = False
         for hold in (True, True, False):
             if launched and not hold:
                 break
             if not self.config.overlap_execution:
                 self.commit_all()
-            chunks, left = self.places.let_in(left, hold=hold)
-            plans = tuple(_plan_chunk(self.places, *chunk) for chunk in chunks)
+            chunks, left = self.admission.let_in(left, hold=hold)
+            plans = tuple(_plan_chunk(self.admission, *chunk) for chunk in chunks)
             if plans:
                 _launch_step(self, StepPlan(plans, 0, demand), [tracked for tracked, _ in chunks])
                 launched = True
             for tracked, _ in chunks:
-                self.places.set_computed(tracked, tracked.num_computed)
+                self.admission.set_computed(tracked, tracked.num_computed)
         return launched
 
     def _reserve(self, decision: Decision) -> tuple[int, list[RequestState]]:
-        """How many steps to decode, and the rows that have cache for them; the others are passed
-        over.
-        """
-        running = self.book.running
+        """How many steps to decode, and the rows that have cache for them, without the others."""
+        running = self.requests.running
         found = [t for r in decision.decode if (t := running.get(r)) and t.num_new_left > 0]
         chosen = [t for t in found if t.constraint is None or not sits_out(t)]
         if self.speculation.proposer is not None:
@@ -278,7 +277,8 @@ class StepRunner:
             raise InternalError(f"the scheduler decodes {decision.decode_steps} steps: at least 1")
         if any(t.request.sampling.returns_all for t in chosen):
             steps = 1  # a row of the whole vocabulary for each token is much to keep
-        able = [t for t in chosen if self.places.reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
+        reserve = self.admission.reserve
+        able = [t for t in chosen if reserve(t, t.num_tokens - 1 + t.max_steps(steps))]
         return steps, able
 
     def _launch_decode(self, rows: Sequence[RequestState], steps: int) -> bool:
@@ -288,7 +288,7 @@ class StepRunner:
         verified = False
         if self.speculation.proposer is not None:
             rows, verified = _launch_verify(self, rows)
-            if len(self.book.running) <= MAX_VERIFIED_ROWS:
+            if len(self.requests.running) <= MAX_VERIFIED_ROWS:
                 steps = self.speculation.fewer_steps(rows, steps)
         guided = [t for t in rows if t.constraint is not None] if steps > 1 else []
         if guided:
@@ -299,7 +299,7 @@ class StepRunner:
         return _launch_rows(self, rows, steps) or bool(guided) or verified
 
 
-def _plan_chunk(places: Admission, tracked: RequestState, num_tokens: int) -> RowPlan:
+def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) -> RowPlan:
     lease = tracked.lease
     assert lease is not None, "only admitted requests are planned"
     start = tracked.num_computed
@@ -313,7 +313,7 @@ def _plan_chunk(places: Admission, tracked: RequestState, num_tokens: int) -> Ro
     tracked.num_computed += count
     samples = tracked.num_computed == tracked.num_prefill
     tracked.num_launched += samples
-    if not places.reserve(tracked, tracked.num_computed):
+    if not admission.reserve(tracked, tracked.num_computed):
         raise InternalError(
             f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
         )
@@ -326,12 +326,12 @@ def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
     observer or a ledger raises.
     """
     try:
-        steps.book.drop(tracked)
-        steps.places.free(tracked)
+        steps.requests.drop(tracked)
+        steps.admission.free(tracked)
     finally:
         try:
-            if steps.watch.is_on and last.finish_reason:
-                steps.watch.ended(tracked, last.finish_reason)
+            if steps.observers.is_on and last.finish_reason:
+                steps.observers.ended(tracked, last.finish_reason)
         finally:
             tracked.ticket.put(last)
 
@@ -347,7 +347,7 @@ def _launch_rows(steps: StepRunner, rows: Sequence[RequestState], num_steps: int
         )
         tracked.num_launched += tracked.max_steps(num_steps)
     if plans:
-        _launch_step(steps, StepPlan(tuple(plans), num_steps, steps.book.demand()), list(rows))
+        _launch_step(steps, StepPlan(tuple(plans), num_steps, steps.requests.demand()), list(rows))
     return bool(plans)
 
 
@@ -364,14 +364,15 @@ def _launch_verify(
     chosen: list[RequestState] = []
     for tracked in rows:
         steps.at_work = [tracked]
-        drafts = steps.speculation.drafts(tracked, len(steps.book.running))
+        drafts = steps.speculation.drafts(tracked, len(steps.requests.running))
         steps.at_work = None
         lease = tracked.lease
         assert lease is not None, "running requests have a lease"
-        has_room = bool(drafts) and steps.places.reserve(tracked, tracked.num_tokens + len(drafts))
+        reserve = steps.admission.reserve
+        has_room = bool(drafts) and reserve(tracked, tracked.num_tokens + len(drafts))
         if not has_room and len(drafts) > steps.speculation.most:
             drafts = drafts[: steps.speculation.most]  # those of one pass
-            has_room = steps.places.reserve(tracked, tracked.num_tokens + len(drafts))
+            has_room = reserve(tracked, tracked.num_tokens + len(drafts))
         if not has_room:
             others.append(tracked)
             continue
@@ -383,7 +384,7 @@ def _launch_verify(
         chosen.append(tracked)
     if plans:
         most = max(len(plan.draft_token_ids) for plan in plans)
-        _launch_step(steps, StepPlan(tuple(plans), most + 1, steps.book.demand()), chosen)
+        _launch_step(steps, StepPlan(tuple(plans), most + 1, steps.requests.demand()), chosen)
         if not steps.config.overlap_execution:
             steps.commit_all()
     return others, bool(plans)
@@ -392,7 +393,7 @@ def _launch_verify(
 def _launch_step(steps: StepRunner, plan: StepPlan, rows: list[RequestState]) -> None:
     steps.at_work = rows
     pending = steps.engine.step(plan)
-    launched_s = steps.watch.launched(plan) if steps.watch.is_on else math.nan
+    launched_s = steps.observers.launched(plan) if steps.observers.is_on else math.nan
     drafts = [len(row.draft_token_ids) for row in plan.rows] if plan.verifies else None
     steps.in_flight.append(InFlight(pending, plan, rows, launched_s, drafts))
     steps.at_work = None

@@ -46,7 +46,7 @@ class SequenceBuffer:
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
         returns_logprobs       bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
-        scopes               int8 [max_num_reqs]                   what a step must be able to do for the row (enginebay.runner.step)
+        variants             int8 [max_num_reqs]                   the least StepVariant that serves the row
 
     Besides the columns, `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a
     row's SparseParams. In an engine's table the pages are those that its ledger has promised the
@@ -92,7 +92,7 @@ class SequenceBuffer:
         self.stop_token_ids = np.full((max_num_reqs, MAX_STOP_TOKENS), -1, np.int32)
         self.keys = np.zeros((max_num_reqs, 2), np.uint32)
         self.returns_logprobs = np.zeros(max_num_reqs, bool)
-        self.scopes = np.zeros(max_num_reqs, np.int8)
+        self.variants = np.zeros(max_num_reqs, np.int8)
         self.page_tables = tuple(
             PageTable(max_num_reqs, -(-max_model_len // size), size) for size in page_sizes
         )
@@ -115,7 +115,7 @@ class SequenceBuffer:
             (self.stop_token_ids, -1),
             (self.keys, 0),
             (self.returns_logprobs, 0),
-            (self.scopes, 0),
+            (self.variants, 0),
         )
 
     @property
@@ -265,7 +265,7 @@ class SequenceBuffer:
         self.stop_token_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.keys[row] = request.key
         self.returns_logprobs[row] = sampling.num_logprobs is not None
-        self.scopes[row] = sampling.scope
+        self.variants[row] = sampling.variant
         self.sparse[row] = entry.sparse
         for table, page_ids in zip(self.page_tables, entry.page_ids, strict=False):
             table.append(row, page_ids)

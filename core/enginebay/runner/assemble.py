@@ -14,9 +14,8 @@ from enginebay.rows import SequenceBuffer
 from enginebay.runner import device
 from enginebay.runner.full_vocab import full_vocab_decode, full_vocab_prefill
 from enginebay.runner.inputs import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
-from enginebay.runner.scoping import Need
-from enginebay.runner.step import SCOPES
-from enginebay.types import FrozenSampling
+from enginebay.runner.scoping import StepNeeds
+from enginebay.types import FrozenSampling, StepVariant
 
 
 def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
@@ -62,7 +61,7 @@ def prefill_inputs(
         ints,
         floats,
         dict.fromkeys(groups, pages),
-        _known(rows, table),
+        known=_known(rows, table),
         returns_logprobs=bool(table.returns_logprobs[sampled].any()),
         need=_need(
             table, [row.row for row in rows]
@@ -84,13 +83,13 @@ def _reads_tokens(sampling: FrozenSampling) -> bool:
     return sampling.penalises or sampling.reads_tokens
 
 
-def _need(table: SequenceBuffer, rows: Sequence[int] | np.ndarray) -> Need:
+def _need(table: SequenceBuffer, rows: Sequence[int] | np.ndarray) -> StepNeeds:
     """The least that serves rows."""
-    scope = SCOPES[int(table.scopes[rows].max())]
-    if scope != "full":
-        return Need(scope)
+    variant = StepVariant(int(table.variants[rows].max()))
+    if variant is not StepVariant.FULL:
+        return StepNeeds(variant)
     used = (table.request(int(row)).sampling.processors for row in rows)
-    return Need(scope, frozenset(one.name for processors in used for one in processors))
+    return StepNeeds(variant, frozenset(one.name for processors in used for one in processors))
 
 
 def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:

@@ -103,7 +103,9 @@ class StepCompiler:
             self._program, full_vocab=key.full_vocab, processors=processors
         )
         if key.kind == "prefill":
-            step = functools.partial(prefill_step, program, self._layouts, bucket, scope=key.scope)
+            step = functools.partial(
+                prefill_step, program, self._layouts, bucket, variant=key.variant
+            )
             args: tuple[Any, ...] = (
                 jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
@@ -115,7 +117,7 @@ class StepCompiler:
             verifies = key.kind == "verify"
             sizes = (bucket,) if verifies else (bucket, 1 if key.full_vocab else self._max_steps)
             step = functools.partial(
-                STEPS[key.kind], program, self._layouts, *sizes, scope=key.scope
+                STEPS[key.kind], program, self._layouts, *sizes, variant=key.variant
             )
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),

@@ -13,7 +13,7 @@ from enginebay.engine import Compilations
 from enginebay.model import ModelInfo, Weights
 from enginebay.processor import RowValues
 from enginebay.runner.full_vocab import FullVocabInputs
-from enginebay.runner.scoping import UNKNOWN, Need
+from enginebay.runner.scoping import StepNeeds
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import Program, StepState
 
@@ -67,9 +67,9 @@ class PrefillInputs:
     ints: np.ndarray
     floats: np.ndarray
     tables: Mapping[str, np.ndarray]
+    need: StepNeeds
     known: tuple[KnownTokens, ...] = ()
     returns_logprobs: bool = False
-    need: Need = UNKNOWN
     used: tuple[RowUpdate, ...] = ()
     full_vocab: FullVocabInputs | None = None
 
@@ -85,8 +85,8 @@ class DecodeInputs:
     row_ids: np.ndarray
     num_steps: int
     tables: Mapping[str, np.ndarray]
+    need: StepNeeds
     returns_logprobs: bool = False
-    need: Need = UNKNOWN
     updates: tuple[RowUpdate, ...] = ()
     full_vocab: FullVocabInputs | None = None
     draft_ids: np.ndarray | None = None

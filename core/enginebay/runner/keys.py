@@ -9,8 +9,8 @@ from typing import Literal
 from enginebay.cache import KVLayout
 from enginebay.engine import AttentionProblem
 from enginebay.ops.spec import Bucket
-from enginebay.runner.step import Scope
 from enginebay.runner.verify import draft_rows
+from enginebay.types import StepVariant
 
 Kind = Literal["prefill", "decode", "compact", "verify"]
 
@@ -26,16 +26,16 @@ class StepKey:
 
     kind: Kind
     bucket: Bucket
-    scope: Scope = "full"
+    variant: StepVariant = StepVariant.FULL
     full_vocab: bool = False
     names: frozenset[str] | None = None
 
     def __str__(self) -> str:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
-        scope = "" if self.scope == "full" else f", {self.scope}"
+        variant = "" if self.variant is StepVariant.FULL else f", {self.variant.name.lower()}"
         full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{scope}{full_vocab}"
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{variant}{full_vocab}"
 
     def attention(
         self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False

@@ -30,7 +30,7 @@ from enginebay.runner.keys import StepKey, covering
 from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowwriter import RowWriter
-from enginebay.runner.scoping import Need, Scoping
+from enginebay.runner.scoping import Scoping, StepNeeds
 from enginebay.runner.shadow import Shadow, ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import (
@@ -194,16 +194,14 @@ class Runner:
             sampled, order, inputs.full_vocab, returns_logprobs=inputs.returns_logprobs
         )
 
-    def _scoped(self, key: StepKey, need: Need) -> StepKey:
-        """The key of the least form that serves and is compiled, or of what is to be compiled."""
-        forms = (
-            dataclasses.replace(key, scope=scope, names=n) for scope, n in self._scoping.forms(need)
-        )
-        found = next((form for form in forms if self._cache_key(form) in self._programs), None)
-        if found is not None:
-            return found
-        scope, names = self._scoping.to_compile(need)
-        return dataclasses.replace(key, scope=scope, names=names)
+    def _scoped(self, key: StepKey, need: StepNeeds) -> StepKey:
+        """The least key that serves and is compiled, or the key of what is to be compiled."""
+        for variant, names in self._scoping.serving(need):
+            serves = dataclasses.replace(key, variant=variant, names=names)
+            if self._cache_key(serves) in self._programs:
+                return serves
+        variant, names = self._scoping.to_compile(need)
+        return dataclasses.replace(key, variant=variant, names=names)
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on; the function that comes back

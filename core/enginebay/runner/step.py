@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from enginebay.runner.device import DeviceRows
 from enginebay.runner.full_vocab import FullVocab, log_softmax, prompt_logprobs
 from enginebay.runner.logprobs import Logprobs, logprobs_of
 from enginebay.sampler import Sampler
+from enginebay.types import StepVariant
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler does."""
@@ -70,14 +71,6 @@ class Sampled:
     full_vocab: FullVocab | None = None
 
 
-Scope = Literal["greedy", "draw", "full"]
-"""What a compiled step can do for its rows: give the first best token; draw, and tell
-log-probabilities; or apply processors and penalties too. It serves rows that ask for less.
-"""
-
-SCOPES: tuple[Scope, ...] = ("greedy", "draw", "full")
-"""From the least to the largest."""
-
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, ProcessorState], Sampled]
 """Steps done, and what they have made so far."""
 
@@ -113,7 +106,7 @@ class Program:
         logits: jax.Array,
         rows: DeviceRows,
         processor_state: Mapping[str, ProcessorState],
-        scope: Scope,
+        variant: StepVariant,
     ) -> tuple[Sampled, Mapping[str, ProcessorState]]:
         """A token for each unfinished row of logits f32 [S, vocab], and the rows' fields after it.
 
@@ -121,19 +114,19 @@ class Program:
         """
         told = logits if self.returns_logits else None
         full_vocab = FullVocab(log_softmax(logits)) if self.full_vocab else None
-        if scope == "greedy":
+        if variant is StepVariant.GREEDY:
             best = jnp.where(rows.finished, -1, first_best(logits.astype(jnp.float32)))
             return Sampled(
                 best, Logprobs.empty(best.shape, logits.shape[1]), told, full_vocab
             ), processor_state
         state, scores = rows.sampling_state(), logits
         given: Mapping[str, jax.Array] = {}
-        if scope == "full":
+        if variant is StepVariant.FULL:
             scores = logits.astype(jnp.float32)
             scores, given = process(
                 self.processors, scores, processor_state, state, rows_at_once=self.rows_at_once
             )
-        plain = scope == "draw" or (
+        plain = variant is StepVariant.SAMPLE or (
             PENALTIES in processor_state and PENALTIES in dict(self.processors)
         )
         tokens = self.sampler(scores, state.without_penalties() if plain else state)
@@ -178,13 +171,13 @@ def prefill_step(
     tables: Mapping[str, jax.Array],
     targets: jax.Array | None = None,
     *,
-    scope: Scope = "full",
+    variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
     `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
-    The tokens go into the rows' history, unless the scope is greedy. targets int32 [T], for a wide
+    The tokens go into the rows' history, if the variant is FULL. targets int32 [T], for a wide
     program: whose log-probabilities are told, see `prompt_logprobs`. Returns one token a row, -1
     where none was sampled.
     """
@@ -197,14 +190,14 @@ def prefill_step(
     num_rows = state.rows.length.shape[0]
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
     whole = state.rows
-    if scope == "full":
+    if variant is StepVariant.FULL:
         whole = whole.record(token_rows, batch.positions, token_ids)
     rows = device.rows_from_plan(
-        ints, floats, whole.history(row_ids, _history_length(bucket, scope))
+        ints, floats, whole.history(row_ids, _history_length(bucket, variant))
     )
-    processor_state = _take(program, state.processor_state, row_ids, scope)
+    processor_state = _take(program, state.processor_state, row_ids, variant)
     sampled, processor_state = program.sample(
-        program.model.logits(weights, ops, hidden[last]), rows, processor_state, scope
+        program.model.logits(weights, ops, hidden[last]), rows, processor_state, variant
     )
     rows = rows.advanced(sampled.tokens, ~rows.finished)
     sampled = jax.tree.map(lambda array: array[:, None], sampled)
@@ -221,19 +214,19 @@ def prefill_step(
     ), sampled
 
 
-def _history_length(bucket: Bucket, scope: Scope) -> int:
+def _history_length(bucket: Bucket, variant: StepVariant) -> int:
     """How many tokens of each row's history a step reads: with those that it adds."""
-    return bucket.max_kv_len + 1 if scope == "full" else 0
+    return bucket.max_kv_len + 1 if variant is StepVariant.FULL else 0
 
 
 def _take(
     program: Program,
     processor_state: Mapping[str, ProcessorState],
     row_ids: jax.Array,
-    scope: Scope,
+    variant: StepVariant,
 ) -> Mapping[str, ProcessorState]:
     """Fields of rows [S] of the processors that the step applies; a row past the end uses none."""
-    if scope != "full":
+    if variant is not StepVariant.FULL:
         return {}
     applied = {
         name: dict(processor_state[name])
@@ -273,7 +266,7 @@ def decode_step(
     num_steps: jax.Array,
     tables: Mapping[str, jax.Array],
     *,
-    scope: Scope = "full",
+    variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Up to `num_steps` (traced, at most max_steps) tokens a row; ends early when all are finished.
 
@@ -294,7 +287,7 @@ def decode_step(
         batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
         new, processor_state = program.sample(
-            program.model.logits(weights, ops, hidden), rows, processor_state, scope
+            program.model.logits(weights, ops, hidden), rows, processor_state, variant
         )
         sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
@@ -307,8 +300,8 @@ def decode_step(
     start = (
         jnp.int32(0),
         state.cache,
-        state.rows.take(row_ids, _history_length(bucket, scope)),
-        _take(program, state.processor_state, row_ids, scope),
+        state.rows.take(row_ids, _history_length(bucket, variant)),
+        _take(program, state.processor_state, row_ids, variant),
         Sampled(
             jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, full_vocab
         ),
@@ -332,7 +325,7 @@ def compact_decode_step(
     num_steps: jax.Array,
     tables: Mapping[str, jax.Array],
     *,
-    scope: Scope = "full",
+    variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """decode_step on a copy of the rows' cache, one page a row; new tokens are written back last.
 
@@ -354,7 +347,7 @@ def compact_decode_step(
     inside = StepState(cache, state.rows, state.processor_state)
     rows = (row_ids, num_steps, processor_state)
     done, sampled = decode_step(
-        program, small, inner, max_steps, weights, inside, *rows, scope=scope
+        program, small, inner, max_steps, weights, inside, *rows, variant=variant
     )
     after = _lengths(done.rows, row_ids)
     whole = {

@@ -16,7 +16,8 @@ from enginebay.model import ModelCache, Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.logprobs import Logprobs
-from enginebay.runner.step import Layouts, Program, Sampled, Scope, StepState
+from enginebay.runner.step import Layouts, Program, Sampled, StepState
+from enginebay.types import StepVariant
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Sampled, jax.Array]
 """Passes done, what they have made so far, and whether all that was guessed holds."""
@@ -43,7 +44,7 @@ def verify_step(
     draft_ids: jax.Array,
     tables: Mapping[str, jax.Array],
     *,
-    scope: Scope = "full",
+    variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """The tokens that decoding would give each row, while they are the drafts, and one more.
 
@@ -75,7 +76,7 @@ def verify_step(
         tokens = jnp.concatenate([rows.last_token[:, None], guessed[:, :-1]], axis=1)
         fed = feed(tokens, num_fed, rows.length, tables, layouts, bucket)
         logits, cache = _run_model(program, layouts, weights, cache, fed)
-        new, _ = program.sample(logits, _at_every_position(rows, width), {}, scope)
+        new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
         rows, kept, holds = _advanced(rows, guessed, new.tokens)
         # Rows that ask for the whole vocabulary's log-probabilities are not drafted.

@@ -57,7 +57,7 @@ def rope_write(kind: type[KVLayout], head_dim: int, dtype: str) -> Program:
     return op, [q, new, new, layout.shapes(), S((32,), INT), S((32,), INT)], (3,)
 
 
-def draw() -> Program:
+def sample_program() -> Program:
     def step(z: Any, seeds: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
         return sample(z, seeds, top_k=top_k, top_p=top_p, min_p=min_p)
 
@@ -112,7 +112,7 @@ def test_flash_prefill_compiles() -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("target", TARGETS)
 def test_sample_compiles_for_every_target(target: str) -> None:
-    compiles(draw(), target)
+    compiles(sample_program(), target)
 
 
 @pytest.mark.matrix
