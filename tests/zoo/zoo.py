@@ -13,7 +13,7 @@ SAMPLE: tuple[str, ...] = (
     "attention_merge_swaps_the_weights",
     "attention_padding_writes_to_the_first_slot",
     "attention_softmax_window_inclusive",
-    "linear_sums_in_16_bits",
+    "linear_adds_the_bias_in_every_split",
     "rms_norm_statistics_in_16_bits",
     "add_rms_norm_norm_of_x_alone",
     "rope_turns_neighbours",

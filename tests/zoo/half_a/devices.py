@@ -45,11 +45,12 @@ FAULTS = (
     ),
     _pallas(
         "attention",
-        "state_of_the_unit_before",
+        "maximum_of_the_unit_before",
         "accumulator",
         "attention_kernel",
-        "scratch.total[...] = jnp.zeros_like(scratch.total)",
-        "pl.when(unit == 0)(lambda: scratch.total.__setitem__(..., jnp.zeros_like(scratch.total)))",
+        "scratch.highest[...] = jnp.full_like(scratch.highest, MASKED)",
+        "pl.when(unit == 0)(lambda: scratch.highest.__setitem__(..., jnp.full_like("
+        "scratch.highest, MASKED)))",
     ),
     _pallas(
         "attention",

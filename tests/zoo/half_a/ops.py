@@ -15,11 +15,11 @@ def _fault(
 LINEAR = (
     _fault(
         "linear",
-        "sums_in_16_bits",
-        "accumulator",
+        "adds_the_bias_in_every_split",
+        "split",
         "linear",
-        "precision=precision, preferred_element_type=jnp.float32",
-        "precision=precision, preferred_element_type=x.dtype",
+        "out = out + bias.astype(jnp.float32)",
+        "out = out + bias.astype(jnp.float32) * -(-num_in // 256)",
     ),
     _fault(
         "linear",
