@@ -40,6 +40,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def same(name: str) -> KernelChoice:
+    """The same kernel in every phase."""
+    return KernelChoice(decode=name, prefill=name, mixed=name)
+
+
 def from_flags(*flags: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
@@ -47,8 +52,10 @@ def from_flags(*flags: str) -> EngineConfig:
 
 
 def test_flags_win_over_the_file_and_the_rest_of_it_stays(file: Path) -> None:
-    config = from_flags("--config", str(file), "--max-num-seqs", "4", "--dtype", "float32")
+    flags = ("--max-num-seqs", "4", "--dtype", "float32", "--kernel", "linear=xla")
+    config = from_flags("--config", str(file), *flags)
     assert (config.max_num_seqs, config.dtype, config.model) == (4, "float32", "somewhere")
+    assert config.kernels == dict.fromkeys(("attention", "linear"), same("xla"))
     assert config.engine == Choice(name="vinference", options={"page_size": 32})
 
 

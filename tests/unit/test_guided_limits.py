@@ -21,6 +21,7 @@ from enginebay.config import make_config
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Structure
+from enginebay.llm.events import Events, RequestEnded
 from enginebay.llm.guide import Guides
 from enginebay.loop.guided import follow, settle
 from enginebay.registry import load_registry
@@ -258,6 +259,30 @@ def test_llm_refuses_it_and_serves_others(fake_llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"guided_limits.stack_bytes"):
         fake_llm.generate(["Once", "upon"], [FREE, HOSTILE])
     assert len(fake_llm.generate("Once", FREE)[0].outputs[0].token_ids) == 4
+
+
+def test_a_step_beyond_a_limit_ends_its_own_request_while_others_are_served(
+    faked: None, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # holds X02
+    letter = tokenizer.encode("a", add_special_tokens=False)[-1]
+    monkeypatch.setattr("tests.fake_engine.next_token", lambda *_: letter)
+    (options, beyond), length = STEPS[-1], SamplingParams(max_tokens=64, ignore_eos=True)
+    asked = {"beyond": beyond, "guided": {"regex": "a*"}, "free": {}}
+    sizes: Any = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 4}
+    with LLM(BRIEF, grammars={"name": "llguidance"} | options, **sizes) as llm:
+        events = Events()
+        for name, fields in asked.items():
+            params = length.model_copy(update=fields)
+            llm.submit("Once", params, events=events, request_id=name, stream=False)
+        ended = {event.request_id: event for event in events if isinstance(event, RequestEnded)}
+        error = ended["beyond"].error
+        assert isinstance(error, RequestError)
+        assert "max_items_in_row = 40" in str(error)
+        for name in ("guided", "free"):
+            output = ended[name].output
+            assert output is not None
+            assert output.outputs[0].token_ids == [letter] * 64
+        assert llm.generate("Once", FREE)[0].finished
 
 
 def test_esurge_refuses_it_and_serves_others(faked: None) -> None:

@@ -5,6 +5,7 @@ as what they are.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,15 +32,16 @@ def whys(plan: Plan) -> dict[str, str]:
     return {reason.setting: reason.why for reason in plan.reasons}
 
 
-def test_an_import_path_is_checked_and_used_for_its_phase_alone() -> None:
-    plan = plan_with({"attention": {"decode": f"{HERE}:plain_attention"}})
-    assert (
-        whys(plan)["kernels.attention.decode"] == "by import path, passed its quick check (2 cases)"
-    )
-    names = plan.kernels.names
-    assert names["attention.decode"] == f"{HERE}:plain_attention"
-    assert names["attention.prefill"] == names["attention.mixed"] == "xla"
-    assert plan.kernels.attention["decode"].name == f"{HERE}:plain_attention"
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_import_path_is_checked_and_used_for_its_phase_alone(phase: str) -> None:
+    # The others are named: "auto" takes what this machine can compile.
+    kernels = dict.fromkeys(PHASES, "xla") | {phase: f"{HERE}:plain_attention"}
+    plan = plan_with({"attention": kernels})
+    why = whys(plan)[f"kernels.attention.{phase}"]
+    assert re.fullmatch(r"by import path, passed its quick check \(\d+ cases?\)", why)
+    names = {name: plan.kernels.names[f"attention.{name}"] for name in PHASES}
+    assert names == kernels
+    assert {name: plan.kernels.attention[name].name for name in PHASES} == kernels
 
 
 def test_a_whole_implementation_is_taken_as_it_is() -> None:

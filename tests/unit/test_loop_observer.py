@@ -122,6 +122,19 @@ def test_aborts_and_failures_are_endings_too(loop: EngineLoop) -> None:
     assert told == [("aborted", "abort"), ("unlucky", "error"), ("after", "length")]
 
 
+def test_tokens_of_a_request_that_has_ended_meanwhile_are_not_counted(loop: EngineLoop) -> None:
+    """It is aborted when its first token is read, while its next step runs."""
+    notes = Notes()
+    loop.watch.add(notes)
+    with seeing(loop.engine, read=lambda *_: loop.abort("left")):
+        told = events(loop.submit([request("left")])[0])
+        loop.call(lambda: None)
+    assert told[-1].finish_reason == "abort"
+    assert len(notes.executions) > 1
+    num_told = sum(len(event.token_ids) for event in told)
+    assert sum(execution.num_new_tokens for execution in notes.executions) == num_told
+
+
 class Broken(Notes):
     """Cannot cope with a step."""
 

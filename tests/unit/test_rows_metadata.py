@@ -174,7 +174,7 @@ def test_greedy_rows_keep_what_else_they_ask_for() -> None:  # holds B16
         allowed_token_ids=[1, 2],
     )
     made = ModelRunnerSamplingMetadata.from_sequence_buffer(table, 2)
-    assert made.all_greedy
+    assert (made.all_greedy, made.no_penalties) == (True, False)
     assert made.repetition_penalties.tolist() == [2, 1]
     assert made.logit_bias == [{1: -1.0}, {}]
     assert made.min_tokens == {0: (3, ())}

@@ -4,6 +4,7 @@ bars; and Ctrl-C in a bench.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +20,19 @@ import pytest
 from enginebay import LLM, waits
 from enginebay.cli.generate import after_first
 from enginebay.cli.show import PlainProgress, plain_waits, progress
+from enginebay.compose import composition
+from enginebay.compose.composition import make_title
+from enginebay.engine import Compilations
 from enginebay.errors import UnsupportedError
+from enginebay.llm import llm
 from enginebay.outputs import StreamChunk
+from enginebay.runner import runner
 from enginebay.waits import waiting
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
+from enginebay_esurge import opening
 from enginebay_native import compiling
+from enginebay_vinference import programs
 from tests.unit.serving import DEADLOCK_S
 
 Run = Callable[..., tuple[int, str, str]]
@@ -110,6 +119,63 @@ def test_compiling_cpp_names_the_kernel_and_the_compiler(
     with pytest.raises(UnsupportedError, match="that is all"):
         compiling.library("linear")
     assert kept.records[0].getMessage().startswith("compiling the C++ kernel linear with sh, once")
+
+
+def test_each_wait_of_an_engine_says_what_for(
+    monkeypatch: pytest.MonkeyPatch, fake_llm: LLM
+) -> None:  # holds X16
+    said: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(what: str) -> Iterator[None]:
+        said.append(what)
+        yield
+        said.append("end")
+
+    for module in (composition, llm, opening, programs, runner):
+        monkeypatch.setattr(module, "waiting", noted)
+    plan, title = fake_llm.plan, make_title(fake_llm.plan)
+
+    def done(*_: Any, **__: Any) -> list[Any]:
+        said.append("it")
+        return []
+
+    monkeypatch.setattr(type(plan.checkpoint), "load_weights", done)
+    composition.make_parts(plan).load_weights()
+    monkeypatch.setattr(fake_llm.engine, "warmup", lambda _: len(done()))
+    fake_llm.warmup()
+    monkeypatch.setattr(
+        opening,
+        "build",
+        lambda _: SimpleNamespace(
+            engine=SimpleNamespace(begin_warmup=done, compilations=Compilations())
+        ),
+    )
+    opening.load_engine(plan, waits.log, logging.DEBUG, compiles=True)
+    monkeypatch.setattr(runner, "StepCompiler", lambda *_: SimpleNamespace(make=done))
+    owner: Any = SimpleNamespace(
+        _programs={}, _cache_key=str, compilations=Compilations(), _title=title
+    )
+    runner.Runner._compiled(owner, "a step")  # type: ignore[arg-type]
+    owner = SimpleNamespace(
+        engine=SimpleNamespace(parts=SimpleNamespace(title=title)),
+        recipe=lambda *_: None,
+        jitted=lambda *_, **__: SimpleNamespace(lower=lambda *_: None),
+        describe=lambda *_: (),
+        compile_lowered=done,
+    )
+    programs.Programs._compile(owner, "a shape", None)  # type: ignore[arg-type]
+    assert said == [
+        word
+        for what in (
+            f"loading the weights of {plan.checkpoint.folder}",
+            f"compiling every step of {title}",
+            f"compiling the largest steps of {title}",
+            f"compiling a step, for {title}",
+            f"compiling a shape, for {title}",
+        )
+        for word in (what, "it", "end")
+    ]
 
 
 def test_progress_that_is_not_on_a_terminal_is_lines(

@@ -167,11 +167,13 @@ def test_parts_of_a_stream_are_the_text_however_slow_the_reader(
 
 
 def test_sequence_numbers_rise_with_updates_and_with_text(slow_engine: eSurge) -> None:  # holds S02
-    text = ""
+    text, num_silent = "", 0
     seen = (0, 0)
-    for update in slow_engine.stream(
-        PROMPTS[3], with_(GREEDY_ON, max_tokens=24, stop=("never there",))
-    ):
+    whole = slow_engine.generate(PROMPTS[3], with_(GREEDY_ON, max_tokens=24))[0].get_text()
+    # All but the last character may become this stop text, and is held back.
+    stop = (f"{whole[:-1]}never there",)
+    for update in slow_engine.stream(PROMPTS[3], with_(GREEDY_ON, max_tokens=24, stop=stop)):
+        num_silent += not update.delta_text
         text += update.delta_text
         assert update.accumulated_text == text
         assert update.update_seq == seen[0] + 1
@@ -179,7 +181,8 @@ def test_sequence_numbers_rise_with_updates_and_with_text(slow_engine: eSurge) -
         seen = (update.update_seq, update.delta_seq)
         kept = list(update.outputs[0].token_ids)
         assert update.num_generated_tokens == len(kept)
-    assert seen[0] > 1
+    assert seen[0] > seen[1] > 0
+    assert num_silent == seen[0] - seen[1]
 
 
 def test_a_stream_takes_one_prompt(engine: eSurge) -> None:  # holds S06
@@ -283,6 +286,11 @@ def test_prompts_are_made_to_fit_and_metrics_tell(engine: eSurge) -> None:  # ho
     tokenizer, ids = engine.plan.checkpoint.load_tokenizer(), list(range(10, 210))
     output = engine.generate([ids], with_(GREEDY_ON, max_tokens=16))[0]
     assert output.prompt_token_ids == ids[200 - (BUDGET - 16) :]
+    with pytest.MonkeyPatch.context() as patch:
+        jobs = engine._jobs
+        patch.setattr(jobs, "rules", dataclasses.replace(jobs.rules, truncate_mode="right"))
+        [other] = engine.generate([ids], with_(GREEDY_ON, max_tokens=16))
+        assert other.prompt_token_ids == ids[: BUDGET - 16]
     assert output.prompt == tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
     assert output.metrics is not None
     assert (output.metrics["original_prompt_tokens"], output.metrics["tokens_dropped"]) == (200, 72)

@@ -24,7 +24,16 @@ BYTES = "Zażółć 🦊 日本"
 # holds V33
 
 
-def test_tokens_are_counted_as_the_tokenizer_makes_them(on_host: vInference) -> None:
+def test_tokens_are_counted_as_the_tokenizer_makes_them(
+    on_host: vInference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = on_host.tokenizer.encode
+
+    def with_beginning(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """As of a tokenizer that puts a special token before a text."""
+        return [1] * add_special_tokens + plain(text, add_special_tokens=False)
+
+    monkeypatch.setattr(on_host.tokenizer, "encode", with_beginning)
     for text in (*TEXTS, BYTES):
         assert on_host.count_tokens(text) == len(on_host.tokenizer.encode(text))
     ids = on_host.tokenizer.apply_chat_template(CHAT)
