@@ -17,7 +17,7 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.tensors import EMBEDDING, HEAD
+from enginebay_xla.ops import ADD_RMS_NORM, ATTENTION, EMBEDDING, LINEAR, RMS_NORM
 
 Batches = Mapping[str, AttnBatch]
 """The rows of the step per cache group."""
@@ -64,7 +64,7 @@ class RmsNorm(nnx.Module):
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [..., size] -> the same shape."""
-        return ops.rms_norm(x, self.scale[...], eps=self.eps)
+        return ops[RMS_NORM](x, self.scale[...], eps=self.eps)
 
     def of_sum(
         self, x: jax.Array, branch: jax.Array | None, ops: Ops
@@ -74,7 +74,7 @@ class RmsNorm(nnx.Module):
         """
         if branch is None:
             return self(x, ops), x
-        return ops.add_rms_norm(x, branch, self.scale[...], eps=self.eps)
+        return ops[ADD_RMS_NORM](x, branch, self.scale[...], eps=self.eps)
 
 
 class Attention(nnx.Module):
@@ -109,14 +109,14 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, CacheArrays]:
         """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
         spec = self.config.spec
-        qkv = ops.linear(x, self.qkv[...], _value(self.qkv_bias))
+        qkv = ops[LINEAR](x, self.qkv[...], _value(self.qkv_bias))
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
-        mixed, cache = ops.attention(q, k, v, cache, batch, spec=spec, rope=self.config.rope)
+        mixed, cache = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
-        return ops.linear(mixed, self.out[...], _value(self.out_bias)), cache
+        return ops[LINEAR](mixed, self.out[...], _value(self.out_bias)), cache
 
 
 def _wide(name: str, intermediate_size: int, hidden_size: int) -> nnx.Param:
@@ -157,10 +157,10 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        gate = ops.linear(x, self.gate[...], _value(self.gate_bias))
-        up = ops.linear(x, self.up[...], _value(self.up_bias))
+        gate = ops[LINEAR](x, self.gate[...], _value(self.gate_bias))
+        up = ops[LINEAR](x, self.up[...], _value(self.up_bias))
         opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
-        return ops.linear(opened, self.down[...], _value(self.down_bias))
+        return ops[LINEAR](opened, self.down[...], _value(self.down_bias))
 
 
 class DecoderLayer(nnx.Module):
@@ -203,11 +203,11 @@ class Decoder(nnx.Module):
         tied: bool,
     ) -> None:
         table = (vocab_size, hidden_size)
-        self.embed = parameter(("vocab", None), table, tensors.whole(EMBEDDING, table))
+        self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table))
         self.layers = nnx.List(layers)
         self.norm = norm
         self.lm_head = (
-            None if tied else parameter(("vocab", None), table, tensors.whole(HEAD, table))
+            None if tied else parameter(("vocab", None), table, tensors.whole(tensors.HEAD, table))
         )
 
     def __call__(
@@ -216,7 +216,7 @@ class Decoder(nnx.Module):
         """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and
         layer).
         """
-        x = ops.embedding(self.embed[...], token_ids)
+        x = ops[EMBEDDING](self.embed[...], token_ids)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
         for layer in self.layers:
@@ -231,7 +231,7 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
         """hidden [S, hidden] -> f32 [S, vocab]."""
         head = self.embed if self.lm_head is None else self.lm_head
-        return ops.linear(hidden, head[...], out_dtype=jnp.float32)
+        return ops[LINEAR](hidden, head[...], out_dtype=jnp.float32)
 
 
 def _value(param: nnx.Param | None) -> jax.Array | None:

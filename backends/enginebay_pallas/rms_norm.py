@@ -21,7 +21,7 @@ VMEM.
 
 @dataclasses.dataclass(frozen=True)
 class PallasRmsNorm:
-    """By the contract of enginebay.ops.bound.RmsNormOp; rounds where the reference does.
+    """By the contract of enginebay_xla.ops.RmsNormOp; rounds where the reference does.
 
     TPUs have no float16: such rows go in and out as f32.
     """

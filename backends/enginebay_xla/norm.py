@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from enginebay_xla.ops import AddRmsNormOp, RmsNormOp
+
 
 def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     """x [..., features] / rms(x) * weight [features], in x's dtype.
@@ -18,9 +20,16 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     return (normed * weight).astype(x.dtype)
 
 
-def add_rms_norm(
-    x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
-) -> tuple[jax.Array, jax.Array]:
-    """(rms_norm(x + residual), x + residual), the sum rounded to x's dtype."""
-    total = x + residual
-    return rms_norm(total, weight, eps=eps), total
+def composed_add_rms_norm(norm: RmsNormOp) -> AddRmsNormOp:
+    """The op add_rms_norm by a sum, rounded to x's dtype, and an implementation of rms_norm."""
+
+    def add_rms_norm(
+        x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
+    ) -> tuple[jax.Array, jax.Array]:
+        total = x + residual
+        return norm(total, weight, eps=eps), total
+
+    return add_rms_norm
+
+
+add_rms_norm = composed_add_rms_norm(rms_norm)

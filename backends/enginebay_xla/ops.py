@@ -1,45 +1,130 @@
-"""The ops that come with enginebay: what is the same of all their implementations."""
+"""The ops that come with enginebay: how they are called, and what is the same of all their
+implementations. The signatures of the ops that engines call too are in `enginebay.ops.bound`.
+"""
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
+import jax
+
+from enginebay.ops.bound import AttentionOp, KvWriteOp, RopeKvWriteOp, RopeOp, SampleOp
 from enginebay.ops.op import Op
 
 CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 ANGLES = {**CLOSE, "float32": 1e-3}
 """An f32 angle of thousands of radians is off by its own rounding."""
 
-attention = Op(
+
+class EmbeddingOp(Protocol):
+    """table [vocab, features], ids int32 [T] -> [T, features]."""
+
+    def __call__(self, table: jax.Array, ids: jax.Array) -> jax.Array: ...
+
+
+class LinearOp(Protocol):
+    """x [T, *in_dims], weight [*out_dims, *in_dims] -> [T, *out_dims], accumulated in f32.
+
+    The contracted dimensions are x's all but first, and as many last ones of the weight.
+    `out_dtype` None keeps x's.
+    """
+
+    def __call__(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        out_dtype: Any = None,
+    ) -> jax.Array: ...
+
+
+class RmsNormOp(Protocol):
+    """x [..., features], weight [features] -> x / rms(x) * weight, statistics in f32, x's dtype
+    kept.
+    """
+
+    def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array: ...
+
+
+class AddRmsNormOp(Protocol):
+    """x, residual [..., features], weight [features] -> (rms_norm(x + residual), x + residual), x's
+    dtype kept.
+
+    Fused: without an implementation a sum and the op rms_norm. The sum is rounded to x's dtype
+    before the norm sees it.
+    """
+
+    def __call__(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
+    ) -> tuple[jax.Array, jax.Array]: ...
+
+
+ATTENTION: Op[AttentionOp] = Op(
     "attention",
+    AttentionOp,
     "enginebay_xla.attention:xla_attention",
     "enginebay_xla.attention_quick:attention_cases",
     CLOSE,
 )
-linear = Op(
-    "linear", "enginebay_xla.linear:linear", "enginebay_xla.quick_cases:linear_cases", CLOSE
+LINEAR: Op[LinearOp] = Op(
+    "linear",
+    LinearOp,
+    "enginebay_xla.linear:linear",
+    "enginebay_xla.quick_cases:linear_cases",
+    CLOSE,
 )
-embedding = Op(
-    "embedding", "enginebay_xla.linear:embedding", "enginebay_xla.quick_cases:embedding_cases", {}
+EMBEDDING: Op[EmbeddingOp] = Op(
+    "embedding",
+    EmbeddingOp,
+    "enginebay_xla.linear:embedding",
+    "enginebay_xla.quick_cases:embedding_cases",
+    {},
 )
-rms_norm = Op(
-    "rms_norm", "enginebay_xla.norm:rms_norm", "enginebay_xla.quick_cases:rms_norm_cases", CLOSE
+RMS_NORM: Op[RmsNormOp] = Op(
+    "rms_norm",
+    RmsNormOp,
+    "enginebay_xla.norm:rms_norm",
+    "enginebay_xla.quick_cases:rms_norm_cases",
+    CLOSE,
 )
-rope = Op("rope", "enginebay_xla.rope:rope", "enginebay_xla.quick_cases:rope_cases", ANGLES)
-kv_write = Op(
-    "kv_write", "enginebay_xla.kv_write:kv_write", "enginebay_xla.quick_cases:kv_write_cases", {}
+ROPE: Op[RopeOp] = Op(
+    "rope",
+    RopeOp,
+    "enginebay_xla.rope:rope",
+    "enginebay_xla.quick_cases:rope_cases",
+    ANGLES,
 )
-sample = Op("sample", "enginebay_xla.sample:sample", "enginebay_xla.quick_cases:sample_cases", {})
+KV_WRITE: Op[KvWriteOp] = Op(
+    "kv_write",
+    KvWriteOp,
+    "enginebay_xla.kv_write:kv_write",
+    "enginebay_xla.quick_cases:kv_write_cases",
+    {},
+)
+SAMPLE: Op[SampleOp] = Op(
+    "sample",
+    SampleOp,
+    "enginebay_xla.sample:sample",
+    "enginebay_xla.quick_cases:sample_cases",
+    {},
+)
 
-add_rms_norm = Op(
+ADD_RMS_NORM: Op[AddRmsNormOp] = Op(
     "add_rms_norm",
+    AddRmsNormOp,
     "enginebay_xla.norm:add_rms_norm",
     "enginebay_xla.quick_cases:add_rms_norm_cases",
     CLOSE,
     made_of=("rms_norm",),
+    composed="enginebay_xla.norm:composed_add_rms_norm",
 )
-rope_kv_write = Op(
+ROPE_KV_WRITE: Op[RopeKvWriteOp] = Op(
     "rope_kv_write",
+    RopeKvWriteOp,
     "enginebay_xla.rope_kv_write:rope_kv_write",
     "enginebay_xla.quick_cases:rope_kv_write_cases",
     ANGLES,
     made_of=("rope", "kv_write"),
+    composed="enginebay_xla.rope_kv_write:composed_rope_kv_write",
 )

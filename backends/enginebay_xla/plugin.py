@@ -30,7 +30,7 @@ def register_ops(register: Register) -> None:
         "sample": "a draw from what top_k, top_p and min_p leave",
     }
     for name, summary in summaries.items():
-        register(name, f"enginebay_xla.ops:{name}", summary=summary)
+        register(name, f"enginebay_xla.ops:{name.upper()}", summary=summary)
 
 
 @hookimpl

@@ -5,22 +5,30 @@ from __future__ import annotations
 import jax
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.bound import KvWriteOp, RopeKvWriteOp, RopeOp
 from enginebay.ops.spec import RopeSpec
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.rope import rope
 
 
-def rope_kv_write(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    cache: CacheArrays,
-    positions: jax.Array,
-    slots: jax.Array,
-    *,
-    spec: RopeSpec,
-    layout: KVLayout,
-) -> tuple[jax.Array, CacheArrays]:
-    """(q rotated, the cache with k rotated and v at slots). See RopeKvWriteOp."""
-    cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout)
-    return rope(q, positions, spec=spec), cache
+def composed_rope_kv_write(turn: RopeOp, write: KvWriteOp) -> RopeKvWriteOp:
+    """The op rope_kv_write by implementations of rope and kv_write."""
+
+    def rope_kv_write(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: CacheArrays,
+        positions: jax.Array,
+        slots: jax.Array,
+        *,
+        spec: RopeSpec,
+        layout: KVLayout,
+    ) -> tuple[jax.Array, CacheArrays]:
+        cache = write(cache, slots, turn(k, positions, spec=spec), v, layout=layout)
+        return turn(q, positions, spec=spec), cache
+
+    return rope_kv_write
+
+
+rope_kv_write = composed_rope_kv_write(rope, kv_write)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from enginebay.cache import HndLayout, KVLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.kernels import ChosenKernels
+from enginebay.compose.ops import usable_ops
 from enginebay.config_sections import PHASES
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import Bucket
+from enginebay.registry import load_registry
 from enginebay.runner.sharding import Placement
 from enginebay_xla.attention import xla_attention
 from enginebay_xla.kv_write import kv_write
@@ -32,6 +34,9 @@ def plain_ops(
         "kv_write": kv_write,
     }
     attention = dict.fromkeys(PHASES, xla_attention)
+    ops, _ = usable_ops(load_registry(["xla"]))
     return OpsBinder(
-        ChosenKernels(attention, plain, {}, "hnd", HndLayout, (), Env("cpu")), info, placement
+        ChosenKernels(attention, plain, {}, "hnd", HndLayout, (), Env("cpu"), ops=ops),
+        info,
+        placement,
     )

@@ -16,6 +16,7 @@ from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED, Part, choose_fused
 from enginebay.compose.kernels import ChosenKernels
+from enginebay.compose.ops import usable_ops
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO, PHASES
 from enginebay.errors import UnsupportedError
@@ -31,6 +32,7 @@ from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
+from enginebay_xla.ops import ATTENTION
 from enginebay_xla.rope import rope
 from enginebay_xla.rope_kv_write import rope_kv_write
 
@@ -182,7 +184,14 @@ def attend(
         jax.devices(), {"tensor": shards} if shards > 1 else {}, {"kv_heads": "tensor"}
     )
     chosen = ChosenKernels(
-        dict.fromkeys(PHASES, attention), plain, {}, "hnd", HndLayout, (), Env("cpu")
+        dict.fromkeys(PHASES, attention),
+        plain,
+        {},
+        "hnd",
+        HndLayout,
+        (),
+        Env("cpu"),
+        ops=usable_ops(load_registry())[0],
     )
     bucket = Bucket(2, 2, 1, 1, 16, "decode")
     layout = HndLayout(2, 16, 2, 16, "float32")
@@ -197,7 +206,7 @@ def attend(
         lens = jnp.array([3, 9])
         batch = derive_batch(jnp.ones(2, jnp.int32), lens, jnp.arange(2)[:, None], 16, bucket)
         new = (None, None) if shared else (k, v)
-        return ops.attention(q, *new, cache, batch, spec=attn, rope=spec)
+        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec)
 
     out, after = step(q, k, v, history)
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,17 +15,41 @@ from enginebay.compose.fused import COMPOSED
 from enginebay.compose.ops import NONE
 from enginebay.compose.override import overridden_plan
 from enginebay.config import Reason, make_config
-from enginebay.errors import IncorrectError, UnknownNameError, UnsupportedError
+from enginebay.errors import IncorrectError, InputError, UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
+from enginebay.ops.bound import Ops
 from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import Entry, Registry, load_registry
+from enginebay_xla.norm import rms_norm
+from enginebay_xla.ops import RmsNormOp
 
 HERE = "tests.unit.test_registered_ops"
-SWING = Op("swing", f"{HERE}:swing", f"{HERE}:swing_cases", {"float32": 1e-6})
-SWING_NORM = Op(
-    "swing_norm", f"{HERE}:swing", f"{HERE}:swing_cases", {}, made_of=("swing", "rms_norm")
+
+
+class SwingOp(Protocol):
+    """x of any shape -> -x."""
+
+    def __call__(self, x: Any) -> Any: ...
+
+
+class SwingNormOp(Protocol):
+    """x [..., features] -> the norm of -x."""
+
+    def __call__(self, x: Any, *, eps: float) -> Any: ...
+
+
+CASES = f"{HERE}:swing_cases"
+SWING: Op[SwingOp] = Op("swing", SwingOp, f"{HERE}:swing", CASES, {"float32": 1e-6})
+SWING_NORM: Op[SwingNormOp] = Op(
+    "swing_norm",
+    SwingNormOp,
+    f"{HERE}:swing_norm",
+    CASES,
+    {},
+    made_of=("swing", "rms_norm"),
+    composed=f"{HERE}:composed_swing_norm",
 )
-OF_NOTHING = Op("of_nothing", f"{HERE}:swing", f"{HERE}:swing_cases", {}, made_of=("swong",))
+OF_NOTHING = Op("of_nothing", SwingOp, f"{HERE}:swing", CASES, {}, made_of=("swong",))
 NUMBER = 7
 
 
@@ -37,6 +63,21 @@ def other_swing(x: Any) -> Any:
 
 def wrong_swing(x: Any) -> Any:
     return x
+
+
+def swing_norm(x: Any, *, eps: float) -> Any:
+    return composed_swing_norm(swing, rms_norm)(x, eps=eps)
+
+
+def composed_swing_norm(turn: SwingOp, norm: RmsNormOp) -> SwingNormOp:
+    def swing_norm(x: Any, *, eps: float) -> Any:
+        return norm(turn(x), jnp.ones(x.shape[-1], x.dtype), eps=eps)
+
+    return swing_norm
+
+
+def needs_more(x: Any, y: Any) -> Any:
+    return x + y
 
 
 def swing_cases(setting: CheckSetting) -> Iterator[QuickCase]:
@@ -85,7 +126,7 @@ def test_an_implementation_by_hand_runs_the_ops_own_quick_cases() -> None:
 def test_a_fused_op_of_a_plugin_is_taken_apart_where_a_part_is_given() -> None:
     fused = [
         entry("op", "swing_norm", f"{HERE}:SWING_NORM"),
-        entry("kernel", "both", f"{HERE}:swing", "swing_norm", 9),
+        entry("kernel", "both", f"{HERE}:swing_norm", "swing_norm", 9),
     ]
     plan = plan_with(*SWINGS, *fused)
     assert plan.kernels.names["swing_norm"] == "both"
@@ -94,6 +135,9 @@ def test_a_fused_op_of_a_plugin_is_taken_apart_where_a_part_is_given() -> None:
     assert given.kernels.names["swing_norm"] == COMPOSED
     assert given.kernels.plain["swing"] is swing
     assert "swing_norm" not in given.kernels.plain
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    in_one, of_parts = (Ops(p.kernels.bound())[SWING_NORM](x, eps=1e-6) for p in (plan, given))
+    np.testing.assert_array_equal(in_one, of_parts)
 
 
 @pytest.mark.parametrize(
@@ -124,3 +168,52 @@ def test_an_op_named_where_nothing_can_serve_it_is_an_error() -> None:
     there = Entry("kernel", "there", "stranger", "1", "stranger", declaration=declared)
     with pytest.raises(UnsupportedError, match="needs platform tpu, this is cpu"):
         plan_with(SWINGS[0], there, swing="there")
+
+
+def test_an_op_without_an_implementation_is_an_error_when_a_model_calls_it() -> None:
+    assert Ops({"swing": other_swing})[SWING] is other_swing
+    with pytest.raises(UnsupportedError, match="the model calls op 'swing', which has no impl"):
+        Ops({"rms_norm": rms_norm})[SWING]
+
+
+def test_a_function_that_does_not_take_the_ops_arguments_is_refused_by_hand_and_by_path() -> None:
+    message = r"missing a required argument: 'y'; calls are swing\(self, x: .*protocol .*SwingOp"
+    with pytest.raises(InputError, match=message):
+        overridden_plan(plan_with(*SWINGS), {"swing": needs_more}, check=False)
+    with pytest.raises(InputError, match=message):
+        plan_with(*SWINGS, swing=f"{HERE}:needs_more")
+    with pytest.raises(InputError, match="of type int"):
+        overridden_plan(plan_with(*SWINGS), {"swing": NUMBER}, check=False)
+
+
+TYPED = """
+import jax
+from enginebay.ops.bound import Ops
+from enginebay_xla.ops import RMS_NORM
+from tests.unit.test_registered_ops import SWING, SWING_NORM
+
+def model(ops: Ops, x: jax.Array) -> jax.Array:
+    ops[SWING](x)
+    ops[SWING_NORM](x, eps=1e-6)
+    ops[SWING](x, 3)
+    ops[SWING_NORM](x, epps=1e-6)
+    return ops[RMS_NORM](x, x, eps="small")
+"""
+
+
+@pytest.mark.slow  # mypy reads the whole package
+def test_a_type_checker_knows_the_signature_of_a_plugins_op(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_root: Path
+) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED, encoding="utf-8")
+    monkeypatch.chdir(repo_root)
+    found, err, _ = api.run(
+        ["--config-file", "pyproject.toml", "--cache-dir", str(tmp_path), str(file)]
+    )
+    assert err == ""
+    wrong = [line for line in found.splitlines() if ": error: " in line and "typed.py" in line]
+    assert [line.split(":")[1] for line in wrong] == ["10", "11", "12"], found
+    for line, text in zip(wrong, ("Too many arguments", '"epps"', '"float"'), strict=True):
+        assert text in line

@@ -31,6 +31,7 @@ from enginebay.ops.tuning import (
     spec_key,
 )
 from enginebay.registry import Entry, Registry
+from enginebay_xla.ops import ATTENTION
 
 ENV = Env("cpu", "", "a processor")
 SPEC = AttnSpec(4, 2, 16, window=9)
@@ -321,7 +322,7 @@ def test_a_steps_attention_gets_the_tuned_configuration(tmp_path: Path) -> None:
         plan.kernels, attention={"prefill": Recording()}, tuned=TunedConfigs((whole,), "require")
     )
     ops = OpsBinder(kernels, plan.model.info, plan.placement)(where, layouts)
-    _trace(ops.attention, where, layouts[group], spec)
+    _trace(ops[ATTENTION], where, layouts[group], spec)
     assert [dataclasses.asdict(config) for config in seen] == [{"query_block": 16, "key_chunk": 64}]
 
 

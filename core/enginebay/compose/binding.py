@@ -10,8 +10,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.compose.fused import add_rms_norm_of
 from enginebay.compose.kernels import ChosenKernels, writes_cache
+from enginebay.compose.ops import ATTENTION
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl, Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
@@ -44,24 +44,15 @@ class OpsBinder:
             spec: AttnSpec,
             rope: RopeSpec | None = None,
         ) -> tuple[jax.Array, CacheArrays]:
-            fuses = "rope_kv_write" in plain and not writes_cache(impl) and k is not None
-            if rope is not None and not fuses:
+            turns_at_write = not writes_cache(impl) and k is not None
+            if rope is not None and not turns_at_write:
                 q = plain["rope"](q, batch.positions, spec=rope)
                 k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
+                rope = None
             args = (q, k, v, cache, batch)
-            return self._attention(
-                impl, plain, bucket, by_spec[spec], spec, rope if fuses else None, args
-            )
+            return self._attention(impl, plain, bucket, by_spec[spec], spec, rope, args)
 
-        return Ops(
-            attention,
-            plain["embedding"],
-            plain["linear"],
-            plain["rms_norm"],
-            add_rms_norm_of(plain),
-            plain["rope"],
-            self.chosen.names,
-        )
+        return Ops({**plain, ATTENTION: attention})
 
     def _attention(
         self,
@@ -80,7 +71,7 @@ class OpsBinder:
         local_spec = spec.per_shard(shards)
         local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
         config, _ = self.chosen.tuned.config(
-            "attention", impl, self.chosen.env, local_spec, bucket, local
+            ATTENTION, impl, self.chosen.env, local_spec, bucket, local
         )
 
         def run(

@@ -5,14 +5,10 @@ parts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jax
+from collections.abc import Sequence
 
 from enginebay.config import Reason
 from enginebay.config_sections import AUTO
-from enginebay.ops.bound import AddRmsNormOp, RmsNormOp
 from enginebay.ops.select import Candidate, choose
 
 COMPOSED = "composed"
@@ -62,21 +58,3 @@ def _goes_before(part: Candidate, fused: Candidate) -> bool:
     if part.priority == fused.priority:
         return part.built_in and not fused.built_in
     return part.priority > fused.priority
-
-
-def composed_add_rms_norm(rms_norm: RmsNormOp) -> AddRmsNormOp:
-    """The op add_rms_norm by a sum and the given norm."""
-
-    def add_rms_norm(
-        x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
-    ) -> tuple[jax.Array, jax.Array]:
-        total = x + residual
-        return rms_norm(total, weight, eps=eps), total
-
-    return add_rms_norm
-
-
-def add_rms_norm_of(plain: Mapping[str, Any]) -> AddRmsNormOp:
-    """The chosen add_rms_norm of `plain`, or the one that its rms_norm makes."""
-    fused: AddRmsNormOp | None = plain.get("add_rms_norm")
-    return fused or composed_add_rms_norm(plain["rms_norm"])

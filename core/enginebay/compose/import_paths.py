@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from enginebay.compose.ops import ATTENTION
 from enginebay.compose.quick import quick_check
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES
-from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.errors import ConfigError, InputError, UnsupportedError, explain
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.ops.op import CheckSetting, Op
@@ -76,17 +77,23 @@ def with_import_paths(
 
 def _load(op: str, path: str, layouts: Sequence[str]) -> Any:
     found = import_path(path, f"kernel of op {op}")
-    if op == "attention":
-        return adapt_attention(found, path, layouts)
-    if not callable(found) or isinstance(found, type):
-        raise ConfigError(
-            explain(
-                f"kernel of op {op} {path!r} is of type {type(found).__name__}",
-                f"a function by the protocol of op {op} (enginebay.ops.bound)",
-                "Correct the path.",
-            )
-        )
-    return found
+    return adapt_attention(found, path, layouts) if op == ATTENTION else found
+
+
+def refuse_uncallable(
+    op: Op[Any], impl: Any, what: str, error: type[InputError] = InputError
+) -> None:
+    """`error` for an implementation that cannot be called as the op's signature says."""
+    given = f"{what} is of type {type(impl).__name__}"
+    if callable(impl) and not isinstance(impl, type):
+        reason = op.why_not_called(impl)
+        if reason is None:
+            return
+        given = f"{what}: {reason}"
+    signature = f"{op.signature.__module__}.{op.signature.__qualname__}"
+    raise error(
+        explain(given, f"a function by the protocol {signature}", "Take the arguments that it has.")
+    )
 
 
 def import_path(path: str, what: str) -> Any:
@@ -139,7 +146,7 @@ def import_path(path: str, what: str) -> Any:
 def check_import_paths(
     reasons: Iterable[Reason],
     impls: Mapping[str, Any],
-    ops: Mapping[str, Op],
+    ops: Mapping[str, Op[Any]],
     setting: CheckSetting,
     *,
     verify: bool,
@@ -152,6 +159,10 @@ def check_import_paths(
     told = []
     for reason in reasons:
         if reason.setting in impls and is_import_path(reason.chosen):
+            op = ops[reason.setting.split(".")[1]]
+            if op.name != ATTENTION:
+                what = f"kernel of op {op.name} {reason.chosen!r}"
+                refuse_uncallable(op, impls[reason.setting], what, ConfigError)
             why = f"{BY_PATH}, not checked"
             if verify:
                 count = _check(reason, impls[reason.setting], ops, setting)
@@ -161,7 +172,7 @@ def check_import_paths(
     return tuple(told)
 
 
-def _check(reason: Reason, impl: Any, ops: Mapping[str, Op], setting: CheckSetting) -> int:
+def _check(reason: Reason, impl: Any, ops: Mapping[str, Op[Any]], setting: CheckSetting) -> int:
     _, op, *phase = reason.setting.split(".")
     local = setting
     if phase:

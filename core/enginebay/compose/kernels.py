@@ -25,7 +25,7 @@ from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.select import Candidate, choose
 from enginebay.ops.spec import AttnSpec
 from enginebay.ops.tuning import TunedConfigs
-from enginebay.registry import Registry
+from enginebay.registry import Registry, import_target
 from enginebay.runner.sharding import Placement
 
 
@@ -52,14 +52,21 @@ class ChosenKernels:
     """What they call outside XLA, as they declare it: functions that they make known to it when
     they are loaded.
     """
-    ops: Mapping[str, Op] = dataclasses.field(default_factory=dict)
+    ops: Mapping[str, Op[Any]] = dataclasses.field(default_factory=dict)
     """The registered ops that can be used, by name."""
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
     """Where configurations are looked up before an implementation's own default is taken."""
 
     def bound(self) -> dict[str, Any]:
-        """The plain ops, each with the configurations that are tuned for it."""
-        return {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
+        """The plain ops, each with the configurations that are tuned for it; a fused op that no
+        implementation computes is composed of its parts.
+        """
+        bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
+        for op in self.ops.values():
+            if op.composed and op.name not in bound and bound.keys() >= set(op.made_of):
+                compose = import_target(op.composed, f"op {op.name!r} composed of its parts")
+                bound[op.name] = compose(*(bound[part] for part in op.made_of))
+        return bound
 
     steps: StepsFor = no_steps
     """The attention problems of the engine's steps, for a decode kernel of these capabilities."""
@@ -188,7 +195,7 @@ def _choose_plain(
     registry: Registry,
     config: EngineConfig,
     env: Env,
-    ops: Mapping[str, Op],
+    ops: Mapping[str, Op[Any]],
     layout: str,
     *,
     is_sharded: bool,

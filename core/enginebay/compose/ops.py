@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from enginebay.config import Reason
 from enginebay.errors import PluginError, explain, unknown_name
@@ -18,9 +19,9 @@ broken or no implementation of it can serve. Models that use the op cannot be se
 """
 
 
-def usable_ops(registry: Registry) -> tuple[dict[str, Op], list[Reason]]:
+def usable_ops(registry: Registry) -> tuple[dict[str, Op[Any]], list[Reason]]:
     """Every op that implementations can be chosen for, by name, and why others were left out."""
-    ops: dict[str, Op] = {}
+    ops: dict[str, Op[Any]] = {}
     refused = {}
     for entry in registry.entries:
         if entry.kind == "op" and entry.state == "ready":
@@ -33,7 +34,7 @@ def usable_ops(registry: Registry) -> tuple[dict[str, Op], list[Reason]]:
     return usable, [Reason(f"kernels.{name}", NONE, why) for name, why in refused.items()]
 
 
-def _record(registry: Registry, entry: Entry) -> Op:
+def _record(registry: Registry, entry: Entry) -> Op[Any]:
     op = registry.load(entry)
     if isinstance(op, Op) and op.name == entry.name:
         return op
@@ -41,7 +42,7 @@ def _record(registry: Registry, entry: Entry) -> Op:
     raise PluginError(explain(given, "an Op of the same name", "Mend the plugin."))
 
 
-def _why_not_made_of(op: Op, ops: Mapping[str, Op]) -> str | None:
+def _why_not_made_of(op: Op[Any], ops: Mapping[str, Op[Any]]) -> str | None:
     """What is wrong with the parts of a fused op, or None."""
     parts = [name for name, each in ops.items() if not each.made_of and name != ATTENTION]
     todo = "An op is made of ops that are not fused themselves. Mend the plugin."

@@ -9,7 +9,7 @@ from typing import Any
 from enginebay.compose.candidates import why_not_declared
 from enginebay.compose.composition import Plan
 from enginebay.compose.fused import COMPOSED
-from enginebay.compose.import_paths import import_path
+from enginebay.compose.import_paths import import_path, refuse_uncallable
 from enginebay.compose.negotiate import why_not
 from enginebay.compose.quick import quick_check
 from enginebay.config import Reason
@@ -121,12 +121,8 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         # the layout that there is comes first: the cache stays as it is
         layouts = dict.fromkeys([plan.kernels.layout, *plan.registry.names("layout")])
         impl = adapt_attention(impl, name, tuple(layouts))
-    elif not callable(impl) or isinstance(impl, type):
-        raise InputError(
-            explain(
-                f"{op} = {name}, of type {type(impl).__name__}", "a function", "Give the function."
-            )
-        )
+    else:
+        refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
     one = _Given(op, phases, name, impl, registered)
     if op == "attention":
         _refuse(plan, one)

@@ -15,7 +15,7 @@ from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import import_target
 
 
-def quick_check(op: Op, impl: Any, setting: CheckSetting, what: str, switch: str) -> int:
+def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch: str) -> int:
     """Run an implementation of an op on the op's quick cases; how many there were.
 
     IncorrectError names `what`, the case, and the error against its bound, or what the
@@ -73,7 +73,7 @@ def _results(
 
 
 def _difference(
-    op: Op, case: QuickCase, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
+    op: Op[Any], case: QuickCase, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
 ) -> str | None:
     """What is wrong with the results, in words, or None."""
     for name, theirs in wanted.items():

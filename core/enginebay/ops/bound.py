@@ -1,17 +1,18 @@
-"""Ops: the record of chosen implementations that the runner hands to a model. Models compute
-through it only.
+"""Ops: the chosen implementations that the runner hands to a model, which computes through them
+only; and the signatures of the ops that engines and samplers call.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.errors import UnsupportedError, explain
 from enginebay.ops.caps import Caps, Env
+from enginebay.ops.op import Op, SignatureT
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
 
 
@@ -70,50 +71,6 @@ class AttentionOp(Protocol):
         spec: AttnSpec,
         rope: RopeSpec | None = None,
     ) -> tuple[jax.Array, CacheArrays]: ...
-
-
-class EmbeddingOp(Protocol):
-    """table [vocab, features], ids int32 [T] -> [T, features]."""
-
-    def __call__(self, table: jax.Array, ids: jax.Array) -> jax.Array: ...
-
-
-class LinearOp(Protocol):
-    """x [T, *in_dims], weight [*out_dims, *in_dims] -> [T, *out_dims], accumulated in f32.
-
-    The contracted dimensions are x's all but first, and as many last ones of the weight.
-    `out_dtype` None keeps x's.
-    """
-
-    def __call__(
-        self,
-        x: jax.Array,
-        weight: jax.Array,
-        bias: jax.Array | None = None,
-        *,
-        out_dtype: Any = None,
-    ) -> jax.Array: ...
-
-
-class RmsNormOp(Protocol):
-    """x [..., features], weight [features] -> x / rms(x) * weight, statistics in f32, x's dtype
-    kept.
-    """
-
-    def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array: ...
-
-
-class AddRmsNormOp(Protocol):
-    """x, residual [..., features], weight [features] -> (rms_norm(x + residual), x + residual), x's
-    dtype kept.
-
-    Optional: without one, a sum and the op rms_norm. The sum is rounded to x's dtype before the
-    norm sees it.
-    """
-
-    def __call__(
-        self, x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
-    ) -> tuple[jax.Array, jax.Array]: ...
 
 
 class RopeOp(Protocol):
@@ -184,18 +141,30 @@ class SampleOp(Protocol):
     ) -> jax.Array: ...
 
 
-@dataclasses.dataclass(frozen=True)
 class Ops:
-    """The chosen implementation of each op that a model may call.
-
-    `chosen` maps op (and "attention.decode" and so on per phase) to the implementation's name, for
-    reports; "composed" stands for a fused op that others compute.
+    """The chosen implementation of each op that a model may call: `ops[RMS_NORM](x, weight,
+    eps=1e-6)`. A fused op that no implementation computes is composed of its parts.
     """
 
-    attention: AttentionOp
-    embedding: EmbeddingOp
-    linear: LinearOp
-    rms_norm: RmsNormOp
-    add_rms_norm: AddRmsNormOp
-    rope: RopeOp
-    chosen: Mapping[str, str]
+    def __init__(self, bound: Mapping[str, Any]) -> None:
+        self._bound = bound
+
+    def __getitem__(self, op: Op[SignatureT]) -> SignatureT:
+        """UnsupportedError for an op that has no implementation here."""
+        return cast("SignatureT", self.named(op.name))
+
+    def named(self, name: str) -> Any:
+        """As `ops[op]`, for an op that is known by name alone."""
+        if name not in self._bound:
+            raise UnsupportedError(
+                explain(
+                    f"the model calls op {name!r}, which has no implementation here",
+                    ", ".join(self._bound),
+                    "`enginebay explain` shows why none was chosen.",
+                )
+            )
+        return self._bound[name]
+
+    def replaced(self, name: str, implementation: Any) -> Ops:
+        """The same ops with another implementation of one of them."""
+        return Ops({**self._bound, name: implementation})

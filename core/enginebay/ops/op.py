@@ -1,12 +1,13 @@
-"""What an op is, apart from its implementations: a record that a plugin registers, and the cases of
-its quick check.
+"""What an op is, apart from its implementations: a record that a plugin registers, by which models
+call the op, and the cases of its quick check.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -14,25 +15,47 @@ from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Mode
 
+SignatureT = TypeVar("SignatureT")
+
 
 @dataclasses.dataclass(frozen=True)
-class Op:
-    """One op, registered through the hook `register_ops` under its `name`.
+class Op(Generic[SignatureT]):
+    """One op, registered through the hook `register_ops` under its `name`. Models call it as
+    `ops[RMS_NORM](x, weight, eps=1e-6)`, where `RMS_NORM: Op[RmsNormOp]` is the op's record.
 
+    `signature` is the class of typing.Protocol whose `__call__` says how the op is called.
     `reference` is "module:attribute" of its implementation in plain JAX. `quick_cases` is
     "module:attribute" of a function CheckSetting -> iterable of QuickCase: what an implementation
     given by hand runs before it is used. `tolerance` has by dtype how far its results may be from
     the reference's, per unit of the largest number of the same row (first axis); results of other
-    dtypes must be equal. A fused op names the ops that it is `made_of`, none of them fused; it is
-    used where an implementation of it is as good as theirs. The other ops have an implementation
-    in every plan.
+    dtypes must be equal.
+
+    A fused op names the ops that it is `made_of`, none of them fused; it is used where an
+    implementation of it is as good as theirs. `composed` is "module:attribute" of a function
+    (implementations of `made_of`, in this order) -> an implementation, which serves elsewhere.
+    Ops that are not fused have an implementation in every plan.
     """
 
     name: str
+    signature: type[Any]
     reference: str
     quick_cases: str
     tolerance: Mapping[str, float]
     made_of: tuple[str, ...] = ()
+    composed: str | None = None
+
+    def why_not_called(self, function: Callable[..., Any]) -> str | None:
+        """Why a function cannot be called as the op's signature says, or None."""
+        _, *parameters = inspect.signature(self.signature.__call__).parameters.values()
+        by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        by_place = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        try:
+            inspect.signature(function).bind(*by_place, **dict.fromkeys(by_name))
+        except TypeError as error:
+            return f"{error}; calls are {self.name}{inspect.signature(self.signature.__call__)}"
+        except ValueError:  # a callable without a readable signature: the quick check calls it
+            pass
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,6 +125,7 @@ def capture(
     else:
         token_ids, q_lens, kv_lens = inputs
     ops = make_ops(form.bucket, form.layouts)
+    rotate, attention_chosen = ops.named("rope"), ops.named("attention")
     groups = {spec: group for group, spec in model.info.attention.items()}
     seen: dict[str, list[QKV]] = {group: [] for group in layouts}
 
@@ -140,16 +141,14 @@ def capture(
     ) -> tuple[jax.Array, CacheArrays]:
         group = groups[spec]
         if rope is not None:  # both implementations are given the same rotated vectors
-            q = ops.rope(q, batch.positions, spec=rope)
-            k = None if k is None else ops.rope(k, batch.positions, spec=rope)
+            q = rotate(q, batch.positions, spec=rope)
+            k = None if k is None else rotate(k, batch.positions, spec=rope)
         seen[group].append((q, k, v))
         copy = form.copy(layouts, group, cache, tables[group])
-        return ops.attention(q, k, v, copy, batch, spec=spec)[0], cache
+        return attention_chosen(q, k, v, copy, batch, spec=spec)[0], cache
 
     batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
-    model.hidden(
-        weights, dataclasses.replace(ops, attention=attention), token_ids, state.cache, batches
-    )
+    model.hidden(weights, ops.replaced("attention", attention), token_ids, state.cache, batches)
     return {group: tuple(layers) for group, layers in seen.items()}, q_lens, kv_lens
 
 
@@ -167,7 +166,9 @@ def attend(
     whether a token is real)).
     """
     batch = form.batch(group, q_lens, kv_lens)
-    out, after = make_ops(form.bucket, form.layouts).attention(*qkv, copy, batch, spec=spec)
+    out, after = make_ops(form.bucket, form.layouts).named("attention")(
+        *qkv, copy, batch, spec=spec
+    )
     k, v = form.layouts[group].read_tokens(after, jnp.maximum(batch.slots, 0))
     return after, (out, k, v, batch.seq_ids < form.bucket.seqs)
 

@@ -5,13 +5,13 @@ and never run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.bound import RmsNormOp
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_planted import norms
@@ -84,7 +84,7 @@ class Toy:
 class ToyNorm:
     """A norm with an interpreted form."""
 
-    def interpreted(self) -> RmsNormOp:
+    def interpreted(self) -> Callable[..., jax.Array]:
         return norms.right
 
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
