@@ -16,7 +16,7 @@ import numpy as np
 from enginebay.cache import Lease, Ledger
 from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowPlan, RowState, StepPlan
 from enginebay.errors import InternalError
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.types import Request
 
 NUM_SPECIAL = 4
@@ -50,7 +50,7 @@ class FakeEngine(Engine):
 
     def __init__(
         self,
-        rows: SequenceBuffer,
+        rows: RowTable,
         ledger: Ledger,
         num_pages: int,
         forget: Callable[[], None] = lambda: None,

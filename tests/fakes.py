@@ -15,7 +15,7 @@ import pytest
 
 from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.runner.parts import EngineParts
 from enginebay.types import FrozenSampling, Request
 from enginebay_esurge.engine_options import ESurgeOptions
@@ -48,11 +48,11 @@ NAMING_ENGINES = (
 """
 
 
-def _rows(parts: EngineParts, page_size: int) -> SequenceBuffer:
+def _rows(parts: EngineParts, page_size: int) -> RowTable:
     config = parts.config
     assert config.max_model_len is not None
     sizes = (config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens)
-    return SequenceBuffer(*sizes, parts.model.info.vocab_size, [page_size])
+    return RowTable(*sizes, parts.model.info.vocab_size, [page_size])
 
 
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:

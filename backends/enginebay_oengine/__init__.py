@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from enginebay.rows import DecodeRowInfo, ModelRunBatch, SequenceBuffer
     from enginebay_oengine.abstract_engine import AbstractInferenceEngine
     from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
     from enginebay_oengine.compiling import cjit
@@ -38,14 +37,16 @@ if TYPE_CHECKING:
         swap_rows,
         swap_rows_pytree,
     )
+    from enginebay_oengine.row_batch import DecodeRowInfo, ModelRunBatch
     from enginebay_oengine.sampling_metadata import ModelRunnerSamplingMetadata
+    from enginebay_oengine.sequence_buffer import SequenceBuffer
 
 _HOMES = {
     "AbstractInferenceEngine": "enginebay_oengine.abstract_engine",
     "ActiveRequest": "enginebay_oengine.active_batch",
     "ActiveSequenceBatch": "enginebay_oengine.active_batch",
     "AllocatedPrefillPages": "enginebay_oengine.iteration",
-    "DecodeRowInfo": "enginebay.rows",
+    "DecodeRowInfo": "enginebay_oengine.row_batch",
     "GenerationConfig": "enginebay_oengine.opened_model",
     "GenerationState": "enginebay_oengine.generation_state",
     "GenerationStepTask": "enginebay_oengine.iteration",
@@ -56,7 +57,7 @@ _HOMES = {
     "ModelIOProcessor": "enginebay_oengine.model_io",
     "ModelInputBatch": "enginebay_oengine.model_inputs",
     "ModelOutputBatch": "enginebay_oengine.forward",
-    "ModelRunBatch": "enginebay.rows",
+    "ModelRunBatch": "enginebay_oengine.row_batch",
     "ModelRunnerSamplingMetadata": "enginebay_oengine.sampling_metadata",
     "NextIterationPlan": "enginebay_oengine.iteration",
     "OpenedModel": "enginebay_oengine.opened_model",
@@ -65,7 +66,7 @@ _HOMES = {
     "PagedAttentionCacheMetaData": "enginebay_oengine.paged_cache",
     "ResultTokens": "enginebay_oengine.result_tokens",
     "SampledToken": "enginebay_oengine.iteration",
-    "SequenceBuffer": "enginebay.rows",
+    "SequenceBuffer": "enginebay_oengine.sequence_buffer",
     "SlotData": "enginebay_oengine.result_tokens",
     "SlotPageAssignment": "enginebay_oengine.iteration",
     "build_allowed_mask": "enginebay_oengine.row_arrays",

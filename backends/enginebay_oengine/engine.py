@@ -21,7 +21,7 @@ from enginebay.engine import (
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
-from enginebay.rows import PageTable, SequenceBuffer
+from enginebay.rows import PageTable, RowTable
 from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
 from enginebay.runner.keys import StepKey
 from enginebay.runner.parts import EngineParts, StepFacts
@@ -49,7 +49,7 @@ class PagedEngine(Engine):
         self.options = options
         self.geometry = make_geometry(parts.facts(), options.page_size)
         self.num_pages = choose_num_pages(parts, options, self.geometry)
-        self.rows = SequenceBuffer(
+        self.rows = RowTable(
             max_num_reqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -14,13 +14,14 @@ from jax import tree_util
 
 from enginebay.errors import InputError, explain
 from enginebay.nesting import parse_json
-from enginebay.rows import SequenceBuffer, SparseParams
+from enginebay_oengine.documented_rows import SparseParams
 from enginebay_oengine.row_arrays import (
     build_allowed_mask,
     build_sampling_arrays,
     fill_slice,
     pack_prompts,
 )
+from enginebay_oengine.sequence_buffer import SequenceBuffer
 from enginebay_oengine.stored_values import from_stored, to_stored
 
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")

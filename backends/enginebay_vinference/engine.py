@@ -21,7 +21,7 @@ from enginebay.engine import (
 from enginebay.errors import InternalError
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.runner.assemble import decode_inputs, prefill_inputs, verify_inputs
 from enginebay.runner.parts import EngineParts, StepFacts, step_workspace_bytes, weight_bytes
 from enginebay.runner.rowio import put_row, take_row
@@ -57,7 +57,7 @@ class VInferenceEngine(Engine):
         self.parts = parts
         self.options = options
         self.geometry = make_geometry(parts.facts(), options.page_size)
-        self.rows = SequenceBuffer(
+        self.rows = RowTable(
             max_num_reqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -17,6 +17,7 @@ from enginebay.errors import InternalError, UnsupportedError, explain
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
+from enginebay.rows import RowTable
 
 
 # Not frozen, for speed: one is made for every row of every step.
@@ -279,8 +280,8 @@ class Engine(ABC):
     ledger: Ledger
     memory: MemoryPlan
     compilations: Compilations
-    rows: Any
-    """The row table (SequenceBuffer) that plans refer to."""
+    rows: RowTable
+    """The row table that plans refer to."""
 
     @abstractmethod
     def step(self, plan: StepPlan) -> Pending:

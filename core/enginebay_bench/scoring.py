@@ -70,9 +70,8 @@ class Scorer:
             # what is found in the cache would not be computed, so that nothing were known of it
             engine.drop_arrays()
             engine.make_arrays()
-        engine.rows.add_request(request)
+        row = engine.rows.add_request(request)
         try:
-            row = engine.rows.row_of(REQUEST_ID)
             return self._run(engine, row, token_ids, num_new)
         finally:
             engine.rows.remove_request(REQUEST_ID)

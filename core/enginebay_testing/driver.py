@@ -19,9 +19,7 @@ class RequestDriver:
     request: Request
 
     def __post_init__(self) -> None:
-        rows = self.engine.rows
-        rows.add_request(self.request)
-        self.row = rows.row_of(self.request.request_id)
+        self.row = self.engine.rows.add_request(self.request)
         total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
         lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
         assert lease is not None, "an empty engine refuses a short request"

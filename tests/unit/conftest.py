@@ -11,6 +11,7 @@ from enginebay import LLM
 from enginebay.cli.main import main
 from tests.brief import BRIEF
 from tests.fakes import install
+from tests.unit import rowtable
 from tests.unit.serving import SIZES, assert_idle
 
 
@@ -64,3 +65,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture(params=["its own", "of a working engine"])
+def row_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has make_table() return tables of their own, or views of tables that engines work on."""
+    if request.param != "its own":
+        tables = rowtable.served_tables()
+        monkeypatch.setattr(rowtable, "new_table", lambda: next(tables))

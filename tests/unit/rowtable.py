@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
-from enginebay.rows import SequenceBuffer, SparseParams
-from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request
+from enginebay.rows import RowTable
+from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
+from enginebay_oengine import SequenceBuffer
+from enginebay_oengine.documented_rows import SparseParams
+from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.pool import PagePool
+from enginebay_oengine.store import PageStore
+from enginebay_testing.driver import RequestDriver, request_of
+from tests.fake_engine import FakeEngine
 
 ROWS, LENGTH, VOCAB = 5, 12, 100
 PAGE_SIZES = [4, 3]
@@ -72,6 +82,12 @@ def make_request(name: str, prompt: list[int], number: int = 0) -> Request:
 
 
 def make_table() -> SequenceBuffer:
+    """An empty table; see the fixture `row_tables` for whose it is."""
+    return new_table()
+
+
+def new_table() -> SequenceBuffer:
+    """A table of its own."""
     return SequenceBuffer(
         max_num_reqs=ROWS,
         max_model_len=LENGTH,
@@ -79,6 +95,36 @@ def make_table() -> SequenceBuffer:
         vocab_size=VOCAB,
         page_sizes=PAGE_SIZES,
     )
+
+
+@functools.cache
+def served_tables() -> Iterator[SequenceBuffer]:
+    """Tables of three engines that have served a request, in turn: views, emptied before each use."""
+
+    def turns() -> Iterator[SequenceBuffer]:
+        for engine in itertools.cycle([working_engine() for _ in range(3)]):
+            table = SequenceBuffer.of(engine.rows)
+            table.clear()
+            table.token_ids[:] = 0  # tests write beyond a row's tokens too
+            yield table
+
+    return turns()
+
+
+def working_engine() -> FakeEngine:
+    """An engine of the documented tests' sizes that has served a request, and serves another."""
+    rows = RowTable(ROWS, LENGTH, 64, VOCAB, PAGE_SIZES)
+    store = PageStore(PagePool(ROWS * LENGTH), PAGE_SIZES[0])
+    ledger = PageLedger(store, ROWS, LENGTH, table=rows.page_tables[0])
+    engine = FakeEngine(rows, ledger, ROWS * LENGTH)
+    engine.make_arrays()
+    params = SamplingParams(max_tokens=3, temperature=0.5, logprobs=1)
+    for name in ("ended", "runs"):
+        driver = RequestDriver(engine, request_of([5, 6, 7], params, name))
+        assert len(driver.prefill() + driver.decode(2)) == 3
+        if name == "ended":
+            driver.close()
+    return engine
 
 
 def penalties(table: SequenceBuffer, row: int) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ from enginebay.cache import Lease
 from enginebay.engine import RowPlan
 from enginebay.errors import CompilationError, InputError
 from enginebay.ops.spec import Bucket
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.runner.assemble import prefill_inputs
 from enginebay.runner.device import COLUMNS, DeviceRows, write_history
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
@@ -123,7 +123,7 @@ def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> Non
 def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
     params: SamplingParams, start: int, num_cached: int, known: bool
 ) -> None:
-    table = SequenceBuffer(ROWS, 64, 64, 2048, [64])
+    table = RowTable(ROWS, 64, 64, 2048, [64])
     ledger = SlotLedger(ROWS, 64)
     table.add_request(request_of(PROMPT, params), 2)
     lease = Lease(row=2, capacity=64, num_cached=num_cached)

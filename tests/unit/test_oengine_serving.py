@@ -20,6 +20,7 @@ from enginebay.loop.loop import EngineLoop
 from enginebay.loop.messages import Ticket
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.types import Request
+from enginebay_oengine import SequenceBuffer
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import (
@@ -165,6 +166,36 @@ def test_row_table_has_the_pages_of_each_row(start: Loops, overlap: bool) -> Non
         assert all_tokens(loop.submit(requests)) == expected(requests)
     assert seen == 12
     assert not loop.call(lambda: table.num_pages.any() or table.page_ids.any())
+
+
+@pytest.mark.parametrize("parts", ["fake", REAL], indirect=True)
+def test_a_documented_view_shows_what_a_serving_engine_has(start: Loops) -> None:  # holds B01
+    """Its columns are the table's own arrays, or made of the requests that run."""
+    loop = start()
+    table, seen = loop.engine.rows, 0
+    view = SequenceBuffer.of(table)
+    arrays = [array for array in vars(view).values() if isinstance(array, np.ndarray)]
+    assert all(any(array is own for own in vars(table).values()) for array in arrays)
+
+    def look(plan: StepPlan) -> None:
+        nonlocal seen
+        for row in plan.rows:
+            request, length = view.request(row.row), int(view.num_tokens[row.row])
+            prompt = request.prompt_token_ids.tolist()
+            assert view.token_ids[row.row, : len(prompt)].tolist() == prompt
+            assert length > row.num_computed
+            assert view.get_active_sampling_params(row.row)["temperature"] == 0.5
+            assert tuple(view.keys[row.row].tolist()) == request.key
+            assert view.row_of(request.request_id) == row.row
+            seen += 1
+        assert (view.all_greedy, view.all_random, view.no_penalties) == (False, True, True)
+        assert {info.row for info in view.prepare_batch().decode_rows} <= {*view.taken_rows}
+
+    requests = [alike(f"r{i}", 20 + i, 8, temperature=0.5) for i in range(3)]
+    with seeing(loop.engine, launch=look):
+        all_tokens(loop.submit(requests))
+    assert seen >= 6
+    assert not loop.call(lambda: view.num_reqs or view.temperature.any())
 
 
 def test_a_step_that_nobody_needs_any_more_fails_nobody(start: Loops) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay_oengine import SequenceBuffer
 from tests.brief import TINY
 from tests.fake_engine import FakeEngine
 from tests.fakes import install
@@ -53,7 +54,7 @@ def test_an_engine_that_is_not_idle_is_refused() -> None:
     leases = EnginePool().leases()
     leases.__enter__()
     engine = serve()[0]
-    engine.rows.begin_sequence("left behind", [1, 2, 3])
+    SequenceBuffer.of(engine.rows).begin_sequence("left behind", [1, 2, 3])
     with pytest.raises(AssertionError, match="comes back with 1 rows"):
         leases.__exit__(None, None, None)
 

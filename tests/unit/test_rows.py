@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from enginebay.errors import InputError
-from enginebay.rows import SequenceBuffer, append_step
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
+from enginebay_oengine import SequenceBuffer
 from tests.unit.rowtable import (
     LENGTH,
     PAGE_SIZES,
@@ -23,6 +23,25 @@ from tests.unit.rowtable import (
     make_sampling,
     make_table,
     pages_of,
+)
+
+pytestmark = pytest.mark.usefixtures("row_tables")
+COLUMNS = (
+    "token_ids",
+    "num_tokens",
+    "num_prompt_tokens",
+    "num_computed_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "frequency_penalties",
+    "presence_penalties",
+    "repetition_penalties",
+    "stop_token_ids",
+    "keys",
+    "returns_logprobs",
+    "variants",
 )
 
 
@@ -38,8 +57,8 @@ def numbered_table(names: str) -> SequenceBuffer:
 
 
 def state(table: SequenceBuffer) -> list[np.ndarray]:
-    """Copies of all host arrays."""
-    arrays = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
+    """Copies of all columns and of the page tables."""
+    arrays = [getattr(table, name) for name in COLUMNS]
     arrays += [array for pages in table.page_tables for array in (pages.page_ids, pages.num_pages)]
     return [array.copy() for array in arrays]
 
@@ -177,14 +196,14 @@ def test_a_steps_tokens_are_appended_as_row_by_row() -> None:
     together, alone = numbered_table("abc"), numbered_table("abc")
     tokens = np.asarray([[5, 6, 7], [8, -1, -1], [-1, -1, -1]], np.int32)
     rows, counts = np.asarray([2, 0, 1]), np.asarray([3, 1, 0])
-    append_step(together, rows, tokens, counts)
+    together.table.append_step(rows, tokens, counts)
     for row, count, new in zip(rows, counts, tokens, strict=True):
         alone.append_tokens(int(row), new[:count])
     assert_same(state(together), state(alone))
     before = state(together)
     with pytest.raises(ValueError, match=f"{LENGTH} tokens after the 6 of row 2"):
-        append_step(
-            together, np.asarray([0, 2]), np.ones((2, LENGTH), np.int32), np.asarray([1, LENGTH])
+        together.table.append_step(
+            np.asarray([0, 2]), np.ones((2, LENGTH), np.int32), np.asarray([1, LENGTH])
         )
     assert_same(state(together), before)
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import enginebay_oengine
-from enginebay.rows import SequenceBuffer
 from enginebay.types import SamplingParams
+from enginebay_oengine.sequence_buffer import SequenceBuffer
 from tests.unit.rowtable import VOCAB, make_table
+
+pytestmark = pytest.mark.usefixtures("row_tables")
 
 
 def test_documented_example_runs() -> None:  # holds B02
@@ -29,7 +31,7 @@ def test_documented_example_runs() -> None:  # holds B02
     assert isinstance(batch, enginebay_oengine.ModelRunBatch)
     assert batch.req_ids == ("req_1",)
     assert batch.token_ids.tolist() == [1, 2, 3]
-    results = doctest.testmod(importlib.import_module("enginebay.rows.buffer"))
+    results = doctest.testmod(importlib.import_module("enginebay_oengine.sequence_buffer"))
     assert (results.failed, results.attempted) == (0, 4)
 
 

@@ -26,6 +26,8 @@ from tests.unit.rowtable import (
     pages_of,
 )
 
+pytestmark = pytest.mark.usefixtures("row_tables")
+
 
 @dataclasses.dataclass
 class Row:

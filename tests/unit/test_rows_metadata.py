@@ -15,9 +15,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.processor import RowValues
-from enginebay.rows import SequenceBuffer
 from enginebay.types import SamplingParams, with_processors
-from enginebay_oengine import ModelRunnerSamplingMetadata
+from enginebay_oengine import ModelRunnerSamplingMetadata, SequenceBuffer
 from tests.unit.rowtable import (
     LENGTH,
     PAGE_SIZES,
@@ -29,6 +28,7 @@ from tests.unit.rowtable import (
     make_table,
 )
 
+pytestmark = pytest.mark.usefixtures("row_tables")
 ARRAYS = ("temperature", "min_p", "top_k", "top_p")
 
 

@@ -11,6 +11,8 @@ from enginebay.types import SamplingParams
 from tests.unit.rowtable import ROWS, VOCAB, EngineRequest, make_request, make_sampling, make_table
 from tests.unit.test_rows import numbered_table
 
+pytestmark = pytest.mark.usefixtures("row_tables")
+
 
 def test_active_sampling_params_name_what_changes_something() -> None:  # holds B08
     table = make_table()

@@ -14,7 +14,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import build, make_parts, make_plan
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError, RequestError, UnsupportedError
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay_esurge import eSurge
 from enginebay_oengine.opened_model import GenerationConfig, OpenedModel
 from enginebay_oengine.page_manager import HBMPageManager
@@ -88,7 +88,7 @@ def test_a_page_manager_takes_memory_for_the_sequences_that_it_has_alone() -> No
 
 def test_a_table_of_rows_that_no_memory_holds_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="a table of 4096 rows of 2147483647 tokens"):
-        SequenceBuffer(4096, 2**31 - 1, 1024, 32000, [64])
+        RowTable(4096, 2**31 - 1, 1024, 32000, [64])
 
 
 def test_layers_are_counted_before_they_are_made(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from enginebay.engine import Engine
 from enginebay.errors import RequestError, explain
 from enginebay.loop.request_table import RequestState, RequestTable
-from enginebay.rows import append_step
 
 Chunk = tuple[RequestState, int]
 """A request, and how many of its tokens to prefill now."""
@@ -78,8 +77,7 @@ class Admission:
         """
         request = tracked.request
         table, ledger = self.engine.rows, self.engine.ledger
-        table.add_request(request)
-        row = table.row_of(request.request_id)
+        row = table.add_request(request)
         table.append_tokens(row, tracked.output)
         token_ids = table.token_ids[row, : tracked.num_prefill]
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
@@ -134,7 +132,7 @@ class Admission:
         leases = [lease for i in places if (lease := requests[i].lease) is not None]
         assert len(leases) == len(places), "an unfinished request of a launched step holds its row"
         table, rows = self.engine.rows, np.asarray([lease.row for lease in leases], np.int32)
-        append_step(table, rows, tokens[places], counts[places])
+        table.append_step(rows, tokens[places], counts[places])
         table.num_computed_tokens[rows] = num_computed = table.num_tokens[rows] - 1
         self.engine.ledger.commit_rows(leases, table.token_ids, num_computed)
 

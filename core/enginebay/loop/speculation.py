@@ -10,7 +10,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import InternalError, explain
 from enginebay.loop.request_table import RequestState
 from enginebay.proposer import MAX_VERIFIED_ROWS, Proposer
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.types import FrozenSampling
 
 STEPS_BETWEEN = 6
@@ -32,9 +32,7 @@ def can_speculate(sampling: FrozenSampling) -> bool:
 class Speculation:
     """Asks a proposer for drafts, and keeps the DraftStats of each row. Belongs to the loop's thread."""
 
-    def __init__(
-        self, proposer: Proposer | None, config: EngineConfig, table: SequenceBuffer
-    ) -> None:
+    def __init__(self, proposer: Proposer | None, config: EngineConfig, table: RowTable) -> None:
         self.proposer = proposer
         self.most = config.max_drafts
         self.passes = config.draft_passes

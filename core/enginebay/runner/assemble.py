@@ -10,7 +10,7 @@ import numpy as np
 from enginebay.cache import Ledger
 from enginebay.engine import RowPlan
 from enginebay.ops.spec import Bucket
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.runner import device
 from enginebay.runner.full_vocab import full_vocab_decode, full_vocab_prefill
 from enginebay.runner.inputs import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
@@ -31,7 +31,7 @@ def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
 def prefill_inputs(
     rows: Sequence[RowPlan],
     bucket: Bucket,
-    table: SequenceBuffer,
+    table: RowTable,
     ledger: Ledger,
     groups: Iterable[str],
 ) -> tuple[PrefillInputs, np.ndarray]:
@@ -71,7 +71,7 @@ def prefill_inputs(
     ), places
 
 
-def _used(row: RowPlan, table: SequenceBuffer) -> RowUpdate:
+def _used(row: RowPlan, table: RowTable) -> RowUpdate:
     """What a row's request uses of logits processors, with the plan's own values where it has some."""
     values = {
         value.name: value for value in (*table.request(row.row).sampling.processors, *row.update)
@@ -83,7 +83,7 @@ def _reads_tokens(sampling: FrozenSampling) -> bool:
     return sampling.penalises or sampling.reads_tokens
 
 
-def _need(table: SequenceBuffer, rows: Sequence[int] | np.ndarray) -> StepNeeds:
+def _need(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
     """The least that serves rows."""
     variant = StepVariant(int(table.variants[rows].max()))
     if variant is not StepVariant.FULL:
@@ -92,7 +92,7 @@ def _need(table: SequenceBuffer, rows: Sequence[int] | np.ndarray) -> StepNeeds:
     return StepNeeds(variant, frozenset(one.name for processors in used for one in processors))
 
 
-def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens, ...]:
+def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
     """The tokens that a row's first chunk does not bring since the cache has them, for rows whose
     sampling counts them.
     """
@@ -104,9 +104,7 @@ def _known(rows: Sequence[RowPlan], table: SequenceBuffer) -> tuple[KnownTokens,
     )
 
 
-def _fill_columns(
-    ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: SequenceBuffer
-) -> None:
+def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: RowTable) -> None:
     request = table.request(row.row)
     sampling = request.sampling
     ints[device.ROW] = row.row
@@ -133,7 +131,7 @@ def decode_inputs(
     places: np.ndarray,
     bucket: Bucket,
     num_steps: int,
-    table: SequenceBuffer,
+    table: RowTable,
     ledger: Ledger,
     groups: Iterable[str],
 ) -> DecodeInputs:
@@ -159,7 +157,7 @@ def verify_inputs(
     rows: Sequence[RowPlan],
     bucket: Bucket,
     drafts_a_step: int,
-    table: SequenceBuffer,
+    table: RowTable,
     ledger: Ledger,
     groups: Iterable[str],
 ) -> DecodeInputs:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax, tree_util
 
 from enginebay.engine import RowPlan
-from enginebay.rows import SequenceBuffer
+from enginebay.rows import RowTable
 from enginebay.runner.logprobs import Logprobs, logprobs_of
 
 BLOCK = 64
@@ -91,7 +91,7 @@ def prompt_logprobs(
 
 
 def full_vocab_prefill(
-    rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: SequenceBuffer
+    rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: RowTable
 ) -> FullVocabInputs | None:
     """What the rows of a prefill ask for, which lie in `order` among `num_tokens` tokens; None:
     nothing wide.
@@ -114,12 +114,12 @@ def full_vocab_prefill(
     return FullVocabInputs(returns_all, targets, tuple(spans))
 
 
-def full_vocab_decode(rows: Sequence[RowPlan], table: SequenceBuffer) -> FullVocabInputs | None:
+def full_vocab_decode(rows: Sequence[RowPlan], table: RowTable) -> FullVocabInputs | None:
     """What the rows of a decode ask for; None: nothing wide."""
     return FullVocabInputs(returns_all=True) if wants_all(rows, table) else None
 
 
-def wants_all(rows: Sequence[RowPlan], table: SequenceBuffer) -> bool:
+def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:
     """Whether one of the rows is told of the whole vocabulary."""
     telling = table.returns_logprobs
     return bool(telling.any()) and any(

@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-
-class BatchRows(Protocol):
-    """The columns of a SequenceBuffer that a batch is made of."""
-
-    max_num_batched_tokens: int
-    num_tokens: np.ndarray
-    num_prompt_tokens: np.ndarray
-    num_computed_tokens: np.ndarray
-    token_ids: np.ndarray
-
-    @property
-    def taken_rows(self) -> np.ndarray:
-        """Rows that hold a request, in order."""
-
-    @property
-    def page_tables(self) -> Sequence[Any]:
-        """A PageTable for each cache group."""
-
-    def request(self, row: int) -> Any:
-        """The Request of a row."""
+from enginebay.rows import RowTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +57,7 @@ class ModelRunBatch:
         return len(self.token_ids)
 
 
-def make_batch(table: BatchRows) -> ModelRunBatch:
+def make_batch(table: RowTable) -> ModelRunBatch:
     """A batch of at most max_num_batched_tokens; rows in order, and what exceeds it is left for the
     next.
     """
@@ -110,7 +89,7 @@ def make_batch(table: BatchRows) -> ModelRunBatch:
     )
 
 
-def _decode_row(table: BatchRows, row: int) -> DecodeRowInfo:
+def _decode_row(table: RowTable, row: int) -> DecodeRowInfo:
     length = int(table.num_tokens[row])
     return DecodeRowInfo(
         row=row,

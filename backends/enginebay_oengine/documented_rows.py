@@ -1,0 +1,231 @@
+"""The documented record of a request, made a Request, and its rare sampling parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from enginebay.errors import InputError, explain
+from enginebay.rows import PageTable
+from enginebay.types import FrozenSampling, Request, SamplingParams, key_of
+
+
+class DocumentedRequest(Protocol):
+    """The record that users of the documented face add instead of a Request.
+
+    It may also have `page_ids` (one list of ints for each cache group, or the only group's list),
+    `output_token_ids`, `key` (two words of a random key, by default those of the seed, or zeros)
+    and `index`. `sampling_params` has the fields of SamplingParams but NOT_CARRIED, or is None for
+    the defaults.
+    """
+
+    @property
+    def req_id(self) -> str:
+        """The request's unique id."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | np.ndarray:
+        """The prompt."""
+
+    @property
+    def sampling_params(self) -> Any:
+        """How its tokens are sampled."""
+
+
+NOT_CARRIED: Mapping[str, str] = {
+    "bad_words": "Tokenise them: pass bad_words_token_ids.",
+    "stop_words_ids": "Compare the row's last tokens with them where you run the steps.",
+    "no_repeat_ngram_size": "",
+    "typical_p": "",
+    "suppress_repetition_in_generation": "",
+    "processors": "",
+    "json_schema": "",
+    "json_object": "",
+    "regex": "",
+    "choice": "",
+    "grammar": "",
+}
+"""Fields of SamplingParams that no column of the table holds, and what to do about each; "" is
+LLM.generate.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DocumentedRecord:
+    """The least DocumentedRequest."""
+
+    req_id: str
+    prompt_token_ids: Sequence[int] | np.ndarray
+    sampling_params: SamplingParams | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentedSampling(FrozenSampling):
+    """FrozenSampling with the rare parameters that no logits processor applies here."""
+
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SparseParams:
+    """One request's rare sampling parameters; the defaults ask for nothing."""
+
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """What is added to the scores of these token ids."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only token ids that may be sampled; None allows all."""
+    min_tokens: int = 0
+    """New tokens before which no stop token may be sampled."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that must not be completed."""
+    num_logprobs: int | None = None
+    """How many log probabilities to tell for each new token; None asks for none."""
+    num_prompt_logprobs: int | None = None
+    """The same for each token of the prompt."""
+
+
+NOTHING = SparseParams()
+
+
+def read_sparse(sampling: object, vocab_size: int) -> SparseParams:
+    """What a record of sampling parameters carries of them; fields that it does not have ask for
+    nothing.
+
+    The fields are logit_bias, allowed_token_ids, min_tokens, bad_words_token_ids, logprobs (or
+    num_logprobs, as FrozenSampling has it) and prompt_logprobs (likewise); -1 is the whole
+    vocabulary. Raises InputError for a token id outside the vocabulary, and for an empty list of
+    allowed ones.
+    """
+    bias = getattr(sampling, "logit_bias", None)
+    allowed = getattr(sampling, "allowed_token_ids", None)
+    min_tokens = getattr(sampling, "min_tokens", None)
+    bad_words = getattr(sampling, "bad_words_token_ids", None)
+    logprobs = getattr(sampling, "logprobs", getattr(sampling, "num_logprobs", None))
+    prompt_logprobs = getattr(
+        sampling, "prompt_logprobs", getattr(sampling, "num_prompt_logprobs", None)
+    )
+    if not (bias or min_tokens or bad_words) and allowed is logprobs is prompt_logprobs is None:
+        return NOTHING
+    sparse = SparseParams(
+        logit_bias={int(token): float(value) for token, value in (bias or {}).items()},
+        allowed_token_ids=None if allowed is None else tuple(map(int, allowed)),
+        min_tokens=int(min_tokens or 0),
+        bad_words_token_ids=tuple(tuple(map(int, word)) for word in bad_words or ()),
+        num_logprobs=_count(logprobs, vocab_size),
+        num_prompt_logprobs=_count(prompt_logprobs, vocab_size),
+    )
+    _check(sparse, vocab_size)
+    return sparse
+
+
+def _count(value: int | None, vocab_size: int) -> int | None:
+    if value is None or value is False:
+        return None
+    return vocab_size if value == -1 else int(value)
+
+
+def _check(sparse: SparseParams, vocab_size: int) -> None:
+    if sparse.allowed_token_ids == ():
+        raise InputError(
+            explain(
+                "an empty allowed_token_ids",
+                "at least one token id",
+                "Leave it out to allow every token.",
+            )
+        )
+    _check_ids("logit_bias", sparse.logit_bias, vocab_size)
+    _check_ids("allowed_token_ids", sparse.allowed_token_ids or (), vocab_size)
+    _check_ids(
+        "bad_words_token_ids", (t for word in sparse.bad_words_token_ids for t in word), vocab_size
+    )
+
+
+def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    wrong = [token for token in token_ids if not 0 <= token < vocab_size]
+    if wrong:
+        raise InputError(
+            explain(
+                f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Leave them out."
+            )
+        )
+
+
+def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_size: int) -> Request:
+    """The Request of a documented record. InputError for a record without its fields, and for a
+    field of NOT_CARRIED.
+    """
+    if isinstance(record, Request):
+        return record
+    fields = ("req_id", "prompt_token_ids", "sampling_params")
+    missing = [name for name in fields if not hasattr(record, name)]
+    if missing:
+        raise InputError(
+            explain(
+                f"a {type(record).__name__} without {', '.join(missing)}",
+                "a Request, or a record with req_id, prompt_token_ids and sampling_params",
+                "Add what is missing.",
+            )
+        )
+    prompt = np.asarray(record.prompt_token_ids, np.int32)
+    sampling = record.sampling_params
+    if not isinstance(sampling, FrozenSampling):
+        sampling = _frozen(sampling, max(max_model_len - len(prompt), 0), vocab_size)
+    return Request(
+        request_id=record.req_id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        key=getattr(record, "key", key_of(getattr(record.sampling_params, "seed", None) or 0)),
+        arrival_s=0.0,
+        index=getattr(record, "index", 0),
+    )
+
+
+def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
+    """A record that may lack some fields; `room` is for new tokens."""
+    defaults = SamplingParams()
+    for name, todo in NOT_CARRIED.items():
+        neutral = getattr(defaults, name)
+        value = getattr(sampling, name, neutral)
+        if value not in (None, neutral) and value != []:
+            default_todo = "Leave it out, or generate with LLM.generate, which applies it."
+            given = f"{name} = {value!r} for a row table, which does not hold it"
+            raise InputError(explain(given, f"{neutral!r}", todo or default_todo))
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(DocumentedSampling):
+        has_default = field.default is not dataclasses.MISSING
+        usual = field.default if has_default else getattr(defaults, field.name)
+        values[field.name] = getattr(sampling, field.name, usual)
+    sparse = read_sparse(sampling, vocab_size)
+    values |= {
+        "max_tokens": room if values["max_tokens"] is None else values["max_tokens"],
+        "stop_token_ids": tuple(values["stop_token_ids"] or ()),
+        "processors": (),
+        "num_logprobs": sparse.num_logprobs,
+        "num_prompt_logprobs": sparse.num_prompt_logprobs,
+    }
+    return DocumentedSampling(**values)
+
+
+def read_pages(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndarray, ...]:
+    """int32 for each cache group, () when a record brings none. InputError for other numbers of
+    groups, or more pages than fit.
+    """
+    if page_ids is None or len(page_ids) == 0:
+        return ()
+    groups = [page_ids] if np.ndim(page_ids[0]) == 0 else page_ids
+    if len(groups) != len(page_tables):
+        raise InputError(
+            explain(
+                f"page ids for {len(groups)} cache groups",
+                f"lists for all {len(page_tables)} groups, in the order of page_sizes",
+                "Give each group its list, an empty one if need be.",
+            )
+        )
+    for group, table in zip(groups, page_tables, strict=True):
+        table.check_fits(len(group))
+    return tuple(np.asarray(group, np.int32) for group in groups)

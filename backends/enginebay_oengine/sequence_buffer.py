@@ -1,0 +1,333 @@
+"""SequenceBuffer, the documented face of a row table: tokens, counts, pages and sampling
+parameters of every request.
+
+>>> buffer = SequenceBuffer(
+...     max_num_reqs=32,
+...     max_model_len=2048,
+...     max_num_batched_tokens=4096,
+...     vocab_size=50000,
+...     page_sizes=[16, 32],
+... )
+>>> buffer.begin_sequence("req_1", [1, 2, 3])
+>>> batch = buffer.prepare_batch()
+>>> batch.token_ids.tolist()
+[1, 2, 3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from enginebay.errors import InputError, explain
+from enginebay.rows import RowTable
+from enginebay.types import MAX_STOP_TOKENS, Request, SamplingParams
+from enginebay_oengine.documented_rows import (
+    NOTHING,
+    DocumentedRecord,
+    DocumentedRequest,
+    SparseParams,
+    as_request,
+    read_pages,
+    read_sparse,
+)
+from enginebay_oengine.row_batch import ModelRunBatch, make_batch
+
+
+class SamplingColumn:
+    """[max_num_reqs] of a sampling parameter, made of the requests when it is read."""
+
+    def __init__(self, field: str, dtype: Any, neutral: float) -> None:
+        """`neutral`: what a free row has."""
+        self._field, self._dtype, self._neutral = field, dtype, neutral
+
+    def __get__(self, view: SequenceBuffer, owner: type) -> np.ndarray:
+        values = [
+            self._neutral if request is None else getattr(request.sampling, self._field)
+            for request in view.table.requests
+        ]
+        return np.asarray(values, self._dtype)
+
+
+class SequenceBuffer:
+    """A view of a RowTable, `table`, with up to `max_num_reqs` requests, one row each; methods
+    change the table in place and return None.
+
+    It has no array of its own. These columns are the table's::
+
+        token_ids            int32 [max_num_reqs, max_model_len]   prompt, then output; 0 from num_tokens on
+        num_tokens           int32 [max_num_reqs]                  prompt and output tokens
+        num_prompt_tokens    int32 [max_num_reqs]
+        num_computed_tokens  int32 [max_num_reqs]                  tokens whose keys and values are in the cache
+        returns_logprobs     bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
+        variants             int8 [max_num_reqs]                   the least StepVariant that serves the row
+
+    and these are made of its requests whenever they are read, so that writing to them changes
+    nothing::
+
+        temperature, top_p, min_p  f32 [max_num_reqs]              of a free row 0, 1, 0
+        top_k                int32 [max_num_reqs]                  0 keeps all
+        frequency_penalties, presence_penalties, repetition_penalties
+                             f32 [max_num_reqs]                    of a free row 0, 0, 1
+        stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
+        keys                 uint32 [max_num_reqs, 2]              the request's own random key
+
+    `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a row's SparseParams.
+    """
+
+    temperature = SamplingColumn("temperature", np.float32, 0)
+    top_p = SamplingColumn("top_p", np.float32, 1)
+    min_p = SamplingColumn("min_p", np.float32, 0)
+    frequency_penalties = SamplingColumn("frequency_penalty", np.float32, 0)
+    presence_penalties = SamplingColumn("presence_penalty", np.float32, 0)
+    repetition_penalties = SamplingColumn("repetition_penalty", np.float32, 1)
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        vocab_size: int,
+        page_sizes: Sequence[int],
+        sharding: Any = None,
+    ) -> None:
+        """A view of a new table. `page_sizes`: the page size of each cache group. Raises InputError
+        for a count below 1.
+
+        `sharding` (a jax.sharding.Sharding) places the device arrays packed from this table; None
+        is JAX's default device.
+        """
+        sizes = (max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size)
+        self._look_at(RowTable(*sizes, page_sizes), sharding)
+
+    @classmethod
+    def of(cls, table: RowTable, sharding: Any = None) -> Self:
+        """A view of a table that there is, such as `llm.engine.rows`: look at that one on the
+        engine's thread, and leave changes to its loop.
+        """
+        view = cls.__new__(cls)
+        view._look_at(table, sharding)
+        return view
+
+    def _look_at(self, table: RowTable, sharding: Any) -> None:
+        self.table = table
+        self.sharding = sharding
+        self.max_num_reqs = table.max_num_reqs
+        self.max_model_len = table.max_model_len
+        self.max_num_batched_tokens = table.max_num_batched_tokens
+        self.vocab_size = table.vocab_size
+        self.page_sizes = table.page_sizes
+        self.token_ids = table.token_ids
+        self.num_tokens = table.num_tokens
+        self.num_prompt_tokens = table.num_prompt_tokens
+        self.num_computed_tokens = table.num_computed_tokens
+        self.returns_logprobs = table.returns_logprobs
+        self.variants = table.variants
+        self.page_tables = table.page_tables
+
+    @property
+    def top_k(self) -> np.ndarray:
+        """int32 [max_num_reqs]; 0 keeps all."""
+        values = [0 if one is None else max(one.sampling.top_k, 0) for one in self.table.requests]
+        return np.asarray(values, np.int32)
+
+    @property
+    def stop_token_ids(self) -> np.ndarray:
+        """int32 [max_num_reqs, MAX_STOP_TOKENS], padded with -1."""
+        column = np.full((self.max_num_reqs, MAX_STOP_TOKENS), -1, np.int32)
+        for row in self.taken_rows:
+            stops = self.request(row).sampling.stop_token_ids
+            column[row, : len(stops)] = stops
+        return column
+
+    @property
+    def keys(self) -> np.ndarray:
+        """uint32 [max_num_reqs, 2]: each request's own random key."""
+        values = [(0, 0) if one is None else one.key for one in self.table.requests]
+        return np.asarray(values, np.uint32)
+
+    @property
+    def sparse(self) -> list[SparseParams]:
+        """The rare sampling parameters of each row."""
+        return [
+            NOTHING if one is None else read_sparse(one.sampling, self.vocab_size)
+            for one in self.table.requests
+        ]
+
+    @property
+    def num_reqs(self) -> int:
+        """How many rows are taken."""
+        return self.table.num_reqs
+
+    @property
+    def req_ids(self) -> list[str]:
+        """The ids of the requests, in the order of their rows."""
+        return [request.request_id for request in self.table.requests if request is not None]
+
+    @property
+    def taken_rows(self) -> np.ndarray:
+        """The rows that hold a request, in order (int32)."""
+        return self.table.taken_rows
+
+    @property
+    def all_greedy(self) -> bool:
+        """Whether no request samples at random; True of an empty table."""
+        return not self.temperature.any()
+
+    @property
+    def all_random(self) -> bool:
+        """Whether no request is greedy; True of an empty table."""
+        return np.count_nonzero(self.temperature) == self.num_reqs
+
+    @property
+    def no_top_p(self) -> bool:
+        """Whether no request leaves tokens out by top_p."""
+        return bool((self.top_p >= 1).all())
+
+    @property
+    def no_top_k(self) -> bool:
+        """Whether no request leaves tokens out by top_k."""
+        top_k = self.top_k
+        return not ((top_k > 0) & (top_k < self.vocab_size)).any()
+
+    @property
+    def no_min_p(self) -> bool:
+        """Whether no request leaves tokens out by min_p."""
+        return not self.min_p.any()
+
+    @property
+    def no_penalties(self) -> bool:
+        """Whether no request has a frequency, presence or repetition penalty."""
+        return not len(self.get_request_indices_with_penalty())
+
+    @property
+    def no_allowed_token_ids(self) -> bool:
+        """Whether every request may sample every token."""
+        return all(sparse.allowed_token_ids is None for sparse in self.sparse)
+
+    @property
+    def no_prompt_logprob(self) -> bool:
+        """Whether no request wants log probabilities of its prompt."""
+        return all(sparse.num_prompt_logprobs is None for sparse in self.sparse)
+
+    @property
+    def max_num_logprobs(self) -> int | None:
+        """The most log probabilities that a request wants of each new token; None: none wants."""
+        return max(
+            (s.num_logprobs for s in self.sparse if s.num_logprobs is not None), default=None
+        )
+
+    def row_of(self, req_id: str) -> int | None:
+        """The row of a request, or None."""
+        return self.table.row_of(req_id)
+
+    def request(self, row: int) -> Request:
+        """The request in a row. AssertionError when the row is free, or no row."""
+        return self.table.request(row)
+
+    def get_active_sampling_params(self, req_index: int) -> dict[str, Any]:
+        """A row's temperature, top_p and top_k, and of min_p and the penalties those that change
+        something.
+
+        {} for a row that is free, and for a number that is no row.
+        """
+        if not 0 <= req_index < self.max_num_reqs or self.table.requests[req_index] is None:
+            return {}
+        rare = {
+            "min_p": (self.min_p, 0.0),
+            "frequency_penalty": (self.frequency_penalties, 0.0),
+            "presence_penalty": (self.presence_penalties, 0.0),
+            "repetition_penalty": (self.repetition_penalties, 1.0),
+        }
+        return {
+            "temperature": float(self.temperature[req_index]),
+            "top_p": float(self.top_p[req_index]),
+            "top_k": int(self.top_k[req_index]),
+        } | {
+            name: float(column[req_index])
+            for name, (column, neutral) in rare.items()
+            if column[req_index] != neutral
+        }
+
+    def get_request_indices_with_penalty(self) -> np.ndarray:
+        """Rows whose request has a frequency, presence or repetition penalty, in order (int32)."""
+        rows = [row for row in self.taken_rows if self.request(row).sampling.penalises]
+        return np.asarray(rows, np.int32)
+
+    def begin_sequence(
+        self,
+        req_id: str,
+        prompt_token_ids: Sequence[int] | np.ndarray,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        """add_request() of a prompt with these sampling parameters, by default the greedy ones;
+        same errors.
+        """
+        self.add_request(DocumentedRecord(req_id, prompt_token_ids, sampling))
+
+    def prepare_batch(self) -> ModelRunBatch:
+        """What the next step can compute. The table stays as it is: who ran the step sets
+        num_computed_tokens.
+        """
+        return make_batch(self.table)
+
+    def add_request(
+        self, request: Request | DocumentedRequest, req_index: int | None = None
+    ) -> None:
+        """Put a request into row `req_index`, by default the lowest free one.
+
+        Tokens beyond max_model_len are cut off the prompt, then off output that the request brings
+        along. Raises ValueError for an id that is here already, a row that is taken or a request
+        that does not fit, IndexError for a row out of range, RuntimeError when all rows are taken;
+        then nothing is changed.
+        """
+        made = as_request(request, self.max_model_len, self.vocab_size)
+        num_stops = len(made.sampling.stop_token_ids)
+        if num_stops > MAX_STOP_TOKENS:
+            raise InputError(
+                explain(f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
+            )
+        read_sparse(made.sampling, self.vocab_size)
+        pages = read_pages(getattr(request, "page_ids", None), self.page_tables)
+        row = self.table.add_request(made, req_index)
+        output = getattr(request, "output_token_ids", None)
+        if output is not None:
+            self.append_tokens(row, output[: self.max_model_len - self.num_prompt_tokens[row]])
+        for table, page_ids in zip(self.page_tables, pages, strict=False):
+            table.append(row, page_ids)
+
+    def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
+        """Append output tokens to a taken row. ValueError when they exceed max_model_len; then
+        nothing is appended.
+        """
+        self.table.append_tokens(row, token_ids)
+
+    def remove_request(self, req_id: str) -> int | None:
+        """Free a request's row and reset all its columns; the row it had, or None for an unknown
+        id.
+        """
+        return self.table.remove_request(req_id)
+
+    def swap_states(self, i1: int, i2: int) -> None:
+        """Exchange two taken rows, all columns included. AssertionError when either is free."""
+        self.request(i1), self.request(i2)
+        self.table.exchange(i1, i2)
+
+    def condense(self, empty_req_indices: Sequence[int]) -> None:
+        """Pack the requests into rows 0..num_reqs-1: the last ones move into the free rows, lowest
+        first.
+
+        The table knows its free rows, so `empty_req_indices` may name them in any order, or leave
+        some out.
+        """
+        del empty_req_indices
+        taken = self.taken_rows
+        holes = sorted(set(range(len(taken))) - set(taken.tolist()))
+        for hole, last in zip(holes, taken[::-1], strict=False):
+            self.table.exchange(hole, int(last))
+
+    def clear(self) -> None:
+        """Free all rows; capacity stays."""
+        self.table.clear()

@@ -1,0 +1,210 @@
+"""RowTable, the loop's table of rows: tokens, counts, pages and the request of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.errors import InputError, UnsupportedError, explain
+from enginebay.rows.page_table import PageTable
+from enginebay.types import Request
+
+
+class RowTable:
+    """Host state of up to `max_num_reqs` requests, one row each.
+
+    Columns (NumPy, first axis is the row; a free row holds zeros)::
+
+        token_ids            int32 [max_num_reqs, max_model_len]   prompt, then output; 0 from num_tokens on
+        num_tokens           int32 [max_num_reqs]                  prompt and output tokens
+        num_prompt_tokens    int32 [max_num_reqs]
+        num_computed_tokens  int32 [max_num_reqs]                  tokens whose keys and values are in the cache
+        returns_logprobs     bool [max_num_reqs]                   whether log-probabilities of new tokens are asked for
+        variants             int8 [max_num_reqs]                   the least StepVariant that serves the row
+
+    Besides, `requests` has the Request of each row, or None, and `page_tables` a PageTable for each
+    entry of page_sizes: the pages that the engine's ledger has promised each row.
+
+    `token_ids` is allocated at full size: the operating system hands its zeroed pages out when they
+    are first written, and a row's tokens lie together, so 256 rows of 128k tokens cost what their
+    requests use and not 128 MB.
+    """
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        vocab_size: int,
+        page_sizes: Sequence[int],
+    ) -> None:
+        """`page_sizes`: the page size of each cache group. Raises InputError for a count below 1."""
+        _check_counts([max_num_reqs, max_model_len, max_num_batched_tokens, vocab_size], page_sizes)
+        self.max_num_reqs = max_num_reqs
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.vocab_size = vocab_size
+        self.page_sizes = list(page_sizes)
+        self.token_ids = _make_tokens(max_num_reqs, max_model_len)
+        self.num_tokens = np.zeros(max_num_reqs, np.int32)
+        self.num_prompt_tokens = np.zeros(max_num_reqs, np.int32)
+        self.num_computed_tokens = np.zeros(max_num_reqs, np.int32)
+        self.returns_logprobs = np.zeros(max_num_reqs, bool)
+        self.variants = np.zeros(max_num_reqs, np.int8)
+        self.page_tables = tuple(
+            PageTable(max_num_reqs, -(-max_model_len // size), size) for size in page_sizes
+        )
+        self.requests: list[Request | None] = [None] * max_num_reqs
+        self._rows: dict[str, int] = {}
+        # What moves with a row, beside token_ids and pages, and is reset when it is freed.
+        self._columns = (
+            self.num_tokens,
+            self.num_prompt_tokens,
+            self.num_computed_tokens,
+            self.returns_logprobs,
+            self.variants,
+        )
+
+    @property
+    def num_reqs(self) -> int:
+        """How many rows are taken."""
+        return len(self._rows)
+
+    @property
+    def taken_rows(self) -> np.ndarray:
+        """The rows that hold a request, in order (int32)."""
+        return np.asarray(sorted(self._rows.values()), np.int32)
+
+    def row_of(self, req_id: str) -> int | None:
+        """The row of a request, or None."""
+        return self._rows.get(req_id)
+
+    def request(self, row: int) -> Request:
+        """The request in a row. AssertionError when the row is free, or no row."""
+        request = self.requests[row] if 0 <= row < self.max_num_reqs else None
+        assert request is not None, f"row {row} is free"
+        return request
+
+    def add_request(self, request: Request, req_index: int | None = None) -> int:
+        """Put a request into row `req_index`, by default the lowest free one, and return its row.
+        Costs as much as the prompt is long.
+
+        Tokens beyond max_model_len are cut off the prompt. Raises InputError for an id that is here
+        already and for a row that is taken, IndexError for a row out of range, RuntimeError when
+        all rows are taken; then nothing is changed.
+        """
+        row = self._free_row(request.request_id, req_index)
+        self.requests[row] = request
+        self._rows[request.request_id] = row
+        num_tokens = min(len(request.prompt_token_ids), self.max_model_len)
+        self.token_ids[row, :num_tokens] = request.prompt_token_ids[:num_tokens]
+        self.num_tokens[row] = self.num_prompt_tokens[row] = num_tokens
+        self.returns_logprobs[row] = request.sampling.num_logprobs is not None
+        self.variants[row] = request.sampling.variant
+        return row
+
+    def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
+        """Append output tokens to a taken row; see append_step."""
+        self.request(row)
+        self.append_step(np.asarray([row]), np.asarray([token_ids]), np.asarray([len(token_ids)]))
+
+    def append_step(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
+        """Append to each of the taken rows int [n] the first counts[i] of its token_ids int32 [n,
+        steps].
+
+        InputError when they exceed max_model_len; then nothing is appended.
+        """
+        starts = self.num_tokens[rows]
+        ends = starts + counts
+        if (ends > self.max_model_len).any():
+            worst = int(ends.argmax())
+            raise InputError(
+                explain(
+                    f"{counts[worst]} tokens after the {starts[worst]} of row {rows[worst]}",
+                    f"{self.max_model_len} in all",
+                    "End the request before.",
+                )
+            )
+        which, step = np.nonzero(np.arange(token_ids.shape[1]) < counts[:, None])
+        self.token_ids[rows[which], starts[which] + step] = token_ids[which, step]
+        self.num_tokens[rows] = ends
+
+    def remove_request(self, req_id: str) -> int | None:
+        """Free a request's row and reset all its columns; the row it had, or None for an unknown
+        id.
+        """
+        row = self._rows.pop(req_id, None)
+        if row is not None:
+            self.token_ids[row, : self.num_tokens[row]] = 0
+            for column in self._columns:
+                column[row] = 0
+            for pages in self.page_tables:
+                pages.reset(row)
+            self.requests[row] = None
+        return row
+
+    def exchange(self, i1: int, i2: int) -> None:
+        """Exchange all data of two rows, taken or free."""
+        width = max(self.num_tokens[i1], self.num_tokens[i2])
+        pair, other = [i1, i2], [i2, i1]
+        self.token_ids[pair, :width] = self.token_ids[other, :width]
+        for column in self._columns:
+            column[pair] = column[other]
+        for pages in self.page_tables:
+            pages.exchange(i1, i2)
+        self.requests[i1], self.requests[i2] = self.requests[i2], self.requests[i1]
+        for row in pair:
+            if (moved := self.requests[row]) is not None:
+                self._rows[moved.request_id] = row
+
+    def clear(self) -> None:
+        """Free all rows; capacity stays."""
+        for req_id in list(self._rows):
+            self.remove_request(req_id)
+
+    def _free_row(self, req_id: str, req_index: int | None) -> int:
+        if req_id in self._rows:
+            given, todo = (
+                f"request id {req_id!r}",
+                f"It is in row {self._rows[req_id]}: remove it first.",
+            )
+            raise InputError(explain(given, "an id that is not in the table", todo))
+        default = "Leave req_index out for the lowest free row."
+        if req_index is None:
+            if self.num_reqs < self.max_num_reqs:
+                return self.requests.index(None)
+            given = f"request {req_id!r} for a table whose {self.max_num_reqs} rows are taken"
+            raise RuntimeError(
+                explain(given, "a free row", "Remove a request first, or raise max_num_reqs.")
+            )
+        if not 0 <= req_index < self.max_num_reqs:
+            raise IndexError(explain(f"row {req_index}", f"0 to {self.max_num_reqs - 1}", default))
+        if self.requests[req_index] is not None:
+            raise InputError(explain(f"row {req_index}, which is taken", "a free row", default))
+        return req_index
+
+
+def _make_tokens(num_rows: int, max_model_len: int) -> np.ndarray:
+    """int32 zeros [num_rows, max_model_len]; UnsupportedError when memory cannot hold them."""
+    try:
+        return np.zeros((num_rows, max_model_len), np.int32)
+    except (MemoryError, ValueError, OverflowError):
+        raise UnsupportedError(
+            explain(
+                f"a table of {num_rows} rows of {max_model_len} tokens",
+                "what this machine's memory holds",
+                "Lower max_model_len or max_num_seqs.",
+            )
+        ) from None
+
+
+def _check_counts(counts: Sequence[int], page_sizes: Sequence[int]) -> None:
+    if min(*counts, *page_sizes) < 1 or not page_sizes:
+        raise InputError(
+            explain(
+                f"a row table of {[*counts, *page_sizes]} (the last: page sizes)",
+                "counts of at least 1, at least one page size",
+                "Correct them.",
+            )
+        )
