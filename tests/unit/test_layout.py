@@ -41,6 +41,9 @@ MANY_METHODS: dict[str, str] = {
         "the contract of engines; hands over to the runner"
     ),
     "backends/enginebay_oengine/oengine.py::oEngine": "the documented face; hands over at once",
+    "backends/enginebay_oengine/sequence_buffer.py::SequenceBuffer": (
+        "the documented face; hands over at once"
+    ),
     "backends/enginebay_vinference/engine.py::VInferenceEngine": (
         "the contract of engines; hands over to the runner"
     ),

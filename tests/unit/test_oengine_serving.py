@@ -183,7 +183,7 @@ def test_a_documented_view_shows_what_a_serving_engine_has(start: Loops) -> None
             request, length = view.request(row.row), int(view.num_tokens[row.row])
             prompt = request.prompt_token_ids.tolist()
             assert view.token_ids[row.row, : len(prompt)].tolist() == prompt
-            assert length > row.num_computed
+            assert length >= len(prompt)
             assert view.get_active_sampling_params(row.row)["temperature"] == 0.5
             assert tuple(view.keys[row.row].tolist()) == request.key
             assert view.row_of(request.request_id) == row.row
