@@ -13,12 +13,12 @@ from enginebay.engine import (
     AttentionProblem,
     Compilations,
     Engine,
-    MemoryPlan,
     Pending,
     RowState,
     StepPlan,
 )
 from enginebay.errors import InternalError
+from enginebay.memory import ACCOUNT, MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import PageTable, RowTable
@@ -80,7 +80,7 @@ class PagedEngine(Engine):
 
     def make_arrays(self) -> None:
         if self._runner is None:
-            self.memory.check()
+            ACCOUNT.promise(self, self.memory, self.parts.placement.devices)
             self._runner = make_runner(self.parts, self.compilations)
             first = first_pages(self.parts, self.options, self.geometry, self.num_pages)
             self._pages = GrowingPages(self._runner, self._layouts, first, self.num_pages)
@@ -88,6 +88,13 @@ class PagedEngine(Engine):
 
     def _layouts(self, num_pages: int) -> Mapping[str, KVLayout]:
         return self.geometry.layouts(num_pages, self.parts.model.info.groups, self.parts.dtype)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.state, self._runner.weights = None, {}
+        self._runner = None
+        self._pages = None
+        ACCOUNT.release(self)
 
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:

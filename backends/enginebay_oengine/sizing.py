@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jax
 
-from enginebay.engine import MemoryPlan
 from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.memory import ACCOUNT, MemoryPlan
 from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
 from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.options import PagedOptions
@@ -75,7 +75,8 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
             )
         return num_pages
     utilization = options.memory_utilization or DEFAULT_UTILIZATION
-    free = free_bytes(parts.placement.device, parts.platform.hardware().memory_bytes)
+    device, memory_bytes = parts.placement.device, parts.platform.hardware().memory_bytes
+    free = min(free_bytes(device, memory_bytes), memory_bytes - ACCOUNT.promised_bytes(device))
     rest = (
         int(utilization * free)
         - weight_bytes(parts.model, parts.placement, parts.dtype)

@@ -13,12 +13,12 @@ from enginebay.engine import (
     AttentionProblem,
     Compilations,
     Engine,
-    MemoryPlan,
     Pending,
     RowState,
     StepPlan,
 )
 from enginebay.errors import InternalError
+from enginebay.memory import ACCOUNT, MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.processor import RowValues
 from enginebay.rows import RowTable
@@ -82,7 +82,7 @@ class VInferenceEngine(Engine):
 
     def make_arrays(self) -> None:
         if self._runner is None:
-            self.memory.check()
+            ACCOUNT.promise(self, self.memory, self.parts.placement.devices)
             self._runner = make_runner(self.parts, self.compilations)
         if not self.runner.has_state:
             self._shape = self._least
@@ -90,6 +90,12 @@ class VInferenceEngine(Engine):
             self.runner.make_state(
                 self.geometry.layouts(self._shape, self.parts.model.info.groups, self.parts.dtype)
             )
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.state, self._runner.weights = None, {}
+        self._runner = None
+        ACCOUNT.release(self)
 
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:

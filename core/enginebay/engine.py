@@ -14,6 +14,7 @@ import numpy as np
 from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
 from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.memory import MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
@@ -213,38 +214,6 @@ class RowState:
     constants: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes an engine will hold on each device, made before anything is allocated."""
-
-    weights_bytes: int
-    cache_bytes: int
-    workspace_bytes: int
-    device_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.weights_bytes + self.cache_bytes + self.workspace_bytes
-
-    def check(self) -> None:
-        """UnsupportedError when it does not fit the device."""
-        if self.total_bytes > self.device_bytes:
-            mib = [
-                f"{b / 2**20:.0f} MiB"
-                for b in (self.weights_bytes, self.cache_bytes, self.workspace_bytes)
-            ]
-            raise UnsupportedError(
-                explain(
-                    f"weights {mib[0]}, cache {mib[1]} and working space {mib[2]} do not fit the "
-                    "device",
-                    f"{self.device_bytes / 2**20:.0f} MiB in all",
-                    "Lower the engine's num_pages or cache_bytes where one is given, "
-                    "max_model_len or max_num_seqs; use a smaller dtype, or more devices.",
-                )
-            )
-
-
 @dataclasses.dataclass(slots=True)
 class Compilations:
     """How many programs an engine has compiled, and whether one more is an error
@@ -335,8 +304,11 @@ class Engine(ABC):
     def make_arrays(self) -> None:
         """Load the weights if need be and allocate the cache; nothing to do for what is there.
 
-        UnsupportedError when the memory plan does not fit the device.
+        UnsupportedError when the memory plan does not fit the device beside those of other engines.
         """
+
+    def close(self) -> None:  # noqa: B027  # an engine may hold nothing
+        """Free weights, cache and programs, for good. Closing twice is fine."""
 
     def swap(self, parts: Any) -> Callable[[], None]:
         """Run steps with the ops and the sampler of other EngineParts from now on; no row may be

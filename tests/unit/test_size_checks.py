@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import build, make_parts, make_plan
 from enginebay.config import make_config
 from enginebay.errors import CheckpointError, RequestError, UnsupportedError
+from enginebay.memory import ACCOUNT
 from enginebay.rows import RowTable
 from enginebay_esurge import eSurge
 from enginebay_oengine.opened_model import GenerationConfig, OpenedModel
@@ -125,3 +128,18 @@ def test_max_tokens_none_takes_what_the_cache_holds_in_esurge(faked: None) -> No
         params = SamplingParams(max_tokens=None, ignore_eos=True)
         output = one.generate("Once upon a time", params)[0]
         assert len(output.prompt_token_ids) + output.num_generated_tokens == 5 * 16
+
+
+def test_an_engine_that_does_not_fit_beside_another_is_refused_until_that_is_closed() -> None:
+    num_bytes = int(0.6 * make_plan(make_config(engine())).platform.hardware().memory_bytes)
+    config = make_config(engine(cache_bytes=num_bytes))
+    with LLM(config=config) as first:
+        with pytest.raises(UnsupportedError, match=r"do not fit .* MiB of this process's other"):
+            LLM(config=config)
+        assert ACCOUNT.promised_bytes(first.plan.placement.device) >= num_bytes
+        runner = first.engine.runner
+        arrays = [weakref.ref(x) for x in jax.tree.leaves((runner.weights, runner.state))]
+    assert not [array for array in arrays if array() is not None], (
+        "close() leaves the engine's arrays allocated"
+    )
+    LLM(config=config).close()

@@ -98,8 +98,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Fail what is under way; end the engine's thread and worker processes. Twice is fine."""
+        """Fail what is under way; end threads and worker processes; free the engine's memory. Twice
+        is fine.
+        """
         self._loop.close()
+        self._parts.engine.close()
         self._preparer.close()
 
     @property

@@ -61,6 +61,11 @@ class Placement:
         }
 
     @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """All devices of the mesh, or the one."""
+        return (self.device,) if self.mesh is None else tuple(self.mesh.devices.flat)
+
+    @property
     def replicated(self) -> Sharding:
         """Whole on every device."""
         return self.sharding(())
