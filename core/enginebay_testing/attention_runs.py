@@ -24,6 +24,8 @@ class Runs:
     """
 
     repeats: int = 20
+    spares_heavy: bool = True
+    """Whether a heavy step is repeated FEW_REPEATS times only."""
     all_scores: bool = True
     neighbours: bool = True
     num_seeds: int = 1
@@ -38,7 +40,7 @@ HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
 """Operations of a step, and size of its cache, from which it runs with its own scores alone."""
 
 REPEATED_WORK, REPEATED_BYTES = 2e8, 1 << 24
-"""Those from which it is repeated FEW_REPEATS times only: a step takes a tenth of a second there."""
+"""Those from which a step takes a tenth of a second."""
 
 FEW_REPEATS = 3
 
@@ -56,7 +58,7 @@ def check_case(
         first = program(problem)
         _check(problem, first)
         if seed == 0 and runs.repeats > 1:
-            _check_repeated(program, problem, first, repeats_of(case, layout_type, runs.repeats))
+            _check_repeated(program, problem, first, repeats_of(case, layout_type, runs))
         if runs.all_scores and light:
             for scores in ATTENTION.values["scores"]:
                 if scores != case.scores:
@@ -69,10 +71,11 @@ def check_case(
         _check_neighbours(program, case, layout_type)
 
 
-def repeats_of(case: AttentionCase, layout_type: type[KVLayout], repeats: int) -> int:
-    """How often the step of a case runs of which `repeats` are wanted: fewer where it is long."""
+def repeats_of(case: AttentionCase, layout_type: type[KVLayout], runs: Runs) -> int:
+    """How often the step of a case runs with the same arrays."""
     num_bytes = case.layout(layout_type).num_bytes()
-    return repeats if _work(case) < REPEATED_WORK and num_bytes < REPEATED_BYTES else FEW_REPEATS
+    is_heavy = _work(case) >= REPEATED_WORK or num_bytes >= REPEATED_BYTES
+    return FEW_REPEATS if is_heavy and runs.spares_heavy else runs.repeats
 
 
 def _check(problem: AttentionProblem, result: Result) -> None:

@@ -87,7 +87,7 @@ def constructed_checks(
             case,
             layout,
             env,
-            dataclasses.replace(runs, num_seeds=num_seeds),
+            dataclasses.replace(runs, num_seeds=num_seeds, spares_heavy=not triples),
         )
         yield AttentionCheck(
             f"{case.name}[{layout.__name__}]", case, run, representative=not triples

@@ -10,7 +10,7 @@ from enginebay.ops.axes import ATTENTION
 from enginebay.ops.caps import Env
 from enginebay_testing.attention_axes import DEVICE, case_of
 from enginebay_testing.attention_cases import AttentionCase
-from enginebay_testing.attention_runs import FEW_REPEATS, repeats_of
+from enginebay_testing.attention_runs import FEW_REPEATS, Runs, repeats_of
 from tests.zoo.right.split_attention import SplitAttention
 
 HND = BUILTIN_LAYOUTS["hnd"]
@@ -50,8 +50,9 @@ def test_contexts_have_three_of_the_blocks_that_a_fixed_configuration_names() ->
 
 def test_a_step_is_repeated_as_often_as_wanted_unless_it_is_long() -> None:
     decode = case_for(128)
-    assert repeats_of(decode, HND, 20) == 20
+    assert repeats_of(decode, HND, Runs()) == 20
     heavy = case_for(128, phase="mixed", group=16, head_dim=256)
-    assert repeats_of(heavy, HND, 20) == FEW_REPEATS
+    assert repeats_of(heavy, HND, Runs()) == FEW_REPEATS
+    assert repeats_of(heavy, HND, Runs(spares_heavy=False)) == 20
     middle = case_for(128, phase="mixed", group=2)
-    assert repeats_of(middle, HND, 20) == 20
+    assert repeats_of(middle, HND, Runs()) == 20
