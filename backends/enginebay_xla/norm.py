@@ -20,14 +20,14 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     return (normed * weight).astype(x.dtype)
 
 
-def composed_add_rms_norm(norm: RmsNormOp) -> AddRmsNormOp:
+def composed_add_rms_norm(rms_norm: RmsNormOp) -> AddRmsNormOp:
     """The op add_rms_norm by a sum, rounded to x's dtype, and an implementation of rms_norm."""
 
     def add_rms_norm(
         x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float
     ) -> tuple[jax.Array, jax.Array]:
         total = x + residual
-        return norm(total, weight, eps=eps), total
+        return rms_norm(total, weight, eps=eps), total
 
     return add_rms_norm
 

@@ -11,7 +11,7 @@ from enginebay_xla.kv_write import kv_write
 from enginebay_xla.rope import rope
 
 
-def composed_rope_kv_write(turn: RopeOp, write: KvWriteOp) -> RopeKvWriteOp:
+def composed_rope_kv_write(rope: RopeOp, kv_write: KvWriteOp) -> RopeKvWriteOp:
     """The op rope_kv_write by implementations of rope and kv_write."""
 
     def rope_kv_write(
@@ -25,8 +25,8 @@ def composed_rope_kv_write(turn: RopeOp, write: KvWriteOp) -> RopeKvWriteOp:
         spec: RopeSpec,
         layout: KVLayout,
     ) -> tuple[jax.Array, CacheArrays]:
-        cache = write(cache, slots, turn(k, positions, spec=spec), v, layout=layout)
-        return turn(q, positions, spec=spec), cache
+        cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout=layout)
+        return rope(q, positions, spec=spec), cache
 
     return rope_kv_write
 

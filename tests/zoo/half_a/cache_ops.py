@@ -127,7 +127,7 @@ KV_WRITE = (
     ),
 )
 
-TURNED_WRITE = "cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout)"
+TURNED_WRITE = "cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout=layout)"
 
 ROPE_KV_WRITE = (
     _fault(

@@ -112,7 +112,7 @@ FAULTS = (
         "rope_kv_write",
         "rotates_keys_by_their_place_in_the_page",
         "size",
-        "cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout)",
+        "cache = kv_write(cache, slots, rope(k, positions, spec=spec), v, layout=layout)",
         "cache = kv_write(cache, slots, rope(k, positions % layout.page_size, spec=spec), v, "
         "layout)",
     ),
