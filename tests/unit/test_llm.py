@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -284,11 +284,14 @@ def test_the_asyncio_twins_give_the_same(fake_llm: LLM) -> None:
 
 
 def test_cancelling_ends_the_requests(llm: LLM) -> None:
+    kept: list[AsyncIterator[StreamChunk]] = []  # one that nobody refers to ends anyhow
+
     async def cancel() -> None:
         begun = asyncio.Event()
 
         async def stream() -> None:
-            async for _ in llm.astream("Once", with_(HOT, max_tokens=150)):
+            kept.append(llm.astream("Once", with_(HOT, max_tokens=150)))
+            async for _ in kept[0]:
                 begun.set()
 
         tasks = [asyncio.ensure_future(stream())]

@@ -197,6 +197,7 @@ def problem_sizes(
     [
         *((each.name, "bfloat16", 16, 64) for each in GENERATIONS),
         *((each.name, "float32", 256, 256) for each in GENERATIONS if each.name != "v4"),
+        ("v6e", "bfloat16", 48, 64),
     ],
 )
 def test_block_sizes_fit_the_generation(

@@ -78,7 +78,8 @@ def written(slots: list[int], layout: TpuRpaLayout, seed: int = 0) -> None:
     )
 
 
-MIXED = [-1, 40, 33, 3, 5, 6, 7, 8, *range(24, 24 + RUN), *range(12, 20), -1, 41, 42, -1]
+GAPS = [0, 1, 2, 4, 9, 10, 11, 20]
+MIXED = [-1, 40, 33, 3, 5, 6, 7, 8, *range(24, 24 + RUN), *range(12, 20), *GAPS, -1, 41, 42, -1]
 
 
 def test_kv_write_puts_runs_and_single_tokens_at_their_slots_and_leaves_the_rest() -> None:

@@ -94,9 +94,9 @@ def test_default_configurations_do_not_spill(
         donated=(1,),
     )
     assert report.figures["spill_bytes"] == 0, report
-    if (
-        config.num_stages > 2
-    ):  # a group of keys and one of values are loaded while a tile is computed
+    # A group of keys and one of values are loaded while a tile is computed. True f32 products on
+    # Hopper have no registers for that.
+    if (dtype, target) != ("float32", "sm_90") or bucket.mode == "decode":
         assert report.figures["copies_in_flight"] >= 2, report
     assert report.figures["shared_bytes"] <= TARGETS[target].shared_bytes_per_block, report
     if "alias_bytes" in report.figures:
