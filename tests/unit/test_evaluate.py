@@ -109,6 +109,8 @@ def test_the_figures_are_those_of_their_definitions() -> None:
     kl = 0.25 * math.log(0.5) + 0.5 * math.log(2)
     assert found.prefill.max == pytest.approx(kl, abs=1e-6)
     assert found.prefill.mean == pytest.approx(kl / 2, abs=1e-6)
+    shares = (found.prefill.p50, found.prefill.p90, found.prefill.p99)
+    assert shares == pytest.approx((0.5 * kl, 0.9 * kl, 0.99 * kl), abs=1e-6)
     assert found.perplexity == pytest.approx(4.0, rel=1e-6)
     assert found.reference_perplexity == pytest.approx(math.exp(-math.log(0.125) / 2), rel=1e-6)
     assert found.same_argmax == 0.5
@@ -129,6 +131,9 @@ def test_logits_that_are_not_finite_are_counted_and_kept_out() -> None:
     assert found.reference_perplexity == pytest.approx(3.0)
     assert found.prefill.mean is None
     assert found.decode.mean == 0.0
+    found = compare(passages, [Scored((0, 1), (0,), theirs)], [Scored((0, 1), (0,), mine)])
+    assert (found.num_nonfinite, found.prefill.mean, found.decode.mean) == (1, None, 0.0)
+    assert (found.perplexity, found.reference_perplexity) == (pytest.approx(3.0), None)
 
 
 def test_a_text_is_cut_into_passages_and_the_rest_is_told(paged: LLM) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from enginebay.compose.processors import choose_processors
+from enginebay.config import EngineConfig
 from enginebay.errors import ConfigError, RequestError
+from enginebay.processor import RowFacts, Sizes
 from tests.unit.processor_rows import (
     EOS,
     REGISTRY,
@@ -132,6 +135,7 @@ def test_bad_words() -> None:
         Row({"sequences": [long, [34, 36], [33, 36]]}, prompt=long[:10], output=long[10:15]),
         Row({"sequences": [long]}, prompt=long[1:15]),
         Row({"sequences": [[8]]}, logits=only(8)),
+        Row({"sequences": [[4, 4, 9]]}, prompt=[4]),  # nothing stands before the text
     ]
     check("bad_words", oracle, rows, changed=4)
 
@@ -262,3 +266,7 @@ def test_wrong_options_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=field):
         REGISTRY.options(REGISTRY.find("logits_processor", name), options)
+    with pytest.raises(RequestError, match=field):
+        choose_processors(REGISTRY, EngineConfig(processors=(name,))).rows(
+            {name: options}, RowFacts(np.array([1], np.int32), (), Sizes(VOCAB, WIDTH))
+        )

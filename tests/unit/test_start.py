@@ -71,6 +71,19 @@ def test_what_is_installed_here_is_found() -> None:
     assert not HERE.cuda or HERE.plugins, "CUDA is looked for where a plugin could use it"
 
 
+@pytest.mark.parametrize(
+    ("folder", "pattern"), [("/dev", "accel*"), ("/dev/vfio", "[0-9]*"), ("/dev", "none")]
+)
+def test_a_tpu_is_looked_for_by_its_files(
+    monkeypatch: pytest.MonkeyPatch, folder: str, pattern: str
+) -> None:  # holds KC4
+    def glob(where: Path, wanted: str) -> list[Path]:
+        return [where / "0"] if (str(where), wanted) == (folder, pattern) else []
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert start._may_have_tpu() == (pattern != "none")
+
+
 def test_platforms_are_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.config, "update", lambda *given: pytest.fail(f"changed {given}"))
     assert jax.config.jax_platforms, "the tests run with a choice"
