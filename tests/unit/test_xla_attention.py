@@ -53,7 +53,11 @@ def test_what_accelerators_compile_gives_the_same(
     "name", ["mixed_paged_float32", "decode_rows_are_pages_bfloat16", "prefill_long_ragged"]
 )
 def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
-    kernels.check_rows_are_independent(xla_attention, named(name), HndLayout)
+    case = named(name)
+    if case.mode == "decode":  # a row of one key would show nothing: the longest one comes first
+        case = dataclasses.replace(case, kv_lens=case.kv_lens[::-1])
+    assert case.kv_lens[0] > 1
+    kernels.check_rows_are_independent(xla_attention, case, HndLayout)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
