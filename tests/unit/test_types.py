@@ -183,10 +183,24 @@ def test_stop_takes_one_text_or_several(given: Any, kept: tuple[str, ...]) -> No
     assert params.stop == kept
 
 
-@pytest.mark.parametrize("given", [[5, 7], (5, 7), np.array([5, 7]), [np.int64(5), np.int32(7)]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        [5, 7],
+        (5, 7),
+        range(5, 8, 2),
+        np.array([5, 7]),
+        [np.int64(5), np.int32(7)],
+        {5, 7},
+        frozenset((5, 7)),
+    ],
+    ids=lambda given: type(given).__name__,
+)
 def test_ids_may_come_in_any_list(given: Any) -> None:
-    assert SamplingParams(stop_token_ids=given).stop_token_ids == (5, 7)
-    assert SamplingParams(stop_words_ids=[given]).stop_words_ids == ((5, 7),)
+    params = SamplingParams(stop_token_ids=given)
+    assert params.stop_token_ids == tuple(given)
+    assert set(params.stop_token_ids) == {5, 7}
+    assert SamplingParams(stop_words_ids=[given]).stop_words_ids == (tuple(given),)
 
 
 @pytest.mark.parametrize("number", [10**7, 10**12, 10**30])
