@@ -9,7 +9,10 @@ import pytest
 
 from enginebay.errors import ConfigError
 from enginebay_oengine import HBMPageManager, OpenedModel, PagedAttentionCache
+from enginebay_oengine.inference_scheduler import InferenceScheduler
+from enginebay_oengine.iteration import GenerationStepTask, InitialSequenceRequest
 from tests.unit.oengine.small import NUM_PAGES, PAGE_SIZE
+from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
 
@@ -32,6 +35,9 @@ def test_page_manager_gives_and_takes_pages_but_the_dummy(model: OpenedModel) ->
         manager.free_hbm_pages(some)
     assert manager.alloc_hbm_pages(6) == []
     assert manager.num_free_pages == 5
+    with pytest.raises(ValueError, match="to free"):
+        manager.free_hbm_pages([*pages, pages[0]])
+    assert manager.num_free_pages == 5, "none was taken back"
     manager.free_hbm_pages([0, *pages, 0])
     manager.check()
     assert manager.num_free_pages == 8
@@ -41,6 +47,30 @@ def test_page_manager_gives_and_takes_pages_but_the_dummy(model: OpenedModel) ->
     with pytest.raises(ValueError, match="-1 pages"):
         manager.alloc_hbm_pages(-1)
     assert sorted(manager.alloc_hbm_pages(8)) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("what", ["prompt", "sequence"])
+def test_who_waits_for_work_is_woken(
+    model: OpenedModel, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:  # holds O09
+    metadata = PagedAttentionCache.create_metadata(model, num_pages=NUM_PAGES)
+    scheduler = InferenceScheduler(HBMPageManager(metadata))
+    begun, wait = threading.Event(), scheduler._condition.wait
+
+    def waits(timeout: float | None = None) -> bool:
+        begun.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(scheduler._condition, "wait", waits)
+    waiter = threading.Thread(target=scheduler.wait_for_work, daemon=True)
+    waiter.start()
+    assert begun.wait(DEADLOCK_S)
+    if what == "prompt":
+        scheduler.enqueue_prefill_request(InitialSequenceRequest("a", [5, 6, 7]))
+    else:
+        scheduler.enqueue_decodes_request(GenerationStepTask("b", 0, 3, (1,), 8))
+    waiter.join(DEADLOCK_S)
+    assert not waiter.is_alive()
 
 
 def test_pages_of_many_threads_are_different_ones(model: OpenedModel) -> None:
