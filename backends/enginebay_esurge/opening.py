@@ -16,16 +16,16 @@ from enginebay.compose.composition import (
     find_family,
     make_plan,
     make_title,
-    open_checkpoint,
 )
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
 from enginebay.errors import ConfigError, explain
 from enginebay.llm.prepare import Abilities, Preparer
-from enginebay.model import Checkpoint, count_weights
+from enginebay.model import Checkpoint
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
 from enginebay.waits import waiting
 from enginebay_esurge.settings import ENGINE, EngineSettings
+from enginebay_faces.opening import eos_token_ids, find_tokenizer, size_name
 
 PRELOADED = "preloaded"
 """What a configuration calls a model that was given as an object."""
@@ -40,9 +40,7 @@ class PreparedModel:
 
     def default_name(self) -> str:
         """{model type}-{billions of parameters}b."""
-        plan = self.plan
-        kind = plan.checkpoint.config.get("model_type", plan.model.info.family)
-        return f"{kind}-{count_weights(plan.model) / 1e9:.2f}b"
+        return f"{size_name(self.plan)}b"
 
     def make_preparer(self, extra_eos_token_ids: Sequence[int]) -> Preparer:
         """What makes requests. They end at the ends of sequence of the model, of the tokenizer, and
@@ -50,7 +48,7 @@ class PreparedModel:
         """
         plan = self.plan
         known = plan.checkpoint.token_info
-        own = _as_ids(getattr(self.tokenizer.inner, "eos_token_id", None))
+        own = eos_token_ids(self.tokenizer.inner)
         eos = tuple(dict.fromkeys((*known.eos_token_ids, *own, *extra_eos_token_ids)))
         vocab_size = plan.model.info.vocab_size
         if (
@@ -140,36 +138,3 @@ def load_engine(
         )
     engine.compilations.forbidden = plan.config.forbid_compiling
     return parts, others
-
-
-def find_tokenizer(tokenizer: Any, plan: Plan) -> Tokenizer:
-    """The Tokenizer of a name or folder, of a tokenizer of transformers, or of the model itself for
-    None. ConfigError else.
-    """
-    if tokenizer is None or isinstance(tokenizer, str | Path):
-        where = (
-            plan.checkpoint if tokenizer is None else open_checkpoint(plan.registry, str(tokenizer))
-        )
-        return _limited(where.load_tokenizer(), plan)
-    if isinstance(tokenizer, Tokenizer):
-        return tokenizer
-    if all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode")):
-        return _limited(Tokenizer(tokenizer), plan)
-    raise ConfigError(
-        explain(
-            f"a tokenizer of type {type(tokenizer).__name__}",
-            "a folder or hub id, a tokenizer of transformers, or None for the model's own",
-            "Give one of these.",
-        )
-    )
-
-
-def _as_ids(value: Any) -> list[int]:
-    """Token ids that a tokenizer names: none, one, or several."""
-    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    return [int(v) for v in values]
-
-
-def _limited(tokenizer: Tokenizer, plan: Plan) -> Tokenizer:
-    tokenizer.limit_templates(plan.config.template_limits)
-    return tokenizer

@@ -24,7 +24,9 @@ from enginebay.llm.override import Given
 from enginebay.model import Weights
 from enginebay.runner.weights import merge_weights
 from enginebay.sampler import request_key
+from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS
+from enginebay_faces.opening import ModelLike, eos_token_ids
 from enginebay_oengine.abstract_engine import AbstractInferenceEngine
 from enginebay_oengine.active_batch import ActiveSequenceBatch, StateSizes
 from enginebay_oengine.engine_limits import make_limits
@@ -33,13 +35,12 @@ from enginebay_oengine.generation_state import GenerationState
 from enginebay_oengine.inference_scheduler import InferenceScheduler
 from enginebay_oengine.iteration import NextIterationPlan
 from enginebay_oengine.model_io import ModelIOProcessor
-from enginebay_oengine.opened_model import ModelLike, OpenedModel, open_model
+from enginebay_oengine.opened_model import OpenedModel, open_model
 from enginebay_oengine.page_manager import HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache, PagedAttentionCacheMetaData
 from enginebay_oengine.prompts import Limits, read_keys, read_prompts
 from enginebay_oengine.result_tokens import ResultTokens
 from enginebay_oengine.slots import Slots
-from enginebay_oengine.special_tokens import find_eos_token_ids, find_pad_token_id
 from enginebay_oengine.steps import StepLauncher
 
 Rules = tuple[tuple[str, PartitionSpec], ...]
@@ -113,6 +114,12 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         self._states: weakref.WeakSet[ActiveSequenceBatch] = weakref.WeakSet()
 
     @property
+    def _tokenizer(self) -> Any:
+        """The tokenizer of transformers in the processor."""
+        inner = getattr(self.processor, "tokenizer", self.processor)
+        return inner.inner if isinstance(inner, Tokenizer) else inner
+
+    @property
     def storage(self) -> PagedAttentionCache:
         """The cache as it is now; the next step takes it over."""
         return self._steps.storage
@@ -167,12 +174,13 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
     @cached_property
     def pad_token_id(self) -> int | None:
         """The tokenizer's, else the model's; None when neither names one."""
-        return find_pad_token_id(self.processor, self.model)
+        own: int | None = getattr(self._tokenizer, "pad_token_id", None)
+        return self.model.plan.checkpoint.token_info.pad_token_id if own is None else own
 
     @cached_property
     def eos_token_ids(self) -> list[int]:
         """The tokenizer's and those of the model's generation configuration, each once."""
-        found = find_eos_token_ids(self.processor, self.model)
+        found = eos_token_ids(self._tokenizer, self.model.generation_config.eos_token_id)
         if len(found) > MAX_STOP_TOKENS:
             raise ConfigError(
                 explain(

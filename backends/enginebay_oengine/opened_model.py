@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from enginebay.compose.composition import Plan, make_parts, make_plan
-from enginebay.config import EngineConfig, make_config
-from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.errors import UnsupportedError, explain
 from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.runner.parts import EngineParts
+from enginebay_faces.opening import ModelLike, config_of, wrong_llm
 from enginebay_oengine.engine import PagedEngine
 
 ENGINE = "oengine"
 
 QUANTIZATION = "kv_cache_quantization_method"
 """The field of a model's configuration that asks for a quantised cache."""
-
-ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,31 +64,9 @@ def open_model(model: ModelLike) -> OpenedModel:
     """
     if isinstance(model, LLM):
         if not isinstance(model.engine, PagedEngine):
-            raise ConfigError(
-                explain(
-                    f"an LLM with engine {model.config.engine.name!r}",
-                    f"engine {ENGINE!r}",
-                    "Make the LLM with it.",
-                )
-            )
+            raise wrong_llm(model, ENGINE)
         return _opened(model.plan, model.engine.parts, model.engine.runner.weights)
-    if isinstance(model, EngineConfig):
-        config = model
-    elif isinstance(model, Mapping):
-        config = make_config({"engine": ENGINE}, model)
-    else:
-        config = make_config({"engine": ENGINE, "model": str(model)})
-    if config.engine.name == "auto":
-        config = make_config(config.model_dump(), {"engine": ENGINE})
-    if config.engine.name != ENGINE:
-        raise ConfigError(
-            explain(
-                f"engine = {config.engine.name!r}",
-                ENGINE,
-                "Leave the engine out, or name this one.",
-            )
-        )
-    plan = make_plan(config)
+    plan = make_plan(config_of(model, ENGINE))
     parts = make_parts(plan)
     return _opened(plan, parts, parts.load_weights())
 

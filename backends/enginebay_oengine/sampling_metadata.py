@@ -14,6 +14,7 @@ from jax import tree_util
 
 from enginebay.errors import InputError, explain
 from enginebay.nesting import parse_json
+from enginebay_faces.stored import Storage
 from enginebay_oengine.documented_rows import SparseParams
 from enginebay_oengine.row_arrays import (
     build_allowed_mask,
@@ -22,8 +23,8 @@ from enginebay_oengine.row_arrays import (
     pack_prompts,
 )
 from enginebay_oengine.sequence_buffer import SequenceBuffer
-from enginebay_oengine.stored_values import from_stored, to_stored
 
+STORAGE = Storage("sampling metadata")
 _FLAGS = ("all_greedy", "logprobs", "no_penalties")
 _CARRIED = frozenset({"penalties", "min_tokens"})
 """Logits processors of an engine's rows whose parameters the fields below have."""
@@ -114,13 +115,14 @@ class ModelRunnerSamplingMetadata:
     def to_dict(self) -> dict[str, Any]:
         """Every field as values that strict JSON can hold; nothing is lost."""
         return {
-            field.name: to_stored(getattr(self, field.name)) for field in dataclasses.fields(self)
+            field.name: STORAGE.to_plain(getattr(self, field.name))
+            for field in dataclasses.fields(self)
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The metadata that to_dict() was called on. InputError for what is none."""
-        fields = {name: from_stored(value) for name, value in data.items()}
+        fields = {name: STORAGE.from_plain(value) for name, value in data.items()}
         try:
             return cls(**fields)
         except TypeError as error:

@@ -20,14 +20,14 @@ from safetensors.numpy import save_file
 
 from enginebay.errors import InputError, explain, shown_text
 from enginebay.nesting import parse_json
-from enginebay_vinference.plain import from_plain, to_plain
+from enginebay_faces.stored import Storage
 
 FORMAT = "enginebay.tree.2"
 WITHOUT_CHECKSUMS = "enginebay.tree.1"
 """What older versions wrote. It is refused: damage in it cannot be seen."""
 
 
-def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
+def write_binary(path: Path, fields: Mapping[str, Any], storage: Storage) -> None:
     """Write a mapping of trees; the file appears whole or not at all."""
     tensors: dict[str, np.ndarray] = {}
 
@@ -37,7 +37,7 @@ def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
         return {"tensor": name}
 
     tree = json.dumps(
-        {name: to_plain(value, keep) for name, value in fields.items()}, allow_nan=False
+        {name: storage.to_plain(value, keep) for name, value in fields.items()}, allow_nan=False
     )
     part = path.with_name(path.name + ".part")
     metadata = {"format": FORMAT, "tree": tree, "crc32": str(zlib.crc32(tree.encode()))}
@@ -45,7 +45,7 @@ def write_binary(path: Path, fields: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
-def read_binary(path: Path) -> dict[str, Any]:
+def read_binary(path: Path, storage: Storage) -> dict[str, Any]:
     """The mapping that write_binary() wrote; InputError when the file is missing, cut short or
     another one.
     """
@@ -56,10 +56,11 @@ def read_binary(path: Path) -> dict[str, Any]:
             if str(zlib.crc32(metadata["tree"].encode())) != metadata["crc32"]:
                 raise _damaged(path, "its header is not as it was written")
             plain = parse_json(metadata["tree"])
-            return {
-                name: from_plain(value, lambda head: file.get_tensor(head["tensor"]).tobytes())
-                for name, value in plain.items()
-            }
+
+            def load(head: Mapping[str, Any]) -> bytes:
+                return file.get_tensor(head["tensor"]).tobytes()
+
+            return {name: storage.from_plain(value, load) for name, value in plain.items()}
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (OSError, safetensors.SafetensorError, *_MALFORMED) as error:

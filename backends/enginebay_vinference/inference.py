@@ -22,6 +22,7 @@ from enginebay.runner.weights import merge_weights
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 from enginebay.worker.chat import Message
+from enginebay_faces.opening import ModelLike, find_tokenizer
 from enginebay_vinference.closing import closable
 from enginebay_vinference.concurrent import Concurrently, Progress
 from enginebay_vinference.functions import Function
@@ -44,13 +45,7 @@ from enginebay_vinference.requests import Requests, check_seed
 from enginebay_vinference.saved import load, save
 from enginebay_vinference.state import SampleState, check_key
 from enginebay_vinference.stepping import Stepper, has_cache, is_finished, sampling_columns
-from enginebay_vinference.subject import (
-    LoadedModel,
-    ModelLike,
-    complete_config,
-    find_tokenizer,
-    open_subject,
-)
+from enginebay_vinference.subject import LoadedModel, complete_config, open_subject
 
 
 class vInference:  # noqa: N801  # the name its users know

@@ -19,10 +19,12 @@ from jax import tree_util
 
 from enginebay.errors import InputError, explain, shown, shown_text
 from enginebay.nesting import parse_json
+from enginebay_faces.stored import Storage
 from enginebay_vinference.binary import read_binary, write_binary
 from enginebay_vinference.errors import SpentStateError
-from enginebay_vinference.plain import from_plain, to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
+
+STORAGE = Storage("a state", {"$precompile": vInferencePreCompileConfig})
 
 _DATA = (
     "current_length",
@@ -124,7 +126,7 @@ class SampleState:
         kept.
         """
         self.check_not_spent()
-        return {name: to_plain(value) for name, value in self._fields().items()}
+        return {name: STORAGE.to_plain(value) for name, value in self._fields().items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -133,7 +135,9 @@ class SampleState:
             given = f"a stored state of type {type(data).__name__}"
             raise InputError(explain(given, "the mapping that to_dict() gave", "Store it again."))
         try:
-            return cls._from_fields({name: from_plain(value) for name, value in data.items()})
+            return cls._from_fields(
+                {name: STORAGE.from_plain(value) for name, value in data.items()}
+            )
         except InputError:
             raise
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
@@ -159,14 +163,14 @@ class SampleState:
         metadata.
         """
         self.check_not_spent()
-        write_binary(Path(path), self._fields())
+        write_binary(Path(path), self._fields(), STORAGE)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The state in a file that save() wrote. InputError when it is missing, cut short or
         another file.
         """
-        return cls._from_fields(read_binary(Path(path)))
+        return cls._from_fields(read_binary(Path(path), STORAGE))
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -7,15 +7,14 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from enginebay.compose.composition import Plan, make_engine, make_plan
-from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, InputError, explain
 from enginebay.llm import LLM
-from enginebay.model import Weights, count_weights
+from enginebay.model import Weights
 from enginebay.text import Tokenizer
+from enginebay_faces.opening import ModelLike, config_of, size_name, wrong_llm
 from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.inference_config import vInferenceConfig
@@ -33,8 +32,6 @@ LENGTH_NAMES = (
 )
 """What model configurations call the longest sequence; the first is the name of most."""
 
-ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
@@ -50,9 +47,7 @@ class LoadedModel:
 
     def default_name(self) -> str:
         """{model type}-{billions of parameters}B-{date}."""
-        kind = self.plan.checkpoint.config.get("model_type", self.plan.model.info.family)
-        today = dt.datetime.now(dt.UTC)
-        return f"{kind}-{count_weights(self.plan.model) / 1e9:.2f}B-{today:%Y%m%d}"
+        return f"{size_name(self.plan)}B-{dt.datetime.now(dt.UTC):%Y%m%d}"
 
     def longest_sequence(self) -> int:
         """Tokens that the model and its configuration here allow. ValueError when the model names
@@ -86,60 +81,12 @@ def open_subject(model: ModelLike) -> LoadedModel:
     """
     if isinstance(model, LLM):
         if not isinstance(model.engine, VInferenceEngine):
-            raise ConfigError(
-                explain(
-                    f"an LLM with engine {model.config.engine.name!r}",
-                    f"engine {ENGINE!r}",
-                    "Make the LLM with it.",
-                )
-            )
+            raise wrong_llm(model, ENGINE)
         return LoadedModel(model.plan, model.engine)
-    if isinstance(model, EngineConfig):
-        config = model
-    elif isinstance(model, Mapping):
-        config = make_config({"engine": ENGINE}, model)
-    else:
-        config = make_config({"engine": ENGINE, "model": str(model)})
-    if config.engine.name == "auto":
-        config = make_config(config.model_dump(), {"engine": ENGINE})
-    plan = make_plan(config)
+    plan = make_plan(config_of(model, ENGINE))
     engine = make_engine(plan)
-    if not isinstance(engine, VInferenceEngine):
-        raise ConfigError(
-            explain(
-                f"engine = {plan.config.engine.name!r}",
-                ENGINE,
-                "Leave the engine out, or name this one.",
-            )
-        )
     engine.make_arrays()
-    return LoadedModel(plan, engine)
-
-
-def find_tokenizer(processor: Any, plan: Plan) -> Tokenizer:
-    """The Tokenizer of a tokenizer, of a processor that has one, or of the model's own folder when
-    it is None.
-
-    ValueError when it is none of these.
-    """
-    if processor is None:
-        loaded: Tokenizer = plan.checkpoint.load_tokenizer()
-        loaded.limit_templates(plan.config.template_limits)
-        return loaded
-    inner = getattr(processor, "tokenizer", processor)
-    if isinstance(inner, Tokenizer):
-        return inner
-    if all(callable(getattr(inner, name, None)) for name in ("encode", "decode")):
-        made = Tokenizer(inner)
-        made.limit_templates(plan.config.template_limits)
-        return made
-    raise InputError(
-        explain(
-            f"a processor of type {type(processor).__name__}",
-            "a tokenizer of transformers, a processor with one, or None for the model's own",
-            "Give one of these.",
-        )
-    )
+    return LoadedModel(plan, cast("VInferenceEngine", engine))
 
 
 def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) -> vInferenceConfig:
