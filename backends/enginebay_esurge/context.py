@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from enginebay.errors import ConfigError, RequestError, explain
+from enginebay.errors import ConfigError, RequestError
 
 TruncateMode = Literal["left", "right", "middle"]
 
@@ -30,20 +30,15 @@ class ContextRules:
     def __post_init__(self) -> None:
         if self.truncate_mode not in get_args(TruncateMode):
             raise ConfigError(
-                explain(
-                    f"truncate_mode = {self.truncate_mode!r}",
-                    "left, right or middle",
-                    "Choose one of these.",
-                )
+                f"truncate_mode = {self.truncate_mode!r}",
+                "left, right or middle",
+                "Choose one of these.",
             )
         if self.reserve < 0 or self.budget < 2:
             raise ConfigError(
-                explain(
-                    f"reserve_tokens = {self.reserve} with max_model_len = {self.max_model_len}",
-                    f"0 to {self.max_model_len - 2}, which leaves room for a prompt and a new "
-                    "token",
-                    "Reserve less, or raise max_model_len.",
-                )
+                f"reserve_tokens = {self.reserve} with max_model_len = {self.max_model_len}",
+                f"0 to {self.max_model_len - 2}, which leaves room for a prompt and a new token",
+                "Reserve less, or raise max_model_len.",
             )
 
     @property
@@ -121,10 +116,8 @@ def truncate(token_ids: Sequence[int], num_tokens: int, mode: TruncateMode) -> l
 def _does_not_fit(num_prompt: int, num_new: int | None, rules: ContextRules) -> RequestError:
     wanted = "some" if num_new is None else f"up to {num_new}"
     return RequestError(
-        explain(
-            f"a prompt of {num_prompt} tokens and {wanted} new ones, with strict_context",
-            f"{rules.budget} together, which is max_model_len less reserve_tokens",
-            "Shorten the prompt, lower max_tokens, or allow auto_truncate_prompt and "
-            "auto_cap_new_tokens.",
-        )
+        f"a prompt of {num_prompt} tokens and {wanted} new ones, with strict_context",
+        f"{rules.budget} together, which is max_model_len less reserve_tokens",
+        "Shorten the prompt, lower max_tokens, or allow auto_truncate_prompt and "
+        "auto_cap_new_tokens.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.errors import EnginebayError, StoppedError, UnsupportedError, explain
+from enginebay.errors import EnginebayError, StoppedError, UnsupportedError
 
 
 class NotRunningError(StoppedError, RuntimeError):
@@ -22,6 +22,4 @@ class NoTemplateError(UnsupportedError, RuntimeError):
 def no_template() -> NoTemplateError:
     """The error of a chat for which there is no chat template."""
     given = "a chat with a tokenizer without a chat template"
-    return NoTemplateError(
-        explain(given, "one that has it", "Give chat_template, or use generate.")
-    )
+    return NoTemplateError(given, "one that has it", "Give chat_template, or use generate.")

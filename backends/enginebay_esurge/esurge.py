@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 import jax.numpy as jnp
 
 from enginebay.compose.composition import Plan
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.llm.override import Given
 from enginebay.llm.prepare import Param, check_streamable
 from enginebay.llm.priority import Priorities, Tenants, priorities_of
@@ -237,7 +237,7 @@ class eSurge:  # noqa: N801  # the name its users know
         listed = as_prompts(prompts)
         if len(listed) != 1:
             given = f"{len(listed)} prompts to stream"
-            raise RequestError(explain(given, "one", "Use generate, or a stream for each."))
+            raise RequestError(given, "one", "Use generate, or a stream for each.")
         turns = priorities_of(1, priority, tenant)
         [job] = self._jobs.make(listed, sampling_params, ids_for(1, request_id), turns, self)
         check_streamable([job.prepared])

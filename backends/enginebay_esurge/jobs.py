@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.llm.prepare import Param, Prepared, Preparer
 from enginebay.llm.priority import Priority
 from enginebay.llm.prompts import Prompt
@@ -158,16 +158,12 @@ def ids_for(num_prompts: int, request_id: str | Sequence[str] | None) -> list[st
     ids = [request_id] if isinstance(request_id, str) else list(request_id)
     if len(ids) != num_prompts:
         raise RequestError(
-            explain(
-                f"{len(ids)} request ids for {num_prompts} prompts", "one for each", "Give as many."
-            )
+            f"{len(ids)} request ids for {num_prompts} prompts", "one for each", "Give as many."
         )
     if len(set(ids)) != len(ids) or not all(isinstance(i, str) and i for i in ids):
         raise RequestError(
-            explain(
-                f"request ids {ids}",
-                "texts of which each is there once",
-                "Choose others, or give none.",
-            )
+            f"request ids {ids}",
+            "texts of which each is there once",
+            "Choose others, or give none.",
         )
     return ids

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay_esurge.observing import Figures
 from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.repeating import Repeater
@@ -37,11 +37,9 @@ class LogFile:
             self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  # closed by close()
         except OSError as error:
             raise InputError(
-                explain(
-                    f"log_file = {str(path)!r}, which cannot be written ({error.strerror})",
-                    "a file that can be made or appended to",
-                    "Choose another.",
-                )
+                f"log_file = {str(path)!r}, which cannot be written ({error.strerror})",
+                "a file that can be made or appended to",
+                "Choose another.",
             ) from error
         self._repeater = Repeater("esurge-log", interval_s, self._write)
 

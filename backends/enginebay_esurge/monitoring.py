@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from enginebay.compose.composition import Plan
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.loop.observer import Observer
 from enginebay_esurge.grafana import HERE, Grafana, GrafanaSettings
 from enginebay_esurge.observing import History
@@ -77,7 +77,7 @@ class MonitoringSettings:
         ]
         for given, allowed, is_wrong in wrong:
             if is_wrong:
-                raise InputError(explain(given, allowed, "Correct it, or leave it out."))
+                raise InputError(given, allowed, "Correct it, or leave it out.")
 
 
 class Monitoring:

@@ -18,7 +18,7 @@ from enginebay.compose.composition import (
     make_title,
 )
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.model import Checkpoint
 from enginebay.text import Tokenizer
@@ -56,12 +56,10 @@ class PreparedModel:
             or len(eos) > MAX_STOP_TOKENS
         ):
             raise ConfigError(
-                explain(
-                    f"extra_eos_token_ids = {list(extra_eos_token_ids)}",
-                    f"ids from 0 to {vocab_size - 1}, and {MAX_STOP_TOKENS} with those of model "
-                    "and tokenizer",
-                    "Correct them.",
-                )
+                f"extra_eos_token_ids = {list(extra_eos_token_ids)}",
+                f"ids from 0 to {vocab_size - 1}, and {MAX_STOP_TOKENS} with those of model "
+                "and tokenizer",
+                "Correct them.",
             )
         assert plan.config.max_model_len is not None, "make_plan settles max_model_len"
         return Preparer(
@@ -83,7 +81,7 @@ def open_subject(
     checkpoint = None if isinstance(model, str | Path) else model
     if checkpoint is not None and tokenizer is None:
         raise ConfigError(
-            explain("a preloaded model without a tokenizer", "a model with one", "Give tokenizer=.")
+            "a preloaded model without a tokenizer", "a model with one", "Give tokenizer=."
         )
     name = str(model) if checkpoint is None else PRELOADED
     more = {k: v for k, v in settings.more.items() if k not in ("engine_options", "axis_rules")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay.runner.dump import make_writable
 from enginebay_esurge.errors import BusyError
@@ -48,9 +48,7 @@ class Profiler(Observer):
         """
         if num_batches < 1:
             raise InputError(
-                explain(
-                    f"num_batches = {num_batches}", "1 or more", "Say how many updates to trace."
-                )
+                f"num_batches = {num_batches}", "1 or more", "Say how many updates to trace."
             )
         with self._lock:
             if self._is_active:
@@ -96,9 +94,7 @@ class Profiler(Observer):
 
 def _busy(given: str) -> BusyError:
     return BusyError(
-        explain(
-            f"a profile asked for, and {given}",
-            "one at a time in a process",
-            "Wait for it, or call stop_profiling().",
-        )
+        f"a profile asked for, and {given}",
+        "one at a time in a process",
+        "Wait for it, or call stop_profiling().",
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import metric_names as names
 from enginebay_esurge.observing import History
@@ -209,13 +209,9 @@ class MetricsServer:
             self._server, self._thread = start_http_server(port, address, registry)
         except OSError as error:
             raise InputError(
-                explain(
-                    f"prometheus_port = {port}, which cannot be opened at {address} "
-                    f"({error.strerror})",
-                    "a port that is free, or 0 for any that is",
-                    "Choose another, or end what uses it: each engine that is monitored needs its "
-                    "own.",
-                )
+                f"prometheus_port = {port}, which cannot be opened at {address} ({error.strerror})",
+                "a port that is free, or 0 for any that is",
+                "Choose another, or end what uses it: each engine that is monitored needs its own.",
             ) from error
         self.url = f"http://{address}:{self._server.server_port}/metrics"
 

@@ -10,7 +10,7 @@ from typing import Any
 from enginebay.background import Background
 from enginebay.compose.composition import Composed
 from enginebay.engine import Engine
-from enginebay.errors import EnginebayError, explain
+from enginebay.errors import EnginebayError
 from enginebay.llm.override import Given, overridden
 from enginebay.loop.loop import EngineLoop, count_prompts, end_all
 from enginebay.loop.messages import Take, Ticket
@@ -110,7 +110,7 @@ class Service:
             state = self.state
             todo = "initiate()" if state == "stopped" else "resume() or initiate()"
             raise NotRunningError(
-                explain(f"a request for a {state} engine", "a running one", f"Call {todo} first.")
+                f"a request for a {state} engine", "a running one", f"Call {todo} first."
             )
 
     def check_idle(self) -> None:
@@ -118,11 +118,9 @@ class Service:
         num = self.call(lambda: self.num_waiting + self.num_running)
         if num:
             raise BusyError(
-                explain(
-                    f"new weights for an engine with {num} requests",
-                    "an idle one",
-                    "Wait for them, or abort them.",
-                )
+                f"new weights for an engine with {num} requests",
+                "an idle one",
+                "Wait for them, or abort them.",
             )
 
     def abort(self, request_id: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from enginebay.config import EngineConfig, make_config
-from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.keywords import ServingChoices
 
 ENGINE = "oengine"
@@ -66,22 +66,17 @@ class EngineSettings:
         taken = sorted(set(self.more) & {*OURS, "forbid_compiling"})
         if taken:
             raise ConfigError(
-                explain(
-                    f"{', '.join(taken)} as further keywords",
-                    "fields of EngineConfig that no documented option stands for, "
-                    "and engine_options",
-                    "Use the documented option.",
-                )
+                f"{', '.join(taken)} as further keywords",
+                "fields of EngineConfig that no documented option stands for, and engine_options",
+                "Use the documented option.",
             )
 
         if not self.auto_shard_model and tuple(self.sharding_axis_dims) != DEFAULT_DIMS:
             raise ConfigError(
-                explain(
-                    f"sharding_axis_dims = {tuple(self.sharding_axis_dims)} with auto_shard_model "
-                    "= False",
-                    "one of the two",
-                    "Leave one out.",
-                )
+                f"sharding_axis_dims = {tuple(self.sharding_axis_dims)} with auto_shard_model "
+                "= False",
+                "one of the two",
+                "Leave one out.",
             )
 
     def config(self, model: str, longest: int, num_devices: int, max_tp: int) -> EngineConfig:
@@ -135,11 +130,9 @@ def dtype_name(dtype: Any) -> str:
         return str(jnp.dtype(dtype).name)
     except TypeError:
         raise ConfigError(
-            explain(
-                f"dtype of type {type(dtype).__name__}",
-                "a dtype such as jnp.bfloat16, or its name",
-                "Give one.",
-            )
+            f"dtype of type {type(dtype).__name__}",
+            "a dtype such as jnp.bfloat16, or its name",
+            "Give one.",
         ) from None
 
 
@@ -157,11 +150,9 @@ def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int
         or dims.count(-1) > 1
     ):
         raise ConfigError(
-            explain(
-                f"sharding_axis_dims = {dims}",
-                f"devices along {', '.join(AXES)}, one of them -1 for the rest",
-                "Correct them.",
-            )
+            f"sharding_axis_dims = {dims}",
+            f"devices along {', '.join(AXES)}, one of them -1 for the rest",
+            "Correct them.",
         )
     fixed = math.prod(size for size in dims if size != -1)
     sizes = {
@@ -173,11 +164,9 @@ def mesh_of(dims: Sequence[int], num_devices: int, max_tp: int) -> dict[str, int
     wrong = [axis for axis, size in sizes.items() if size > 1 and axis != "tp"]
     if wrong:
         raise UnsupportedError(
-            explain(
-                f"sharding_axis_dims = {dims}, which splits {' and '.join(wrong)}",
-                "more than 1 along tp only",
-                "Put the devices there: (1, 1, 1, -1, 1).",
-            )
+            f"sharding_axis_dims = {dims}, which splits {' and '.join(wrong)}",
+            "more than 1 along tp only",
+            "Put the devices there: (1, 1, 1, -1, 1).",
         )
     return {"tensor": sizes["tp"]} if sizes["tp"] != 1 else {}
 
@@ -214,5 +203,5 @@ def refuse_unserved(
     ):
         if value != default:
             raise UnsupportedError(
-                explain(f"{name} = {value!r}", f"{default!r}, as yet", f"Leave it out: {why}")
+                f"{name} = {value!r}", f"{default!r}, as yet", f"Leave it out: {why}"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.config import EngineConfig, make_config
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.llm import LLM
 from enginebay.model import count_weights
 from enginebay.text import Tokenizer
@@ -32,14 +32,14 @@ def config_of(model: EngineConfig | Mapping[str, Any] | str | Path, engine: str)
         config = make_config(config.model_dump(), {"engine": engine})
     if config.engine.name != engine:
         given_engine = f"engine = {config.engine.name!r}"
-        raise ConfigError(explain(given_engine, engine, "Leave the engine out, or name this one."))
+        raise ConfigError(given_engine, engine, "Leave the engine out, or name this one.")
     return config
 
 
 def wrong_llm(llm: LLM, engine: str) -> ConfigError:
     """The error for an LLM with another engine than `engine`."""
     given = f"an LLM with engine {llm.config.engine.name!r}"
-    return ConfigError(explain(given, f"engine {engine!r}", "Make the LLM with it."))
+    return ConfigError(given, f"engine {engine!r}", "Make the LLM with it.")
 
 
 def size_name(plan: Plan) -> str:
@@ -62,12 +62,10 @@ def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
         tokenizer = Tokenizer(inner)
     else:
         raise ConfigError(
-            explain(
-                f"a processor of type {type(given).__name__}",
-                "a folder or hub id, a tokenizer of transformers, a processor with one, or None "
-                "for the model's own",
-                "Give one of these.",
-            )
+            f"a processor of type {type(given).__name__}",
+            "a folder or hub id, a tokenizer of transformers, a processor with one, or None "
+            "for the model's own",
+            "Give one of these.",
         )
     tokenizer.limit_templates(plan.config.template_limits)
     return tokenizer
@@ -78,7 +76,7 @@ def token_ids(name: str, value: Any) -> list[int]:
     values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
         raise ConfigError(
-            explain(f"{name} = {value!r}", "a token id, a list of them, or None", "Correct it.")
+            f"{name} = {value!r}", "a token id, a list of them, or None", "Correct it."
         )
     return values
 

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.errors import InputError, explain, shown, shown_text
+from enginebay.errors import InputError, shown, shown_text
 
 StoreArray = Callable[[np.ndarray], dict[str, Any]]
 """What is written for an array's values; base64 by default."""
@@ -87,11 +87,9 @@ class Storage:
             if isinstance(value, kind):
                 return {tag: value.to_dict()}
         raise InputError(
-            explain(
-                f"a {type(value).__name__} in {self.what} to be stored",
-                "arrays, keys, numbers, texts, and lists, tuples, sets and mappings of them",
-                f"Take it out, or store it beside {self.what}.",
-            )
+            f"a {type(value).__name__} in {self.what} to be stored",
+            "arrays, keys, numbers, texts, and lists, tuples, sets and mappings of them",
+            f"Take it out, or store it beside {self.what}.",
         )
 
     def from_plain(self, plain: Any, load: LoadArray = _from_base64) -> Any:
@@ -109,11 +107,9 @@ class Storage:
             raise
         except ANY_OTHER as error:
             raise InputError(
-                explain(
-                    f"a stored {shown(tag)} that cannot be read ({shown_text(str(error))})",
-                    f"what {self.what} was stored as",
-                    "Store it again.",
-                )
+                f"a stored {shown(tag)} that cannot be read ({shown_text(str(error))})",
+                f"what {self.what} was stored as",
+                "Store it again.",
             ) from error
 
     def _read(self, tag: str, content: Any, load: LoadArray) -> Any:
@@ -147,11 +143,9 @@ class Storage:
             same = False
         if not same:
             raise InputError(
-                explain(
-                    f"an array of dtype {dtype.str!r} in {self.what} to be stored",
-                    "numbers, booleans and dates in this machine's byte order",
-                    f"Convert it, or store it beside {self.what}.",
-                )
+                f"an array of dtype {dtype.str!r} in {self.what} to be stored",
+                "numbers, booleans and dates in this machine's byte order",
+                f"Convert it, or store it beside {self.what}.",
             )
         is_host = not isinstance(value, jax.Array)
         head = {"dtype": dtype.name, "shape": list(array.shape), "host": is_host}
@@ -170,13 +164,11 @@ def _read_array(head: Mapping[str, Any], load: LoadArray) -> Any:
     values = load(head)
     if "crc32" not in head:
         given = "a stored array without a checksum, as older versions wrote it"
-        raise InputError(
-            explain(given, "arrays with a crc32", "Store the state with this version.")
-        )
+        raise InputError(given, "arrays with a crc32", "Store the state with this version.")
     if checksum(head, values) != head["crc32"]:
         given = "a stored array whose checksum is not that of its values: it was damaged"
         raise InputError(
-            explain(given, "values as they were stored", "Use another copy, or store it again.")
+            given, "values as they were stored", "Use another copy, or store it again."
         )
     array = np.frombuffer(values, jnp.dtype(head["dtype"])).reshape(head["shape"])
     return array.copy() if head["host"] else jnp.asarray(array)

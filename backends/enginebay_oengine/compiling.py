@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from enginebay.engine import Compilations
-from enginebay.errors import CompilationError, explain
+from enginebay.errors import CompilationError
 
 
 def cjit(
@@ -80,11 +80,9 @@ class CompiledOnce:
                 return self._programs[key]
             if self.compilations.forbidden:
                 raise CompilationError(
-                    explain(
-                        "arguments that no program was compiled for",
-                        "shapes that were used before compiling was forbidden",
-                        "Use them once before, or allow compiling.",
-                    )
+                    "arguments that no program was compiled for",
+                    "shapes that were used before compiling was forbidden",
+                    "Use them once before, or allow compiling.",
                 )
             lowered = self.function.lower(*args)
             program = self._programs[key] = lowered.compile(compiler_options=self.compile_options)

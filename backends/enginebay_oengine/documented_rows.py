@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.rows import PageTable
 from enginebay.types import FrozenSampling, Request, SamplingParams, key_of
 
@@ -132,11 +132,9 @@ def _count(value: int | None, vocab_size: int) -> int | None:
 def _check(sparse: SparseParams, vocab_size: int) -> None:
     if sparse.allowed_token_ids == ():
         raise InputError(
-            explain(
-                "an empty allowed_token_ids",
-                "at least one token id",
-                "Leave it out to allow every token.",
-            )
+            "an empty allowed_token_ids",
+            "at least one token id",
+            "Leave it out to allow every token.",
         )
     _check_ids("logit_bias", sparse.logit_bias, vocab_size)
     _check_ids("allowed_token_ids", sparse.allowed_token_ids or (), vocab_size)
@@ -149,9 +147,7 @@ def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     wrong = [token for token in token_ids if not 0 <= token < vocab_size]
     if wrong:
         raise InputError(
-            explain(
-                f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Leave them out."
-            )
+            f"token ids {wrong[:5]} in {field}", f"0 to {vocab_size - 1}", "Leave them out."
         )
 
 
@@ -165,11 +161,9 @@ def as_request(record: Request | DocumentedRequest, max_model_len: int, vocab_si
     missing = [name for name in fields if not hasattr(record, name)]
     if missing:
         raise InputError(
-            explain(
-                f"a {type(record).__name__} without {', '.join(missing)}",
-                "a Request, or a record with req_id, prompt_token_ids and sampling_params",
-                "Add what is missing.",
-            )
+            f"a {type(record).__name__} without {', '.join(missing)}",
+            "a Request, or a record with req_id, prompt_token_ids and sampling_params",
+            "Add what is missing.",
         )
     prompt = np.asarray(record.prompt_token_ids, np.int32)
     sampling = record.sampling_params
@@ -194,7 +188,7 @@ def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
         if value not in (None, neutral) and value != []:
             default_todo = "Leave it out, or generate with LLM.generate, which applies it."
             given = f"{name} = {value!r} for a row table, which does not hold it"
-            raise InputError(explain(given, f"{neutral!r}", todo or default_todo))
+            raise InputError(given, f"{neutral!r}", todo or default_todo)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(DocumentedSampling):
         has_default = field.default is not dataclasses.MISSING
@@ -220,11 +214,9 @@ def read_pages(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndar
     groups = [page_ids] if np.ndim(page_ids[0]) == 0 else page_ids
     if len(groups) != len(page_tables):
         raise InputError(
-            explain(
-                f"page ids for {len(groups)} cache groups",
-                f"lists for all {len(page_tables)} groups, in the order of page_sizes",
-                "Give each group its list, an empty one if need be.",
-            )
+            f"page ids for {len(groups)} cache groups",
+            f"lists for all {len(page_tables)} groups, in the order of page_sizes",
+            "Give each group its list, an empty one if need be.",
         )
     for group, table in zip(groups, page_tables, strict=True):
         table.check_fits(len(group))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams
 
 
@@ -44,11 +44,9 @@ class InitialSequenceRequest:
         given = np.asarray(self.token_ids)
         if given.ndim != 1 or not len(given) or not np.issubdtype(given.dtype, np.integer):
             raise InputError(
-                explain(
-                    f"a prompt {given.dtype}{list(given.shape)}",
-                    "whole numbers [tokens], at least one",
-                    "Give the token ids of one prompt in each request.",
-                )
+                f"a prompt {given.dtype}{list(given.shape)}",
+                "whole numbers [tokens], at least one",
+                "Give the token ids of one prompt in each request.",
             )
         self.token_ids = given.astype(np.int32)
         SamplingParams(
@@ -60,11 +58,9 @@ class InitialSequenceRequest:
         )
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise InputError(
-                explain(
-                    f"{len(self.stop_token_ids)} stop tokens",
-                    f"at most {MAX_STOP_TOKENS}",
-                    "Give fewer.",
-                )
+                f"{len(self.stop_token_ids)} stop tokens",
+                f"at most {MAX_STOP_TOKENS}",
+                "Give fewer.",
             )
 
     @property

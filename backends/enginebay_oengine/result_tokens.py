@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 
 TOKEN, VALID, LENGTH = range(3)
 """The columns of the packed array."""
@@ -62,7 +62,7 @@ class ResultTokens:
         num_slots = self.data.shape[0] // self.samples_per_slot
         if not 0 <= slot < num_slots:
             raise InputError(
-                explain(f"slot {slot}", f"0 to {num_slots - 1}", "Count slots (or prompts) from 0.")
+                f"slot {slot}", f"0 to {num_slots - 1}", "Count slots (or prompts) from 0."
             )
         rows = self.data[slot * self.samples_per_slot : (slot + 1) * self.samples_per_slot]
         return SlotData(

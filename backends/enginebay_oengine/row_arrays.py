@@ -177,11 +177,9 @@ def _own(array: np.ndarray | jax.Array) -> Any:
 def _check_num_reqs(num_reqs: int, most: int) -> None:
     if isinstance(num_reqs, int | np.integer) and not 0 <= num_reqs <= most:
         raise InputError(
-            explain(
-                f"{num_reqs} rows to pad",
-                f"0 to {most}, what the arrays hold",
-                "Pad to at least as many rows.",
-            )
+            f"{num_reqs} rows to pad",
+            f"0 to {most}, what the arrays hold",
+            "Pad to at least as many rows.",
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.rows import RowTable
 from enginebay.types import MAX_STOP_TOKENS, Request, SamplingParams
 from enginebay_oengine.documented_rows import (
@@ -287,7 +287,7 @@ class SequenceBuffer:
         num_stops = len(made.sampling.stop_token_ids)
         if num_stops > MAX_STOP_TOKENS:
             raise InputError(
-                explain(f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
+                f"{num_stops} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer."
             )
         read_sparse(made.sampling, self.vocab_size)
         pages = read_pages(getattr(request, "page_ids", None), self.page_tables)

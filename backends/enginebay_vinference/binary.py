@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from enginebay.errors import InputError, explain, shown_text
+from enginebay.errors import InputError, shown_text
 from enginebay.nesting import parse_json
 from enginebay_faces.stored import Storage
 
@@ -73,23 +73,19 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 def _check_format(path: Path, found: str | None) -> None:
     if found == WITHOUT_CHECKSUMS:
         raise InputError(
-            explain(
-                "a state that an older version saved, without checksums",
-                f"a file of format {FORMAT}",
-                "Generate it again, and save it with this version.",
-            )
+            "a state that an older version saved, without checksums",
+            f"a file of format {FORMAT}",
+            "Generate it again, and save it with this version.",
         )
     if found != FORMAT:
         raise InputError(
-            explain("a file of another kind", "one that a state was saved to", "Correct the path.")
+            "a file of another kind", "one that a state was saved to", "Correct the path."
         )
 
 
 def _damaged(path: Path, why: str) -> InputError:
     return InputError(
-        explain(
-            f"{path} cannot be read ({why})",
-            "a file that a state was saved to, whole and unchanged",
-            "Use another copy, or save the state again.",
-        )
+        f"{path} cannot be read ({why})",
+        "a file that a state was saved to, whole and unchanged",
+        "Use another copy, or save the state again.",
     )

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.types import SamplingParams
 from enginebay_vinference.prompts import Prompt, PromptOutput, PromptText
 from enginebay_vinference.state import SampleState
@@ -53,7 +53,7 @@ class Concurrently:
                 "a function of (done, all)",
             )
         if wrong is not None:
-            raise InputError(explain(*wrong, "Correct it."))
+            raise InputError(*wrong, "Correct it.")
 
     async def gather(self, prompts: Sequence[Prompt]) -> list[PromptOutput]:
         """The outputs in the order of the prompts."""

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from enginebay.compose.composition import make_parts
 from enginebay.compose.override import overridden_plan
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.llm.override import Given
 from enginebay.model import Model, Weights
 from enginebay.runner.weights import merge_weights
@@ -305,7 +305,7 @@ class vInference:  # noqa: N801  # the name its users know
         """A checked, tokenised prompt, and its text's generator, which calls `is_cancelled`."""
         ids = np.asarray([prompt_ids(self._tokenizer, prompt)], np.int32)
         if ids.size == 0:
-            raise RequestError(explain("an empty prompt", "at least one token", "Give some text."))
+            raise RequestError("an empty prompt", "at least one token", "Give some text.")
         state = self.init_state(ids, sampling_params=params.model_copy(update={"stop": ()}))
         mask = np.asarray(state.model_kwargs["attention_mask"])[:1]
         rows = list(real_rows(np.asarray(state.sequences)[:1], mask))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from enginebay.errors import ConfigError, RequestError, explain, shown
+from enginebay.errors import ConfigError, RequestError, shown
 from enginebay.nesting import parse_json
 from enginebay.types import SamplingParams
 from enginebay_vinference.errors import MissingSettingError
@@ -97,15 +97,13 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         ):
             if wrong:
                 given = ", ".join(f"{name} = {value!r}" for name, value in wrong)
-                raise ConfigError(explain(given, allowed, "Correct it."))
+                raise ConfigError(given, allowed, "Correct it.")
         if not isinstance(self.sampling_params, SamplingParams | Mapping | None):
             given = f"sampling_params of type {type(self.sampling_params).__name__}"
             raise ConfigError(
-                explain(
-                    given,
-                    "SamplingParams, or a mapping of their fields",
-                    "Make them with SamplingParams(...).",
-                )
+                given,
+                "SamplingParams, or a mapping of their fields",
+                "Make them with SamplingParams(...).",
             )
 
     __hash__ = None  # type: ignore[assignment]  # it holds mappings and parameters that can be changed
@@ -135,11 +133,9 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
             return self.partition_rules
         if self.partition_axis is None:
             raise MissingSettingError(
-                explain(
-                    "neither partition_rules nor partition_axis",
-                    "one of them",
-                    "Give partition_axis=PartitionAxis() for the default rules.",
-                )
+                "neither partition_rules nor partition_axis",
+                "one of them",
+                "Give partition_axis=PartitionAxis() for the default rules.",
             )
         return default_rules(self.partition_axis)
 
@@ -203,11 +199,9 @@ def _made(fields: Mapping[str, Any]) -> SamplingParams:
     except TypeError:  # Python's own, for keys that are no texts
         wrong = next(key for key in fields if not isinstance(key, str))
         raise ConfigError(
-            explain(
-                f"the key {shown(wrong)} of sampling_params",
-                "names of the fields of SamplingParams",
-                "Write the key as a text.",
-            )
+            f"the key {shown(wrong)} of sampling_params",
+            "names of the fields of SamplingParams",
+            "Write the key as a text.",
         ) from None
 
 

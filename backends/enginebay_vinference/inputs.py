@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.errors import RequestError, UnsupportedError
 from enginebay_vinference.errors import InferenceWarning
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 
@@ -47,7 +47,7 @@ def refuse_inputs(others: Mapping[str, Any]) -> None:
     used = sorted(name for name, value in others.items() if value is not None)
     if used:
         given = f"model inputs {', '.join(used)}"
-        raise UnsupportedError(explain(given, "input_ids and attention_mask", "Leave them out."))
+        raise UnsupportedError(given, "input_ids and attention_mask", "Leave them out.")
 
 
 def adjust(
@@ -69,11 +69,9 @@ def adjust(
     )
     if mask.shape != ids.shape:
         raise RequestError(
-            explain(
-                f"attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}",
-                "equal shapes",
-                "Correct it.",
-            )
+            f"attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}",
+            "equal shapes",
+            "Correct it.",
         )
     vision = vision_fields(others.get("pixel_values"))
     config = _choose(fit, mask, vision)
@@ -82,11 +80,9 @@ def adjust(
     for name, value in along.items():
         if value.shape[:2] != ids.shape:
             raise RequestError(
-                explain(
-                    f"{name} {list(value.shape)} for input_ids {list(ids.shape)}",
-                    "the same rows and tokens",
-                    "Correct it.",
-                )
+                f"{name} {list(value.shape)} for input_ids {list(ids.shape)}",
+                "the same rows and tokens",
+                "Correct it.",
             )
     assert isinstance(config.batch_size, int), "standalone"
     assert isinstance(config.prefill_length, int), "settled by _choose"
@@ -109,9 +105,7 @@ def vision_fields(pixel_values: Any) -> dict[str, Any]:
         return {}
     shape = np.shape(pixel_values)
     if not 2 <= len(shape) <= 4:
-        raise RequestError(
-            explain(f"pixel_values {list(shape)}", "2, 3 or 4 dimensions", "Correct it.")
-        )
+        raise RequestError(f"pixel_values {list(shape)}", "2, 3 or 4 dimensions", "Correct it.")
     sizes = (*(1,) * (4 - len(shape)), *shape)
     names = ("vision_batch_size", "vision_channels", "vision_height", "vision_width")
     return {"vision_included": True, **dict(zip(names, sizes, strict=True))}
@@ -122,26 +116,20 @@ def _integers(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise RequestError(
-            explain(
-                f"{name} with rows of unequal lengths",
-                "[batch, tokens]",
-                "Pad them, and give a mask.",
-            )
+            f"{name} with rows of unequal lengths", "[batch, tokens]", "Pad them, and give a mask."
         ) from None
     if array.ndim != 2 or 0 in array.shape:
         raise RequestError(
-            explain(
-                f"{name} of shape {list(array.shape)}",
-                "[batch, tokens] with at least one of each",
-                "Correct it.",
-            )
+            f"{name} of shape {list(array.shape)}",
+            "[batch, tokens] with at least one of each",
+            "Correct it.",
         )
     if array.dtype.kind not in "iub":
-        raise RequestError(explain(f"{name} of dtype {array.dtype}", "integers", "Convert it."))
+        raise RequestError(f"{name} of dtype {array.dtype}", "integers", "Convert it.")
     limits = np.iinfo(np.int32)
     if array.max() > limits.max or array.min() < limits.min:
         given = f"{name} from {array.min()} to {array.max()}"
-        raise RequestError(explain(given, "numbers of 32 bits", "Correct them."))
+        raise RequestError(given, "numbers of 32 bits", "Correct them.")
     return array.astype(np.int32)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay_vinference.prompts import PromptOutput
 
 
@@ -32,11 +32,9 @@ class InferenceMetrics:
             import prometheus_client as prometheus
         except ImportError:
             raise UnsupportedError(
-                explain(
-                    "metrics without prometheus_client",
-                    "an installation with it",
-                    "pip install 'enginebay[metrics]'",
-                )
+                "metrics without prometheus_client",
+                "an installation with it",
+                "pip install 'enginebay[metrics]'",
             ) from None
         self.registry = prometheus.CollectorRegistry() if registry is None else registry
         kinds = {

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import PartitionSpec, Sharding
 
 from enginebay.cache import KVLayout
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.runner.sharding import Placement
 
 Rules = tuple[tuple[str, PartitionSpec], ...]
@@ -73,11 +73,9 @@ def match_rule(rules: Rules, path: str) -> PartitionSpec:
         if re.search(pattern, path):
             return spec
     raise ConfigError(
-        explain(
-            f"no partition rule matches {path!r}",
-            "rules for every leaf",
-            'End them with (".*", PartitionSpec()).',
-        )
+        f"no partition rule matches {path!r}",
+        "rules for every leaf",
+        'End them with (".*", PartitionSpec()).',
     )
 
 
@@ -117,7 +115,7 @@ class StatePlacement:
             return self.placement.rules[name]
         known = sorted({*self.placement.rules, *mesh.shape})
         raise ConfigError(
-            explain(f"axis {name!r} in the partition rules", ", ".join(known), "Name one of these.")
+            f"axis {name!r} in the partition rules", ", ".join(known), "Name one of these."
         )
 
 

@@ -55,7 +55,7 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         )
         if not all(isinstance(flag, bool) for flag in flags):
             given = f"vision_included = {self.vision_included!r}"
-            raise ConfigError(explain(given, "True or False, or a list of them", "Correct it."))
+            raise ConfigError(given, "True or False, or a list of them", "Correct it.")
         for name in DIMENSIONS:
             given = getattr(self, name)
             for value in given if isinstance(given, list) else [given]:
@@ -64,11 +64,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
                     isinstance(value, bool) or not isinstance(value, int) or value < 1
                 ):
                     raise ConfigError(
-                        explain(
-                            f"{name} = {given!r}",
-                            "counts of at least 1, or lists of them",
-                            "Correct it.",
-                        )
+                        f"{name} = {given!r}",
+                        "counts of at least 1, or lists of them",
+                        "Correct it.",
                     )
 
     def __hash__(self) -> int:
@@ -93,11 +91,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         for name, values in lists.items():
             if not values:
                 raise ConfigError(
-                    explain(
-                        f"{name} = []",
-                        "a value, or a list of at least one",
-                        "Give one, or leave it out.",
-                    )
+                    f"{name} = []",
+                    "a value, or a list of at least one",
+                    "Give one, or leave it out.",
                 )
         return [
             dataclasses.replace(
@@ -127,11 +123,9 @@ class vInferencePreCompileConfig:  # noqa: N801  # the name its users know
         """
         if not 1 <= min_prefill_length <= max_prefill_length:
             raise ConfigError(
-                explain(
-                    f"prompt lengths from {min_prefill_length} to {max_prefill_length}",
-                    "1 <= min_prefill_length <= max_prefill_length",
-                    "Correct them.",
-                )
+                f"prompt lengths from {min_prefill_length} to {max_prefill_length}",
+                "1 <= min_prefill_length <= max_prefill_length",
+                "Correct them.",
             )
         lengths = []
         length = min_prefill_length

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from enginebay.errors import EnginebayError, InputError, UnsupportedError, explain
+from enginebay.errors import EnginebayError, InputError, UnsupportedError
 from enginebay_vinference.functions import InferenceShape
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.inputs import Fit
@@ -53,11 +53,9 @@ class Precompiler:
         new = self.config.max_new_tokens
         if new >= longest:
             raise InputError(
-                explain(
-                    f"max_new_tokens = {new}",
-                    f"at most {longest - 1}, which leaves one of {longest} tokens for the prompt",
-                    "Lower it.",
-                )
+                f"max_new_tokens = {new}",
+                f"at most {longest - 1}, which leaves one of {longest} tokens for the prompt",
+                "Lower it.",
             )
         return longest - new
 
@@ -66,11 +64,9 @@ class Precompiler:
         if not isinstance(config, vInferencePreCompileConfig):
             given = f"a configuration of type {type(config).__name__}"
             raise InputError(
-                explain(
-                    given,
-                    "a vInferencePreCompileConfig",
-                    "Make one: its fields are batch_size and so on.",
-                )
+                given,
+                "a vInferencePreCompileConfig",
+                "Make one: its fields are batch_size and so on.",
             )
         standalones = [self.settle(one) for one in config.get_standalones()]
         try:
@@ -89,11 +85,7 @@ class Precompiler:
         """
         if one.vision_included:
             raise UnsupportedError(
-                explain(
-                    "vision_included = True",
-                    "text only: no model with vision yet",
-                    "Leave it False.",
-                )
+                "vision_included = True", "text only: no model with vision yet", "Leave it False."
             )
         longest = self.max_prefill_length
         if one.prefill_length is None:
@@ -101,12 +93,9 @@ class Precompiler:
         assert isinstance(one.prefill_length, int), "standalone"
         if one.prefill_length > longest:
             raise InputError(
-                explain(
-                    f"prefill_length = {one.prefill_length}",
-                    f"at most {longest}, which leaves {self.config.max_new_tokens} tokens to "
-                    "generate",
-                    "Shorten it, or lower max_new_tokens.",
-                )
+                f"prefill_length = {one.prefill_length}",
+                f"at most {longest}, which leaves {self.config.max_new_tokens} tokens to generate",
+                "Shorten it, or lower max_new_tokens.",
             )
         return one
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.errors import RequestError, UnsupportedError
 from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import TokenEvent
 from enginebay.text import Tokenizer
@@ -50,11 +50,9 @@ def as_texts(prompts: Any) -> list[str]:
     """A list of texts. TypeError for anything else."""
     if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
         raise PromptTypeError(
-            explain(
-                f"a prompt of type {type(prompts).__name__}",
-                "text, a list of texts, or a list of messages",
-                "Convert it first.",
-            )
+            f"a prompt of type {type(prompts).__name__}",
+            "text, a list of texts, or a list of messages",
+            "Convert it first.",
         )
     return [str(text) for text in prompts]
 
@@ -70,11 +68,9 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Any, *, oai_like: bool = False) -> 
         return tokenizer.encode(prompt)
     if not is_conversation(prompt):
         raise PromptTypeError(
-            explain(
-                f"a prompt of type {type(prompt).__name__}",
-                "text, or a list of messages",
-                "Convert it first.",
-            )
+            f"a prompt of type {type(prompt).__name__}",
+            "text, or a list of messages",
+            "Convert it first.",
         )
     messages = [_joined_parts(message) for message in prompt] if oai_like else list(prompt)
     try:
@@ -94,11 +90,9 @@ def _joined_parts(message: Message) -> Message:
     ]
     if strange:
         raise RequestError(
-            explain(
-                f"the content part {strange[0]!r}",
-                'parts with a "text"',
-                "There is no model with vision yet.",
-            )
+            f"the content part {strange[0]!r}",
+            'parts with a "text"',
+            "There is no model with vision yet.",
         )
     return {**message, "content": "".join(part["text"] for part in content)}
 
@@ -116,11 +110,9 @@ def as_params(params: Any, default: SamplingParams) -> SamplingParams:
     if isinstance(params, SamplingParams):
         return with_length(params, default.max_tokens)
     raise PromptTypeError(
-        explain(
-            f"sampling parameters of type {type(params).__name__}",
-            "SamplingParams or a dict",
-            "Convert them.",
-        )
+        f"sampling parameters of type {type(params).__name__}",
+        "SamplingParams or a dict",
+        "Convert them.",
     )
 
 

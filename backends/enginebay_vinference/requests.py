@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.compose.composition import Plan
-from enginebay.errors import InputError, RequestError, explain
+from enginebay.errors import InputError, RequestError
 from enginebay.llm.guide import forms_of
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.text import Tokenizer
@@ -34,9 +34,7 @@ def check_seed(seed: Any) -> int | None:
     """The seed of an inference as int; InputError for another type, or a negative one."""
     found = plain_int(seed)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-        raise InputError(
-            explain(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it.")
-        )
+        raise InputError(f"seed = {seed!r}", "an integer of at least 0, or None", "Correct it.")
     return found
 
 
@@ -100,30 +98,22 @@ class Requests:
         params = as_params(given, self.default)
         if params.n != 1:
             raise RequestError(
-                explain(
-                    f"n = {params.n}",
-                    "n = 1",
-                    "Set num_return_sequences in vInferenceConfig instead.",
-                )
+                f"n = {params.n}", "n = 1", "Set num_return_sequences in vInferenceConfig instead."
             )
         for form in forms_of(params):
             raise RequestError(
-                explain(
-                    f"{form} in the vInference API",
-                    "none: a generation between two states runs on the device alone, "
-                    "and masks come from the host",
-                    "Leave it out, or use LLM or eSurge.",
-                )
+                f"{form} in the vInference API",
+                "none: a generation between two states runs on the device alone, "
+                "and masks come from the host",
+                "Leave it out, or use LLM or eSurge.",
             )
         for field, neutral, why in REFUSED:
             value = getattr(params, field)
             if value not in neutral:
                 raise RequestError(
-                    explain(
-                        f"{field} = {value}",
-                        f"{neutral[0]}: {why}",
-                        "Leave it out, or use LLM or eSurge.",
-                    )
+                    f"{field} = {value}",
+                    f"{neutral[0]}: {why}",
+                    "Leave it out, or use LLM or eSurge.",
                 )
         return params
 
@@ -145,11 +135,9 @@ class Requests:
             )
         if params.stop:
             raise RequestError(
-                explain(
-                    "stop texts in a generation of token ids",
-                    "stop_token_ids",
-                    "Or use process_prompt.",
-                )
+                "stop texts in a generation of token ids",
+                "stop_token_ids",
+                "Or use process_prompt.",
             )
         return self._prepare(prompts, params)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from enginebay.errors import InputError, explain, shown, shown_text
+from enginebay.errors import InputError, shown, shown_text
 from enginebay.nesting import parse_json
 from enginebay_faces.stored import Storage
 from enginebay_vinference.binary import read_binary, write_binary
@@ -133,7 +133,7 @@ class SampleState:
         """The state that to_dict() was called on. InputError for what is none."""
         if not isinstance(data, Mapping):
             given = f"a stored state of type {type(data).__name__}"
-            raise InputError(explain(given, "the mapping that to_dict() gave", "Store it again."))
+            raise InputError(given, "the mapping that to_dict() gave", "Store it again.")
         try:
             return cls._from_fields(
                 {name: STORAGE.from_plain(value) for name, value in data.items()}
@@ -145,9 +145,7 @@ class SampleState:
                 f"a stored state that cannot be read ({type(error).__name__}: "
                 f"{shown_text(str(error))})"
             )
-            raise InputError(
-                explain(given, "the mapping that to_dict() gave", "Store it again.")
-            ) from error
+            raise InputError(given, "the mapping that to_dict() gave", "Store it again.") from error
 
     def to_json(self, **options: Any) -> str:
         """to_dict() as strict JSON; `options` go to json.dumps. For large caches see `save`."""
@@ -182,11 +180,9 @@ class SampleState:
         unknown = sorted(set(fields) - names)
         if missing or unknown:
             raise InputError(
-                explain(
-                    f"a stored state without {missing} and with {shown(unknown)}",
-                    ", ".join(sorted(names)),
-                    "Store it with this version.",
-                )
+                f"a stored state without {missing} and with {shown(unknown)}",
+                ", ".join(sorted(names)),
+                "Store it with this version.",
             )
         return cls(**fields)
 
@@ -198,11 +194,9 @@ def _is_deleted(value: Any) -> bool:
 
 def _spent() -> SpentStateError:
     return SpentStateError(
-        explain(
-            "a state whose arrays went into the step after it",
-            "the newest state, or a copy",
-            "Keep state.copy() of a state that is to be used again.",
-        )
+        "a state whose arrays went into the step after it",
+        "the newest state, or a copy",
+        "Keep state.copy() of a state that is to be used again.",
     )
 
 
@@ -223,11 +217,9 @@ def check_state(state: SampleState, vocab_size: int) -> None:
         raise _of_another(shown_text(str(error))) from error
     if len(wrong):
         raise InputError(
-            explain(
-                f"a state with token id {wrong[0]}",
-                f"0 to {vocab_size - 1}",
-                "Use the model it came from.",
-            )
+            f"a state with token id {wrong[0]}",
+            f"0 to {vocab_size - 1}",
+            "Use the model it came from.",
         )
     if (
         not num_rows
@@ -242,11 +234,9 @@ def check_state(state: SampleState, vocab_size: int) -> None:
 
 def _of_another(why: str) -> InputError:
     return InputError(
-        explain(
-            f"a state of another model or configuration ({why})",
-            "a state of this inference",
-            "Use the model it came from.",
-        )
+        f"a state of another model or configuration ({why})",
+        "a state of this inference",
+        "Use the model it came from.",
     )
 
 
@@ -257,18 +247,16 @@ def check_key(key: jax.Array, num_rows: int) -> None:
     if not is_typed and not (is_array and key.dtype == np.uint32 and key.shape[-1:] == (2,)):
         given = f"{key.dtype}{list(key.shape)}" if is_array else f"a {type(key).__name__}"
         raise InputError(
-            explain(
-                f"{given} as prng_key",
-                "a typed key, or raw threefry keys, uint32[2] or [rows, 2]",
-                "Make one with jax.random.key(seed).",
-            )
+            f"{given} as prng_key",
+            "a typed key, or raw threefry keys, uint32[2] or [rows, 2]",
+            "Make one with jax.random.key(seed).",
         )
     rank = key.ndim if is_typed else key.ndim - 1
     if rank == 0 or (rank == 1 and key.shape[0] == num_rows):
         return
     given = f"{key.shape[0]} keys" if rank == 1 else f"a key of shape {list(key.shape)}"
     raise InputError(
-        explain(f"{given} for {num_rows} rows", "one key, or one for each row", "Split or select.")
+        f"{given} for {num_rows} rows", "one key, or one for each row", "Split or select."
     )
 
 

@@ -11,6 +11,10 @@ class EnginebayError(Exception):
 
     exit_code = 1
 
+    def __init__(self, given: str = "", allowed: str | None = None, todo: str = "") -> None:
+        """A sentence, or the three parts of a message about what was given; see `explain`."""
+        super().__init__(given if allowed is None else explain(given, allowed, todo))
+
 
 class InputError(EnginebayError, ValueError):
     """What the caller gave is wrong; the message says what is allowed and what to do."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 
 
 class PageTable:
@@ -42,11 +42,9 @@ class PageTable:
         """InputError when a row cannot have so many pages."""
         if num_pages > self.max_pages_per_req:
             raise InputError(
-                explain(
-                    f"{num_pages} pages of {self.page_size} tokens for one row",
-                    f"{self.max_pages_per_req}, as many as max_model_len needs",
-                    "Give the row no pages beyond its context.",
-                )
+                f"{num_pages} pages of {self.page_size} tokens for one row",
+                f"{self.max_pages_per_req}, as many as max_model_len needs",
+                "Give the row no pages beyond its context.",
             )
 
     def reset(self, row: int) -> None:

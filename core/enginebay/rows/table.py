@@ -120,11 +120,9 @@ class RowTable:
         if (ends > self.max_model_len).any():
             worst = int(ends.argmax())
             raise InputError(
-                explain(
-                    f"{counts[worst]} tokens after the {starts[worst]} of row {rows[worst]}",
-                    f"{self.max_model_len} in all",
-                    "End the request before.",
-                )
+                f"{counts[worst]} tokens after the {starts[worst]} of row {rows[worst]}",
+                f"{self.max_model_len} in all",
+                "End the request before.",
             )
         which, step = np.nonzero(np.arange(token_ids.shape[1]) < counts[:, None])
         self.token_ids[rows[which], starts[which] + step] = token_ids[which, step]
@@ -169,7 +167,7 @@ class RowTable:
                 f"request id {req_id!r}",
                 f"It is in row {self._rows[req_id]}: remove it first.",
             )
-            raise InputError(explain(given, "an id that is not in the table", todo))
+            raise InputError(given, "an id that is not in the table", todo)
         default = "Leave req_index out for the lowest free row."
         if req_index is None:
             if self.num_reqs < self.max_num_reqs:
@@ -181,7 +179,7 @@ class RowTable:
         if not 0 <= req_index < self.max_num_reqs:
             raise IndexError(explain(f"row {req_index}", f"0 to {self.max_num_reqs - 1}", default))
         if self.requests[req_index] is not None:
-            raise InputError(explain(f"row {req_index}, which is taken", "a free row", default))
+            raise InputError(f"row {req_index}, which is taken", "a free row", default)
         return req_index
 
 
@@ -191,20 +189,16 @@ def _make_tokens(num_rows: int, max_model_len: int) -> np.ndarray:
         return np.zeros((num_rows, max_model_len), np.int32)
     except (MemoryError, ValueError, OverflowError):
         raise UnsupportedError(
-            explain(
-                f"a table of {num_rows} rows of {max_model_len} tokens",
-                "what this machine's memory holds",
-                "Lower max_model_len or max_num_seqs.",
-            )
+            f"a table of {num_rows} rows of {max_model_len} tokens",
+            "what this machine's memory holds",
+            "Lower max_model_len or max_num_seqs.",
         ) from None
 
 
 def _check_counts(counts: Sequence[int], page_sizes: Sequence[int]) -> None:
     if min(*counts, *page_sizes) < 1 or not page_sizes:
         raise InputError(
-            explain(
-                f"a row table of {[*counts, *page_sizes]} (the last: page sizes)",
-                "counts of at least 1, at least one page size",
-                "Correct them.",
-            )
+            f"a row table of {[*counts, *page_sizes]} (the last: page sizes)",
+            "counts of at least 1, at least one page size",
+            "Correct them.",
         )
