@@ -18,13 +18,14 @@ from enginebay.llm.override import Given
 from enginebay.llm.prepare import Param, check_streamable
 from enginebay.llm.priority import Priorities, Tenants, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts
+from enginebay.loop.observer import Observers
 from enginebay.model import Checkpoint
 from enginebay.worker.chat import Message
-from enginebay_esurge.audience import Audience
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import no_template
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for
-from enginebay_esurge.monitoring import Monitoring, MonitoringSettings
+from enginebay_esurge.monitoring import Monitoring
+from enginebay_esurge.monitoring_settings import MonitoringSettings
 from enginebay_esurge.opening import load_engine, open_subject
 from enginebay_esurge.outputs import RequestOutput
 from enginebay_esurge.profiling import Profiler
@@ -152,7 +153,7 @@ class eSurge:  # noqa: N801  # the name its users know
         return self._service.parts.engine
 
     @property
-    def audience(self) -> Audience:
+    def audience(self) -> Observers:
         """Observers of the engine's work (enginebay.loop.observer): add one, or remove it."""
         return self._service.audience
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import http.client
 import logging
 import os
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from enginebay_esurge.dashboard import DATASOURCE_UID, write_provisioning
+from enginebay_esurge.monitoring_settings import MonitoringSettings
 
 log = logging.getLogger("enginebay.esurge")
 
@@ -29,38 +29,22 @@ HERE = "127.0.0.1"
 LOOPBACK = (None, "localhost", HERE, "::1")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrafanaSettings:
-    """What was asked for. `datasource_url` is settled."""
-
-    port: int
-    host: str | None
-    image: str
-    use_docker: bool
-    admin_user: str
-    admin_password: str
-    allow_anonymous: bool
-    datasource_name: str
-    datasource_uid: str | None
-    datasource_url: str
-    speculates: bool = False
-    """Whether the engine has a proposer, whose drafts the dashboard shows."""
-
-
 class Grafana:
     """A running server in a folder of its own; `close` ends the one and removes the other."""
 
-    def __init__(self, settings: GrafanaSettings) -> None:
-        """RuntimeError when there is none, or it does not start; then nothing is left."""
+    def __init__(
+        self, settings: MonitoringSettings, source_url: str, *, speculates: bool = False
+    ) -> None:
+        """Reads from the data source at source_url. RuntimeError when there is none, or it does not start; then nothing is left."""
         self._folder = Path(tempfile.mkdtemp(prefix="esurge-grafana-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_command: Sequence[str] = ()
         try:
-            self._start(settings)
+            self._start(settings, source_url, speculates=speculates)
         except BaseException:
             self.close()
             raise
-        self.url = f"http://{settings.host or 'localhost'}:{settings.port}"
+        self.url = f"http://{settings.grafana_host or 'localhost'}:{settings.grafana_port}"
 
     def close(self) -> None:
         """End the server, and remove its folder."""
@@ -81,14 +65,14 @@ class Grafana:
                 process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, settings: GrafanaSettings) -> None:
-        _check_free(settings.port)
+    def _start(self, settings: MonitoringSettings, source_url: str, *, speculates: bool) -> None:
+        _check_free(settings.grafana_port)
         provisioning = write_provisioning(
             self._folder,
-            name=settings.datasource_name,
-            uid=settings.datasource_uid or DATASOURCE_UID,
-            url=settings.datasource_url,
-            speculates=settings.speculates,
+            name=settings.grafana_datasource_name,
+            uid=settings.grafana_datasource_uid or DATASOURCE_UID,
+            url=source_url,
+            speculates=speculates,
         )
         variables = _variables(settings, self._folder, provisioning)
         command = _local_command()
@@ -96,7 +80,7 @@ class Grafana:
             for name in ("data", "logs", "plugins"):
                 (self._folder / name).mkdir(mode=0o700)
                 variables[f"GF_PATHS_{name.upper()}"] = str(self._folder / name)
-        elif settings.use_docker:
+        elif settings.grafana_use_docker:
             docker = shutil.which("docker")
             if docker is None:
                 raise RuntimeError("neither grafana-server nor docker is on PATH")
@@ -115,17 +99,17 @@ class Grafana:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # an interrupt at the terminal is ours to handle
             )
-        _wait_until_it_answers(self._process, settings.port, output)
+        _wait_until_it_answers(self._process, settings.grafana_port, output)
 
 
-def _variables(settings: GrafanaSettings, folder: Path, provisioning: Path) -> dict[str, str]:
+def _variables(settings: MonitoringSettings, folder: Path, provisioning: Path) -> dict[str, str]:
     """Grafana's settings. They go by the environment, because everybody can read a command line."""
     return {
-        "GF_SERVER_HTTP_PORT": str(settings.port),
-        "GF_SERVER_HTTP_ADDR": HERE if settings.host in LOOPBACK else "",
-        "GF_SECURITY_ADMIN_USER": settings.admin_user,
-        "GF_SECURITY_ADMIN_PASSWORD": settings.admin_password,
-        "GF_AUTH_ANONYMOUS_ENABLED": str(settings.allow_anonymous).lower(),
+        "GF_SERVER_HTTP_PORT": str(settings.grafana_port),
+        "GF_SERVER_HTTP_ADDR": HERE if settings.grafana_host in LOOPBACK else "",
+        "GF_SECURITY_ADMIN_USER": settings.grafana_admin_user,
+        "GF_SECURITY_ADMIN_PASSWORD": settings.grafana_admin_password,
+        "GF_AUTH_ANONYMOUS_ENABLED": str(settings.grafana_allow_anonymous).lower(),
         "GF_AUTH_ANONYMOUS_ORG_ROLE": "Admin",
         "GF_PATHS_PROVISIONING": str(provisioning),
         "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(folder / "dashboards" / "esurge.json"),
@@ -148,7 +132,7 @@ def _local_command() -> list[str] | None:
 def _docker_command(
     docker: str,
     container: str,
-    settings: GrafanaSettings,
+    settings: MonitoringSettings,
     folder: Path,
     variables: Mapping[str, str],
 ) -> list[str]:
@@ -160,11 +144,21 @@ def _docker_command(
     if sys.platform != "linux":
         names.remove("GF_SERVER_HTTP_ADDR")
         names.remove("GF_SERVER_HTTP_PORT")
-        address = f"{HERE}:" if settings.host in LOOPBACK else ""
-        network = ["--publish", f"{address}{settings.port}:3000"]
+        address = f"{HERE}:" if settings.grafana_host in LOOPBACK else ""
+        network = ["--publish", f"{address}{settings.grafana_port}:3000"]
     given = [part for name in names for part in ("--env", name)]
     mounted = ["--volume", f"{folder}:{folder}:ro"]
-    return [docker, "run", "--rm", "--name", container, *network, *mounted, *given, settings.image]
+    return [
+        docker,
+        "run",
+        "--rm",
+        "--name",
+        container,
+        *network,
+        *mounted,
+        *given,
+        settings.grafana_image,
+    ]
 
 
 def _check_free(port: int) -> None:

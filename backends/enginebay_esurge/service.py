@@ -14,8 +14,8 @@ from enginebay.errors import EnginebayError
 from enginebay.llm.override import Given, overridden
 from enginebay.loop.loop import EngineLoop, count_prompts, end_all
 from enginebay.loop.messages import Take, Ticket
+from enginebay.loop.observer import Observers
 from enginebay.types import Request
-from enginebay_esurge.audience import Audience
 from enginebay_esurge.errors import BusyError, NotRunningError
 
 
@@ -33,7 +33,7 @@ class Service:
         self.parts = parts
         self._compiling = compiling or Background()
         self.lock = threading.RLock()
-        self.audience = Audience()
+        self.audience = Observers()
         self._drops_cache = drops_cache
         self._loop: EngineLoop | None = None
 
@@ -72,8 +72,9 @@ class Service:
             if loop is None:
                 engine.make_arrays()
                 parts = self.parts
-                self._loop = EngineLoop(engine, parts.scheduler, parts.plan.config, parts.proposer)
-                self.audience.follow(self._loop.observers)
+                self._loop = EngineLoop(
+                    engine, parts.scheduler, parts.plan.config, parts.proposer, self.audience
+                )
             elif loop.is_paused:
                 loop.call(lambda: _go_on(loop, engine))
             self._compiling.start()

@@ -110,6 +110,44 @@ class SampleState:
         if self.is_spent:
             raise _spent()
 
+    def check(self, vocab_size: int) -> None:
+        """InputError for a state that no generation of a model with this vocabulary gave: stored ones
+        come from outside.
+
+        Of its tokens those that the mask shows are looked at, and each row's running token.
+        """
+        try:
+            num_rows, width = self.sequences.shape
+            ids = np.asarray(self.sequences)[np.asarray(self.model_kwargs["attention_mask"]) > 0]
+            ids = np.concatenate([ids, np.asarray(self.running_token).reshape(-1)])
+            counts = int(self.padded_length), int(self.current_length), int(self.generated_tokens)
+            seconds = float(self.tokens_per_second), float(self._time_spent_computing)
+            wrong = ids[(ids < 0) | (ids >= vocab_size)]
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ) as error:
+            raise _of_another(shown_text(str(error))) from error
+        if len(wrong):
+            raise InputError(
+                f"a state with token id {wrong[0]}",
+                f"0 to {vocab_size - 1}",
+                "Use the model it came from.",
+            )
+        if (
+            not num_rows
+            or not 0 < counts[0] <= counts[1] <= width
+            or counts[2] < 0
+            or math.isnan(sum(seconds))
+        ):
+            raise _of_another(
+                f"{counts[0]} of {counts[1]} columns in use, {counts[2]} tokens generated"
+            )
+
     def copy(self) -> SampleState:
         """The same state in arrays of its own, which no step takes over."""
         self.check_not_spent()
@@ -198,38 +236,6 @@ def _spent() -> SpentStateError:
         "the newest state, or a copy",
         "Keep state.copy() of a state that is to be used again.",
     )
-
-
-def check_state(state: SampleState, vocab_size: int) -> None:
-    """InputError for a state that no generation of a model with this vocabulary gave: stored ones
-    come from outside.
-
-    Of its tokens those that the mask shows are looked at, and each row's running token.
-    """
-    try:
-        num_rows, width = state.sequences.shape
-        ids = np.asarray(state.sequences)[np.asarray(state.model_kwargs["attention_mask"]) > 0]
-        ids = np.concatenate([ids, np.asarray(state.running_token).reshape(-1)])
-        counts = int(state.padded_length), int(state.current_length), int(state.generated_tokens)
-        seconds = float(state.tokens_per_second), float(state._time_spent_computing)
-        wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _of_another(shown_text(str(error))) from error
-    if len(wrong):
-        raise InputError(
-            f"a state with token id {wrong[0]}",
-            f"0 to {vocab_size - 1}",
-            "Use the model it came from.",
-        )
-    if (
-        not num_rows
-        or not 0 < counts[0] <= counts[1] <= width
-        or counts[2] < 0
-        or math.isnan(sum(seconds))
-    ):
-        raise _of_another(
-            f"{counts[0]} of {counts[1]} columns in use, {counts[2]} tokens generated"
-        )
 
 
 def _of_another(why: str) -> InputError:

@@ -18,7 +18,7 @@ from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.partition import LEAF_NAMES
 from enginebay_vinference.precompile import vInferencePreCompileConfig
 from enginebay_vinference.programs import SAMPLING, Kind, Programs, Use
-from enginebay_vinference.state import SampleState, check_state, row_keys
+from enginebay_vinference.state import SampleState, row_keys
 
 NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
 """The sampling columns of a row without a prompt; the others are 0."""
@@ -135,7 +135,7 @@ class Stepper:
         generations cannot give.
         """
         state.check_not_spent()
-        check_state(state, self.programs.engine.parts.model.info.vocab_size)
+        state.check(self.programs.engine.parts.model.info.vocab_size)
 
     def make_key(self, seed: int) -> jax.Array:
         """The typed key of a seed: the one that a request with this seed has in every engine."""

@@ -21,7 +21,6 @@ from enginebay_models.safetensors_file import read_file
 from enginebay_models.source import CheckpointSource
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_vinference import SampleState
-from enginebay_vinference.state import check_state
 from tests.brief import BRIEF
 from tests.hostile.inputs import VALUES, changed, few_or_all, hold
 from tests.unit.vinference.test_vinference_state import make_state
@@ -202,7 +201,7 @@ TAGGED = st.builds(
 def test_stored_states_as_json(count: int) -> None:
     def load(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
         state = SampleState.from_json(json.dumps({**pair[0], **pair[1]}))
-        check_state(state, 2048)
+        state.check(2048)
 
     tagged = st.dictionaries(st.sampled_from(list(PLAIN)), TAGGED, max_size=2)
     assert hold(st.tuples(changed(PLAIN), tagged), load, count) > count // 2

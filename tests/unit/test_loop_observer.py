@@ -125,7 +125,7 @@ def test_aborts_and_failures_are_endings_too(loop: EngineLoop) -> None:
 def test_tokens_of_a_request_that_has_ended_meanwhile_are_not_counted(loop: EngineLoop) -> None:
     """It is aborted when its first token is read, while its next step runs."""
     notes = Notes()
-    loop.watch.add(notes)
+    loop.observers.add(notes)
     with seeing(loop.engine, read=lambda *_: loop.abort("left")):
         told = events(loop.submit([request("left")])[0])
         loop.call(lambda: None)

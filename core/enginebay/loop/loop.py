@@ -27,6 +27,7 @@ from enginebay.loop.messages import (
     Ticket,
     TokenEvent,
 )
+from enginebay.loop.observer import Observers
 from enginebay.loop.request_table import RequestTable
 from enginebay.loop.steps import StepRunner
 from enginebay.proposer import Proposer
@@ -58,14 +59,19 @@ class EngineLoop:
         scheduler: Scheduler,
         config: EngineConfig,
         proposer: Proposer | None = None,
+        observers: Observers | None = None,
     ) -> None:
-        """`proposer`: who drafts tokens, of an engine whose configuration names it; None: nobody."""
+        """`proposer`: who drafts tokens, of an engine whose configuration names it; None: nobody.
+        `observers`: those of the loop before this one; None: new ones, without an observer.
+        """
         self.engine = engine
         self.scheduler = scheduler
         self._state = scheduler.initial_state()
         self._requests = RequestTable()
         self._delivery = Delivery(self.abort)
-        self._steps = StepRunner(engine, config, self._requests, proposer, self._delivery.flush)
+        self._steps = StepRunner(
+            engine, config, self._requests, proposer, self._delivery.flush, observers
+        )
         self._max_unread = MAX_IN_FLIGHT - 1 if config.overlap_execution else 0
         self.observers = self._steps.observers  # who is told of what the loop does
         self._inbox = Inbox()

@@ -96,7 +96,8 @@ class Observer(ABC):
 
 
 class Observers:
-    """Tells a loop's observers. The loop asks `is_on` before it measures anything.
+    """Tells the observers of a loop, or of several that run one after the other. A loop asks
+    `is_on` before it measures anything.
 
     `add` and `remove` may be called from any thread; the rest belongs to the loop's.
     """
@@ -108,6 +109,10 @@ class Observers:
         self._last_read_s = -math.inf
         self._schedule: tuple[float, float] | None = None
         self._num_rows = self._num_tokens = self._num_preempted = 0
+
+    def __len__(self) -> int:
+        """How many observers there are."""
+        return len(self._observers)
 
     def add(self, observer: Observer) -> None:
         """Tell one more, from the next update on, after those that are told already."""

@@ -79,6 +79,7 @@ class StepRunner:
         requests: RequestTable,
         proposer: Proposer | None = None,
         flush: Callable[[], None] = lambda: None,
+        observers: Observers | None = None,
     ) -> None:
         """`flush` is called when the events of a step are in the outboxes."""
         self.engine = engine
@@ -87,7 +88,7 @@ class StepRunner:
         self.requests = requests
         self.admission = Admission(engine, requests)
         self.speculation = Speculation(proposer, config, engine.rows)
-        self.observers = Observers()
+        self.observers = Observers() if observers is None else observers
         self.in_flight: collections.deque[InFlight] = collections.deque()
         self.at_work: Sequence[RequestState] | None = None
         """The requests of the step that is being launched or read: when that fails, theirs is the
