@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from enginebay.compose.composition import Plan
 from enginebay.errors import RequestError
-from enginebay.llm.override import Given
 from enginebay.llm.prepare import Param, check_streamable
 from enginebay.llm.priority import Priorities, Tenants, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts
@@ -281,18 +280,14 @@ class eSurge:  # noqa: N801  # the name its users know
         self._serving.abort(request_id)
 
     @contextlib.contextmanager
-    def override(
-        self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
-        rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
-    ) -> Iterator[Self]:  # fmt: skip
+    def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
         """While the block lasts, steps run with other implementations of ops, as in LLM.override,
         also of an engine that is stopped or paused, whose cache is then allocated.
 
         IncorrectError for one that fails its quick check, RequestError (a ValueError) while
         requests are under way; those that are at the end of the block end with StoppedError.
         """
-        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
-        with self._service.override(given, check=check):
+        with self._service.override(implementations, check=check):
             yield self
 
     def set_sampling_params_callback(self, callback: SamplingCallback | None) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.background import Background
 from enginebay.compose.composition import Composed
 from enginebay.engine import Engine
 from enginebay.errors import EnginebayError
-from enginebay.llm.override import Given, overridden
+from enginebay.llm.override import overridden
 from enginebay.loop.loop import EngineLoop, count_prompts, end_all
 from enginebay.loop.messages import Take, Ticket
 from enginebay.loop.observer import Observers
@@ -136,7 +136,7 @@ class Service:
             return function() if self._loop is None else self._loop.call(function)
 
     @contextlib.contextmanager
-    def override(self, given: Given, *, check: bool) -> Iterator[None]:
+    def override(self, given: Mapping[str, Any], *, check: bool) -> Iterator[None]:
         """While the block lasts, steps run with other implementations, whether the service runs or
         not; see `overridden`.
         """

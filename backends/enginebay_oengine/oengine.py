@@ -20,7 +20,6 @@ from enginebay.compose.composition import make_parts
 from enginebay.compose.override import overridden_plan
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, explain
-from enginebay.llm.override import Given
 from enginebay.model import Weights
 from enginebay.runner.weights import merge_weights
 from enginebay.sampler import request_key
@@ -247,19 +246,15 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         return self._state is not None and self._state.vacate(int(slot))
 
     @contextlib.contextmanager
-    def override(
-        self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
-        rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
-    ) -> Iterator[Self]:  # fmt: skip
+    def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
         """While the block lasts, steps run with other implementations of ops, as in LLM.override.
 
         RequestError while sequences hold pages, in slots or as prefixes: free and release them
         first. At the end of the block all slots are freed, and prefixes that were made in it are
         released. The former programs come back without compiling.
         """
-        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         before = self.model
-        plan = overridden_plan(before.plan, given.by_op(), check=check)
+        plan = overridden_plan(before.plan, implementations, check=check)
         parts = make_parts(plan)
         with self._steps.override(parts, self._free_slots):
             self.model, self.graphdef = dataclasses.replace(before, plan=plan, parts=parts), parts

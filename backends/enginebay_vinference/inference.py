@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec
 from enginebay.compose.composition import make_parts
 from enginebay.compose.override import overridden_plan
 from enginebay.errors import RequestError
-from enginebay.llm.override import Given
 from enginebay.model import Model, Weights
 from enginebay.runner.weights import merge_weights
 from enginebay.text import Tokenizer
@@ -350,18 +349,14 @@ class vInference:  # noqa: N801  # the name its users know
         return together.stream(prompts) if stream else await together.gather(prompts)
 
     @contextlib.contextmanager
-    def override(
-        self, *, attention: Any = None, embedding: Any = None, kv_write: Any = None, linear: Any = None,
-        rms_norm: Any = None, rope: Any = None, sample: Any = None, check: bool = True,
-    ) -> Iterator[Self]:  # fmt: skip
+    def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
         """In the block, functions are made of other implementations of ops, as in LLM.override.
 
         RequestError while generations are under way; those that are at the end of the block end
         with StoppedError. A state may be taken into or out of the block, and goes on as it is.
         """
         subject, done = self._subject, self._precompiler.done
-        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
-        plan = overridden_plan(subject.plan, given.by_op(), check=check)
+        plan = overridden_plan(subject.plan, implementations, check=check)
         with self.programs.override(make_parts(plan)):
             self._subject = dataclasses.replace(subject, plan=plan)
             try:

@@ -170,6 +170,7 @@ def test_what_the_cache_knows_is_forgotten_at_both_ends(paged_llm: LLM) -> None:
         ({"attention": "no_such_kernel"}, UnknownNameError, "no_such_kernel"),
         ({"attention": "xla", "kv_write": "xla"}, UnsupportedError, ("attention writes the cache "
             "itself")),
+        ({"atention": "xla"}, UnknownNameError, "Did you mean 'attention'"),
         ({}, InputError, "override.. of nothing"),
     ],
 )  # fmt: skip

@@ -43,13 +43,14 @@ class _Given:
 
 
 def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Plan:
-    """`plan` with other implementations by op: functions, objects, names, or for attention a
-    mapping from phases to these.
+    """`plan` with other implementations by op: functions, objects, names, import paths, or for
+    attention a mapping from phases to these; None is none.
 
     The cache keeps its layout. InputError for what cannot be an implementation, UnsupportedError
     for one that cannot serve the model or the layout here, IncorrectError for one that fails its
     quick check. Nothing is changed.
     """
+    given = {op: value for op, value in given.items() if value is not None}
     if not given:
         raise InputError(
             explain("override() of nothing", "an implementation of at least one op", "Name the op.")

@@ -14,7 +14,7 @@ from enginebay.compose.composition import Composed, Plan, Progress, build, make_
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError, explain
 from enginebay.llm.events import AsyncEvents, Events
-from enginebay.llm.override import Given, overridden
+from enginebay.llm.override import overridden
 from enginebay.llm.prepare import Abilities, Param, Params, Prepared, Preparer, check_streamable
 from enginebay.llm.priority import Priorities, Tenants
 from enginebay.llm.prompts import Prompt, Prompts
@@ -150,30 +150,19 @@ class LLM:
             is_left.set()
 
     @contextlib.contextmanager
-    def override(
-        self,
-        *,
-        attention: Any = None,
-        embedding: Any = None,
-        kv_write: Any = None,
-        linear: Any = None,
-        rms_norm: Any = None,
-        rope: Any = None,
-        sample: Any = None,
-        check: bool = True,
-    ) -> Iterator[Self]:
+    def override(self, *, check: bool = True, **implementations: Any) -> Iterator[Self]:
         """In the block all steps run with other implementations of ops, registered or not.
 
-        Each is a whole implementation, a name, or an import path; attention may be a function in
+        `implementations` are named after the ops, as in override(attention=..., rms_norm=...), a
+        plugin's ops too. Each is a whole implementation, a name, or an import path; attention may be a function in
         the simple form (enginebay.ops.simple), or {phase: implementation} for some phases.
         Each must pass a quick check unless `check` is False: IncorrectError. RequestError while
         requests are under way; those at the end of the block end with StoppedError. The former
         programs come back without compiling. Blocks nest.
         """
-        given = Given(attention, embedding, kv_write, linear, rms_norm, rope, sample)
         end = functools.partial(end_all, self._loop)
         before = self._parts
-        with overridden(before, self._loop, end, given, check=check) as self._parts:
+        with overridden(before, self._loop, end, implementations, check=check) as self._parts:
             try:
                 yield self
             finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from enginebay.compose.composition import Composed, make_parts
@@ -33,31 +33,14 @@ EndAll = Callable[[EnginebayError], None]
 """Ends every request with an error; called between steps."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """What the faces' override() take for each op: an implementation, a name, an import path, or
-    None for none.
-
-    Of attention also a mapping from phases to these.
-    """
-
-    attention: Any = None
-    embedding: Any = None
-    kv_write: Any = None
-    linear: Any = None
-    rms_norm: Any = None
-    rope: Any = None
-    sample: Any = None
-
-    def by_op(self) -> dict[str, Any]:
-        """Those that are not None."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {op: value for op, value in named.items() if value is not None}
-
-
 @contextlib.contextmanager
 def overridden(
-    parts: Composed, driver: EngineDriver, end_all: EndAll, given: Given, *, check: bool = True
+    parts: Composed,
+    driver: EngineDriver,
+    end_all: EndAll,
+    given: Mapping[str, Any],
+    *,
+    check: bool = True,
 ) -> Iterator[Composed]:
     """While the block lasts, an engine's steps run with other implementations of ops; yields its
     parts with their plan.
@@ -68,7 +51,7 @@ def overridden(
     whatever forbid_compiling says. Blocks nest.
     """
     engine = parts.engine
-    plan = overridden_plan(parts.plan, given.by_op(), check=check)
+    plan = overridden_plan(parts.plan, given, check=check)
 
     def begin() -> tuple[Callable[[], None], bool]:
         count = driver.num_waiting + driver.num_running
