@@ -4,23 +4,15 @@ new weights in place.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from enginebay.on_demand import on_demand
 
 if TYPE_CHECKING:
     from enginebay.outputs import CompletionOutput
     from enginebay_esurge.errors import BusyError, NoTemplateError, NotRunningError
     from enginebay_esurge.esurge import eSurge
     from enginebay_esurge.outputs import RequestOutput
-
-_HOMES = {
-    "BusyError": "enginebay_esurge.errors",
-    "CompletionOutput": "enginebay.outputs",
-    "NoTemplateError": "enginebay_esurge.errors",
-    "NotRunningError": "enginebay_esurge.errors",
-    "RequestOutput": "enginebay_esurge.outputs",
-    "eSurge": "enginebay_esurge.esurge",
-}
 
 __all__ = [
     "BusyError",
@@ -31,11 +23,13 @@ __all__ = [
     "eSurge",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for, so that importing the package imports no
-    JAX.
-    """
-    if name not in _HOMES:
-        raise AttributeError(f"module 'enginebay_esurge' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Names are imported when they are first asked for, so that listing plugins imports no JAX.
+__getattr__ = on_demand(
+    __name__,
+    {
+        "enginebay.outputs": "CompletionOutput",
+        "enginebay_esurge.errors": "BusyError NoTemplateError NotRunningError",
+        "enginebay_esurge.esurge": "eSurge",
+        "enginebay_esurge.outputs": "RequestOutput",
+    },
+)

@@ -4,8 +4,9 @@ process.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from enginebay.on_demand import on_demand
 
 if TYPE_CHECKING:
     from enginebay_vinference.errors import InferenceWarning, SpentStateError
@@ -15,17 +16,6 @@ if TYPE_CHECKING:
     from enginebay_vinference.precompile import vInferencePreCompileConfig
     from enginebay_vinference.prompts import PromptOutput
     from enginebay_vinference.state import SampleState
-
-_HOMES = {
-    "InferenceWarning": "errors",
-    "PartitionAxis": "partition",
-    "PromptOutput": "prompts",
-    "SampleState": "state",
-    "SpentStateError": "errors",
-    "vInference": "inference",
-    "vInferenceConfig": "inference_config",
-    "vInferencePreCompileConfig": "precompile",
-}
 
 __all__ = [
     "InferenceWarning",
@@ -38,9 +28,16 @@ __all__ = [
     "vInferencePreCompileConfig",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for, so that listing plugins imports no JAX."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'enginebay_vinference' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"enginebay_vinference.{_HOMES[name]}"), name)
+# Names are imported when they are first asked for, so that listing plugins imports no JAX.
+__getattr__ = on_demand(
+    __name__,
+    {
+        "enginebay_vinference.errors": "InferenceWarning SpentStateError",
+        "enginebay_vinference.inference": "vInference",
+        "enginebay_vinference.inference_config": "vInferenceConfig",
+        "enginebay_vinference.partition": "PartitionAxis",
+        "enginebay_vinference.precompile": "vInferencePreCompileConfig",
+        "enginebay_vinference.prompts": "PromptOutput",
+        "enginebay_vinference.state": "SampleState",
+    },
+)

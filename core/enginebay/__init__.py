@@ -8,8 +8,9 @@ with LLM("demo") as llm:
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from enginebay.on_demand import on_demand
 
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
@@ -20,22 +21,6 @@ if TYPE_CHECKING:
     from enginebay.types import SamplingParams
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "LLM": "enginebay.llm",
-    "AsyncEvents": "enginebay.llm.events",
-    "Events": "enginebay.llm.events",
-    "RequestEnded": "enginebay.llm.events",
-    "SamplingParams": "enginebay.types",
-    "RequestOutput": "enginebay.outputs",
-    "CompletionOutput": "enginebay.outputs",
-    "StreamChunk": "enginebay.outputs",
-    "EngineConfig": "enginebay.config",
-    "EnginebayError": "enginebay.errors",
-    "InputError": "enginebay.errors",
-    "UnsupportedError": "enginebay.errors",
-    "InternalError": "enginebay.errors",
-}
 
 __all__ = [
     "LLM",
@@ -53,9 +38,15 @@ __all__ = [
     "UnsupportedError",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for, so that `import enginebay` stays cheap."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'enginebay' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# Names are imported when they are first asked for, so that `import enginebay` stays cheap.
+__getattr__ = on_demand(
+    __name__,
+    {
+        "enginebay.config": "EngineConfig",
+        "enginebay.errors": "EnginebayError InputError InternalError UnsupportedError",
+        "enginebay.llm": "LLM",
+        "enginebay.llm.events": "AsyncEvents Events RequestEnded",
+        "enginebay.outputs": "CompletionOutput RequestOutput StreamChunk",
+        "enginebay.types": "SamplingParams",
+    },
+)
