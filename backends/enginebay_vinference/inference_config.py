@@ -14,10 +14,9 @@ from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.partition import (
     PartitionAxis,
     Rules,
-    axis_from_plain,
     default_rules,
-    rules_from_plain,
-    rules_to_plain,
+    spec_from_plain,
+    spec_to_plain,
 )
 from enginebay_vinference.precompile import plain_int, vInferencePreCompileConfig
 
@@ -158,13 +157,14 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold, as from_dict takes them."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        counts, axis = self.num_return_sequences, self.partition_axis
+        counts, axis, rules = self.num_return_sequences, self.partition_axis, self.partition_rules
         assert isinstance(self.sampling_params, SamplingParams), "made when none were given"
         return plain | {
             "num_return_sequences": {str(k): n for k, n in counts.items()}
             if isinstance(counts, Mapping)
             else counts,
-            "partition_rules": rules_to_plain(self.partition_rules),
+            "partition_rules": rules
+            and [[pattern, spec_to_plain(spec)] for pattern, spec in rules],
             "partition_axis": None if axis is None else dataclasses.asdict(axis),
             "sampling_params": self.sampling_params.model_dump(mode="json", exclude_unset=True),
         }
@@ -176,8 +176,11 @@ class vInferenceConfig:  # noqa: N801  # the name its users know
         counts = fields.get("num_return_sequences", 1)
         if isinstance(counts, Mapping):
             fields["num_return_sequences"] = {int(key): count for key, count in counts.items()}
-        fields["partition_rules"] = rules_from_plain(fields.get("partition_rules"))
-        fields["partition_axis"] = axis_from_plain(fields.get("partition_axis"))
+        rules, axis = fields.get("partition_rules"), fields.get("partition_axis")
+        if rules is not None:
+            fields["partition_rules"] = tuple((p, spec_from_plain(spec)) for p, spec in rules)
+        if axis is not None:
+            fields["partition_axis"] = PartitionAxis(**axis)
         return cls(**fields)
 
     def to_json(self, **options: Any) -> str:

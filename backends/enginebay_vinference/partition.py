@@ -135,20 +135,6 @@ def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[
     return [order.get(axis) for axis in range(rank)]
 
 
-def rules_to_plain(rules: Rules | None) -> list[list[Any]] | None:
-    """Rules as lists, for JSON."""
-    if rules is None:
-        return None
-    return [[pattern, spec_to_plain(spec)] for pattern, spec in rules]
-
-
-def rules_from_plain(plain: Sequence[Any] | None) -> Rules | None:
-    """The rules that rules_to_plain() was called on."""
-    if plain is None:
-        return None
-    return tuple((pattern, spec_from_plain(spec)) for pattern, spec in plain)
-
-
 def spec_to_plain(spec: PartitionSpec) -> list[Any]:
     """A spec as a list, for JSON."""
     return [list(a) if isinstance(a, tuple) else a for a in spec]
@@ -157,8 +143,3 @@ def spec_to_plain(spec: PartitionSpec) -> list[Any]:
 def spec_from_plain(plain: Sequence[Any]) -> PartitionSpec:
     """The spec that spec_to_plain() was called on."""
     return PartitionSpec(*(tuple(a) if isinstance(a, list) else a for a in plain))
-
-
-def axis_from_plain(plain: Mapping[str, Any] | None) -> PartitionAxis | None:
-    """The PartitionAxis of these fields."""
-    return None if plain is None else PartitionAxis(**plain)
