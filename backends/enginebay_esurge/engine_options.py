@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Self
+import copy
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from enginebay_oengine.options import PagedOptions
+
+
+def _like(name: str) -> Any:
+    """A field of the paged engine's options."""
+    return copy.copy(PagedOptions.model_fields[name])
 
 
 class ESurgeOptions(BaseModel):
@@ -30,32 +36,12 @@ class ESurgeOptions(BaseModel):
         description="share of each device's free memory for weights, cache and steps together; the "
         "cache gets no more than max_num_seqs requests of max_model_len tokens need",
     )
-    enable_prefix_caching: bool = Field(
-        default=True,
-        description="keep full pages after their request, for others that begin with the same "
-        "tokens",
-    )
-    num_pages: int | None = Field(
-        default=None, ge=2, description="pages of the cache, with the one that stands for none"
-    )
-    cache_bytes: int | None = Field(
-        default=None, ge=1, description="bytes of the cache on each device"
-    )
-    grow: bool = Field(
-        default=True,
-        description="on a CPU, start with the cache's first 128 MiB, "
-        "and allocate the rest when it is needed",
-    )
-    reserve_all: bool = Field(
-        default=False,
-        description="promise a request all pages that it can need when it is admitted, "
-        "so that none is preempted",
-    )
-    prefix_ttl_s: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="seconds that an unused page is kept; unset: until its room is needed",
-    )
+    enable_prefix_caching: bool = _like("prefix_caching")
+    num_pages: int | None = _like("num_pages")
+    cache_bytes: int | None = _like("cache_bytes")
+    grow: bool = _like("grow")
+    reserve_all: bool = _like("reserve_all")
+    prefix_ttl_s: float | None = _like("prefix_ttl_s")
 
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
