@@ -87,7 +87,7 @@ class Storage:
             if isinstance(value, kind):
                 return {tag: value.to_dict()}
         raise InputError(
-            f"a {type(value).__name__} in {self.what} to be stored",
+            f"a value of type {type(value).__name__} in {self.what} to be stored",
             "arrays, keys, numbers, texts, and lists, tuples, sets and mappings of them",
             f"Take it out, or store it beside {self.what}.",
         )

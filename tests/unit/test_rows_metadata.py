@@ -293,7 +293,7 @@ def test_replacing_leaves_the_original_alone() -> None:  # holds B16
     assert made.logprobs is True
     with pytest.raises(TypeError):
         made.replace(top_q=1)
-    with pytest.raises(ValueError, match="object in sampling metadata"):
+    with pytest.raises(ValueError, match="type object in sampling metadata"):
         made.replace(min_tokens=object()).to_dict()
 
 
