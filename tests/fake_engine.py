@@ -14,7 +14,16 @@ from collections.abc import Callable
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
-from enginebay.engine import Compilations, Engine, MemoryPlan, Pending, RowPlan, RowState, StepPlan
+from enginebay.engine import (
+    Compilations,
+    Engine,
+    GroupState,
+    MemoryPlan,
+    Pending,
+    RowPlan,
+    RowState,
+    StepPlan,
+)
 from enginebay.errors import InternalError
 from enginebay.rows import RowTable
 from enginebay.types import Request
@@ -97,12 +106,11 @@ class FakeEngine(Engine):
         cached = self._read(self._pages([lease])[0], num_cached)[None, :, None, None]
         column = {"length": self._length[row], "finished": self._finished[row]}
         token_ids = self.rows.token_ids[row, : self.rows.num_tokens[row]].copy()
-        return RowState(
-            token_ids, num_cached, int(self._last[row]), {"all": cached}, {"all": cached}, column
-        )
+        groups = {"all": GroupState(0, {"k": cached, "v": cached})}
+        return RowState(token_ids, num_cached, int(self._last[row]), groups, column)
 
     def put(self, lease: Lease, state: RowState) -> None:
-        self._write(lease, self._pages([lease])[0], 0, state.k["all"][0, :, 0, 0])
+        self._write(lease, self._pages([lease])[0], 0, state.groups["all"].arrays["k"][0, :, 0, 0])
         self._last[lease.row] = state.last_token
         self._length[lease.row] = state.sampling["length"]
         self._finished[lease.row] = state.sampling["finished"]
@@ -110,10 +118,11 @@ class FakeEngine(Engine):
     def _pages(self, leases: list[Lease]) -> np.ndarray:
         if self._cache is None:
             raise InternalError("the engine is used before make_arrays()")
-        for source, target in self.ledger.take_copies():
+        (group,) = self.ledger.windows
+        for source, target in self.ledger.take_copies().get(group, ()):
             self._cache[target] = self._cache[source]
         table = np.zeros((len(leases), self.rows.page_tables[0].page_ids.shape[1]), np.int32)
-        self.ledger.write_table(leases, table)
+        self.ledger.write_table(group, leases, table)
         return table
 
     def _read(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:

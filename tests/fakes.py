@@ -20,6 +20,7 @@ from enginebay.runner.parts import EngineParts
 from enginebay.types import FrozenSampling, Request
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.engine import make_ledger
+from enginebay_oengine.geometry import make_geometry
 from enginebay_oengine.options import PagedOptions
 from enginebay_vinference.engine import VInferenceOptions
 from enginebay_vinference.ledger import SlotLedger
@@ -58,7 +59,8 @@ def _rows(parts: EngineParts, page_size: int) -> RowTable:
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
     """Replaces `enginebay_oengine.engine.PagedEngine`; uses the real page ledger."""
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
-    ledger = make_ledger(parts, options, num_pages, rows.page_tables[0])
+    geometry = make_geometry(parts.facts(), options.page_size)
+    ledger = make_ledger(parts, options, geometry, num_pages, rows.page_tables)
     return FakeEngine(rows, ledger, num_pages, ledger.forget)
 
 
@@ -71,7 +73,7 @@ def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
     """Replaces `enginebay_vinference.engine.VInferenceEngine`; uses the real slot ledger."""
     assert parts.config.max_model_len is not None
     rows = _rows(parts, parts.config.max_model_len)
-    ledger = SlotLedger(rows.max_num_reqs, rows.max_model_len, rows.page_tables[0])
+    ledger = SlotLedger(rows.max_num_reqs, rows.max_model_len, tables=rows.page_tables)
     return FakeEngine(rows, ledger, rows.max_num_reqs)
 
 

@@ -104,14 +104,14 @@ class History(Observer):
     @property
     def num_pages(self) -> int:
         """Pages of the cache."""
-        return page_pool(self.service.parts.engine).num_usable
+        return sum(p.num_usable for p in page_pools(self.service.parts.engine))
 
     @property
     def num_pages_used(self) -> int:
         """Pages that requests hold. The engine's thread may change them meanwhile: read so, it may
         be one or two off.
         """
-        return max(0, page_pool(self.service.parts.engine).num_used)
+        return max(0, sum(p.num_used for p in page_pools(self.service.parts.engine)))
 
     @property
     def cache_hit_rate(self) -> float:
@@ -165,11 +165,13 @@ class History(Observer):
         )
 
 
-def page_pool(engine: Engine) -> PagePool:
-    """The pages that an engine gives out, which of an eSurge has a ledger of pages."""
+def page_pools(engine: Engine) -> list[PagePool]:
+    """The pages that an engine gives out, of each cache group. The engine of an eSurge has a ledger
+    of pages.
+    """
     if not isinstance(engine.ledger, PageLedger):
         raise InternalError(f"an eSurge over a {type(engine.ledger).__name__}")
-    return engine.ledger.store.pool
+    return [group.store.pool for group in engine.ledger.groups.values()]
 
 
 def _mean(values: Iterable[float]) -> float:

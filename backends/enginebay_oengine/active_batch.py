@@ -20,7 +20,7 @@ from enginebay.errors import InputError, explain
 from enginebay.runner.device import DeviceRows
 from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.iteration import InitialSequenceRequest
-from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_oengine.page_manager import POOL, HBMPageManager
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ class ActiveSequenceBatch:
         with self.context_lock:
             for slot, active in self.active_slot_requests_map.items():
                 if active.lease is not None:
-                    table[slot, : len(active.lease.pages)] = active.lease.pages
+                    table[slot, : len(active.lease.pages[POOL])] = active.lease.pages[POOL]
         return jnp.asarray(table)
 
     def check_free(self, slot: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,20 @@ import numpy as np
 
 from enginebay.errors import CompilationError, explain
 from enginebay.runner.runner import Runner
+from enginebay_oengine.pool import DUMMY_PAGE
 
 Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
 
 
 def copy_page(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-    """The cache with page `target` equal to page `source`, in every array; axis 0 of each counts
-    pages.
+    """The cache with page target[i] equal to page source[i] in every array of group i, counted in
+    the order of their names; axis 0 of each array counts pages.
     """
-    return jax.tree.map(lambda array: array.at[target].set(array[source]), cache)
+
+    def copied(i: int, group: str) -> Any:
+        return jax.tree.map(lambda a: a.at[target[i]].set(a[source[i]]), cache[group])
+
+    return {group: copied(i, group) for i, group in enumerate(sorted(cache))}
 
 
 class PageCopier:
@@ -43,20 +49,22 @@ class PageCopier:
         described = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), cache
         )
-        page = jax.ShapeDtypeStruct((), jnp.int32)
+        pages = jax.ShapeDtypeStruct((len(cache),), jnp.int32)
         outputs = None
         if (
             runner.placement.mesh is not None
         ):  # donated arrays are reused only when they come back as they went
             outputs = jax.tree.map(lambda a: a.sharding, cache)
         lowered = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs).lower(
-            described, page, page
+            described, pages, pages
         )
         self._program = lowered.compile(compiler_options=runner.compile_options)
         runner.compilations.count += 1
 
-    def __call__(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Launch copies (from, to)."""
+    def __call__(self, copies: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Launch copies (from, to) by cache group. A launch makes one in each group; a group that
+        has none left copies the dummy page onto itself.
+        """
         if not copies:
             return
         runner = self.runner
@@ -69,7 +77,9 @@ class PageCopier:
                 )
             )
         self.compile()
-        for source, target in copies:
+        lists = [copies.get(group, ()) for group in sorted(runner.layouts)]
+        for pairs in itertools.zip_longest(*lists, fillvalue=(DUMMY_PAGE, DUMMY_PAGE)):
             state = runner.state
-            cache = self._program(state.cache, np.int32(source), np.int32(target))
+            source, target = np.asarray(pairs, np.int32).T
+            cache = self._program(state.cache, source, target)
             runner.state = dataclasses.replace(state, cache=cache)

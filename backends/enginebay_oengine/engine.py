@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from enginebay.background import Background
-from enginebay.cache import KVLayout, Lease
+from enginebay.cache import CacheGroup, KVLayout, Lease
 from enginebay.engine import (
     AttentionProblem,
     Compilations,
@@ -29,11 +29,18 @@ from enginebay.runner.rowio import put_row, take_row
 from enginebay.runner.runner import Runner, make_runner
 from enginebay_oengine.geometry import Geometry, make_geometry
 from enginebay_oengine.growing import GrowingPages
+from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import DUMMY_PAGE, PagePool, pages_for
 from enginebay_oengine.prefix import PrefixIndex, Salt
-from enginebay_oengine.sizing import FEWEST_PAGES, choose_num_pages, first_pages, plan_memory
+from enginebay_oengine.sizing import (
+    FEWEST_PAGES,
+    cache_pages,
+    choose_num_pages,
+    first_pages,
+    plan_memory,
+)
 from enginebay_oengine.store import PageStore
 
 
@@ -54,10 +61,10 @@ class PagedEngine(Engine):
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
             vocab_size=parts.model.info.vocab_size,
-            page_sizes=[options.page_size],
+            page_sizes=[options.page_size] * len(parts.model.info.groups),
         )
         self.ledger: PageLedger = make_ledger(
-            parts, options, self.num_pages, self.rows.page_tables[0]
+            parts, options, self.geometry, self.num_pages, self.rows.page_tables
         )
         self.memory: MemoryPlan = plan_memory(parts, self.geometry, self.num_pages)
         self.compilations = Compilations()
@@ -82,11 +89,12 @@ class PagedEngine(Engine):
         if self._runner is None:
             ACCOUNT.promise(self, self.memory, self.parts.placement.devices)
             self._runner = make_runner(self.parts, self.compilations)
-            first = first_pages(self.parts, self.options, self.geometry, self.num_pages)
-            self._pages = GrowingPages(self._runner, self._layouts, first, self.num_pages)
+            whole = cache_pages(self.parts, self.geometry, self.num_pages)
+            first = first_pages(self.parts, self.options, self.geometry, whole)
+            self._pages = GrowingPages(self._runner, self._layouts, first, whole)
         self.pages.make()
 
-    def _layouts(self, num_pages: int) -> Mapping[str, KVLayout]:
+    def _layouts(self, num_pages: Mapping[str, int]) -> Mapping[str, KVLayout]:
         return self.geometry.layouts(num_pages, self.parts.model.info.groups, self.parts.dtype)
 
     def close(self) -> None:
@@ -105,17 +113,23 @@ class PagedEngine(Engine):
 
     def step(self, plan: StepPlan) -> Pending:
         demand = plan.demand
-        wanted = 1 + demand.num_rows * pages_for(demand.num_tokens_per_row, self.options.page_size)
-        self._catch_up(min(wanted, self.num_pages))
+        self._catch_up(
+            demand.num_rows, pages_for(demand.num_tokens_per_row, self.options.page_size)
+        )
         if plan.verifies:
             return _verify(self, plan)
         return self._decode(plan) if plan.is_decode else self._prefill(plan)
 
-    def _catch_up(self, wanted: int = 0) -> None:
-        """Allocate what the ledger has given out, and the first `wanted` pages, and copy what is to
-        be copied.
+    def _catch_up(self, num_rows: int = 0, row_pages: int = 0) -> None:
+        """Allocate what the ledger has given out, and what `num_rows` rows of `row_pages` pages
+        take, and copy what is to be copied.
         """
-        self.pages.reach(max(wanted, self.ledger.store.pool.reach))
+        wanted = {}
+        for name, group in self.ledger.groups.items():
+            each = min(row_pages, self.geometry.row_pages(group.window))
+            pool = group.store.pool
+            wanted[name] = max(min(1 + num_rows * each, pool.num_pages), pool.reach)
+        self.pages.reach(wanted)
         self.pages.copier(self.ledger.take_copies())
 
     def _prefill(self, plan: StepPlan) -> Pending:
@@ -123,9 +137,7 @@ class PagedEngine(Engine):
         num_tokens = sum(row.num_tokens for row in plan.rows)
         wanted = self.geometry.prefill_bucket(len(plan.rows), num_tokens, no_prefix=no_prefix)
         bucket = self.runner.at_hand(StepKey("prefill", wanted)).bucket
-        inputs, places = prefill_inputs(
-            plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
-        )
+        inputs, places = prefill_inputs(plan.rows, bucket, self.rows, self.ledger)
         return self.runner.prefill(bucket, inputs, places)
 
     def _decode(self, plan: StepPlan) -> Pending:
@@ -141,7 +153,6 @@ class PagedEngine(Engine):
             plan.num_steps,
             self.rows,
             self.ledger,
-            self.runner.layouts,
         )
         return self.runner.decode(key, inputs, places)
 
@@ -160,22 +171,32 @@ class PagedEngine(Engine):
 
     def attention_problems(self) -> list[AttentionProblem]:
         return _problems(
-            self.geometry, self._layouts(self.num_pages), drafts_are_rows=self.parts.drafts_are_rows
+            self.geometry,
+            self._layouts(cache_pages(self.parts, self.geometry, self.num_pages)),
+            drafts_are_rows=self.parts.drafts_are_rows,
         )
 
     def take(self, lease: Lease) -> RowState:
         self._catch_up()
         length = int(self.rows.num_tokens[lease.row])
-        pages = np.asarray(lease.pages, np.int32)
+        pages = {group: np.asarray(its, np.int32) for group, its in lease.pages.items()}
         return take_row(self.runner, lease.row, pages, self.rows.token_ids[lease.row, :length])
 
     def put(self, lease: Lease, state: RowState) -> None:
+        self.ledger.resume(lease, state.num_cached)
         self._catch_up()
         # Shared pages hold the same keys and values already; theirs are written where nobody reads.
-        private = [
-            page if self.ledger.store.is_private(page) else DUMMY_PAGE for page in lease.pages
-        ]
-        put_row(self.runner, lease.row, np.asarray(private, np.int32), state)
+        private = {
+            name: np.asarray(
+                [
+                    page if page and group.store.is_private(page) else DUMMY_PAGE
+                    for page in lease.pages[name]
+                ],
+                np.int32,
+            )
+            for name, group in self.ledger.groups.items()
+        }
+        put_row(self.runner, lease.row, private, state)
 
     def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
         return self.runner.writer.read(lease.row)
@@ -205,7 +226,9 @@ def attention_problems(facts: StepFacts, options: PagedOptions) -> list[Attentio
     must.
     """
     geometry = make_geometry(facts, options.page_size)
-    layouts = geometry.layouts(FEWEST_PAGES, facts.groups, facts.dtype)
+    layouts = geometry.layouts(
+        {group.name: FEWEST_PAGES for group in facts.groups}, facts.groups, facts.dtype
+    )
     return _problems(geometry, layouts, drafts_are_rows=facts.drafts_are_rows)
 
 
@@ -219,18 +242,34 @@ def _verify(engine: PagedEngine, plan: StepPlan) -> Pending:
     runner = engine.runner
     key = runner.at_hand(engine.geometry.verify_key(len(plan.rows)))
     most = runner.program.drafts_a_step(key.bucket)
-    inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger, runner.layouts)
+    inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger)
     return runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
 def make_ledger(
-    parts: EngineParts, options: PagedOptions, num_pages: int, table: PageTable
+    parts: EngineParts,
+    options: PagedOptions,
+    geometry: Geometry,
+    num_pages: int,
+    tables: Sequence[PageTable],
 ) -> PageLedger:
-    """The books of a cache of so many pages, of which those of each row are written to `table`."""
-    config = parts.config
+    """The books of a cache of so many pages, of which those of each row are written to the table of
+    their group.
+    """
+    config, counts = parts.config, cache_pages(parts, geometry, num_pages)
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
-    index = PrefixIndex(options.prefix_ttl_s) if options.prefix_caching else None
-    salt = Salt(weights=f"{config.model} {parts.dtype}")
-    store = PageStore(PagePool(num_pages), options.page_size, index, salt)
-    grows = not options.reserve_all
-    return PageLedger(store, config.max_num_seqs, config.max_model_len, grows=grows, table=table)
+
+    def pages(group: CacheGroup, table: PageTable) -> GroupPages:
+        index = PrefixIndex(options.prefix_ttl_s) if options.prefix_caching else None
+        store = PageStore(PagePool(counts[group.name]), index)
+        return GroupPages(store, table, geometry.kept_window(group))
+
+    groups = parts.model.info.groups
+    return PageLedger(
+        {g.name: pages(g, table) for g, table in zip(groups, tables, strict=True)},
+        config.max_num_seqs,
+        config.max_model_len,
+        max_ahead=geometry.max_ahead,
+        grows=not options.reserve_all,
+        salt=Salt(weights=f"{config.model} {parts.dtype}"),
+    )

@@ -19,7 +19,7 @@ class Geometry:
     """Pure functions of an engine's bucket sizes, its pages and whether it decodes on compact
     copies.
 
-    A step's page table is as wide as its longest context needs.
+    A step's page table is as wide as its longest context needs, in every group.
     """
 
     sizes: BucketSizes
@@ -28,6 +28,37 @@ class Geometry:
     compact_decode: bool
     num_drafts: int = 0
     """Drafts of a row that one pass of the model verifies at most; 0: steps verify none."""
+    max_ahead: int | None = None
+    """How many tokens launched steps may put into the cache after those that the host has read;
+    None: rows keep their pages, in groups with a window too.
+    """
+
+    def row_pages(self, window: int | None) -> int:
+        """Pages that a row has at most in a cache group with this window."""
+        whole = pages_for(self.max_model_len, self.page_size)
+        if window is None or self.max_ahead is None:
+            return whole
+        return min(whole, pages_for(window + self.max_ahead, self.page_size) + 1)
+
+    def kept_window(self, group: CacheGroup) -> int | None:
+        """The window of a group whose rows give pages back; None where they keep all: a window that
+        no row outgrows saves nothing.
+        """
+        saves = self.row_pages(group.window) < self.row_pages(None)
+        return group.window if saves else None
+
+    def pool_pages(
+        self, num_pages: int, groups: tuple[CacheGroup, ...], num_rows: int
+    ) -> dict[str, int]:
+        """Pages of each group: `num_pages` where rows keep all of theirs; otherwise as many as
+        `num_rows` rows can have, and the dummy.
+        """
+        return {
+            g.name: num_pages
+            if self.kept_window(g) is None
+            else 1 + num_rows * self.row_pages(g.window)
+            for g in groups
+        }
 
     @property
     def max_model_len(self) -> int:
@@ -35,13 +66,15 @@ class Geometry:
         return self.sizes.kv_lens[-1]
 
     def layouts(
-        self, num_pages: int, groups: tuple[CacheGroup, ...], dtype: str
+        self, num_pages: Mapping[str, int], groups: tuple[CacheGroup, ...], dtype: str
     ) -> Mapping[str, KVLayout]:
-        """Each group's layout of a cache with so many pages; a page has the same tokens in every
-        group.
+        """Each group's layout of a cache with so many pages by group; a page has the same number of
+        tokens in every group.
         """
         return {
-            g.name: self.layout_type(num_pages, self.page_size, g.num_kv_heads, g.head_dim, dtype)
+            g.name: self.layout_type(
+                num_pages[g.name], self.page_size, g.num_kv_heads, g.head_dim, dtype
+            )
             for g in groups
         }
 
@@ -94,6 +127,14 @@ class Geometry:
 
 def make_geometry(facts: StepFacts, page_size: int) -> Geometry:
     """The geometry of an engine with the usual sizes of steps."""
+    config = facts.config
+    verified = config.draft_passes * (config.max_drafts + 1) if config.max_drafts else 0
+    steps = max(config.decode_steps, verified)
     return Geometry(
-        facts.sizes, facts.layout_type, page_size, facts.compact_decode, facts.config.max_drafts
+        facts.sizes,
+        facts.layout_type,
+        page_size,
+        facts.compact_decode,
+        config.max_drafts,
+        max(config.max_num_batched_tokens, steps) + steps,
     )

@@ -1,4 +1,4 @@
-"""GrowingPages: the arrays behind the page pool, few pages of them until more are needed."""
+"""GrowingPages: the arrays behind the page pools, few pages of them until more are needed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from enginebay.runner.resize import resize_cache
 from enginebay.runner.runner import Runner
 from enginebay_oengine.copying import PageCopier
 
+PageCounts = Mapping[str, int]
+"""Numbers of pages by cache group."""
+
 
 class GrowingPages:
     """The cache of a runner as a whole, `num_pages` long, or only its `first` pages while nobody
     holds one of the others.
 
     Where allocating clears memory page by page, as a CPU's does, a large cache takes seconds: a
-    program that serves one short request need not wait for them. It grows once, to its whole size,
-    because each size has programs of its own.
+    program that serves one short request need not wait for them. All groups grow once, to their
+    whole size, because each size has programs of its own.
     """
 
     def __init__(
         self,
         runner: Runner,
-        layouts: Callable[[int], Mapping[str, KVLayout]],
-        first: int,
-        num_pages: int,
+        layouts: Callable[[PageCounts], Mapping[str, KVLayout]],
+        first: PageCounts,
+        num_pages: PageCounts,
     ) -> None:
         """`layouts`: those of a cache of so many pages."""
         self.runner = runner
@@ -48,17 +51,18 @@ class GrowingPages:
         self._first = self.num_pages
         self.reach(self.num_pages)
 
-    def reach(self, num_pages: int) -> None:
-        """See that the first `num_pages` are there."""
-        if num_pages > self._allocated:
-            resize_cache(self.runner, self._layouts(self.num_pages), self._resized)
+    def reach(self, num_pages: PageCounts) -> None:
+        """See that so many of each group's first pages are there."""
+        if any(count > self._allocated[group] for group, count in num_pages.items()):
+            resize_cache(self.runner, self._layouts(self.num_pages), _resized)
             self._set_allocated(self.num_pages)
 
-    def _set_allocated(self, num_pages: int) -> None:
+    def _set_allocated(self, num_pages: PageCounts) -> None:
         if num_pages != self._allocated:
             self._allocated = num_pages
             self.copier.forget()
 
-    def _resized(self, array: jax.Array, layout: KVLayout) -> jax.Array:
-        """Axis 0 counts pages; the new ones hold zeros."""
-        return jnp.pad(array, [(0, self.num_pages - self._allocated)] + [(0, 0)] * (array.ndim - 1))
+
+def _resized(array: jax.Array, _: KVLayout, layout: KVLayout) -> jax.Array:
+    """Axis 0 counts pages; the new ones hold zeros."""
+    return jnp.pad(array, [(0, layout.num_pages - len(array))] + [(0, 0)] * (array.ndim - 1))

@@ -1,17 +1,37 @@
-"""HeldPages: which row holds which pages, and the page table that steps are given."""
+"""HeldPages: which row holds which pages of each cache group, and the page tables that steps are
+given.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
 from enginebay.rows import PageTable
-from enginebay_oengine.pool import PagePool
+from enginebay_oengine.pool import DUMMY_PAGE, pages_for
+from enginebay_oengine.store import PageStore
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupPages:
+    """The pages of one cache group: those that there are, and the table of those of each row.
+
+    `window`: a row keeps the pages of its last `window` positions, and gives the others back. None:
+    it keeps all. A group with a window has room for all rows.
+    """
+
+    store: PageStore
+    table: PageTable
+    window: int | None = None
+
+    def first_page(self, num_tokens: int) -> int:
+        """The first page that a row needs which goes on after `num_tokens` tokens."""
+        if self.window is None:
+            return 0
+        return max(0, num_tokens + 1 - self.window) // self.table.page_size
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,17 +46,17 @@ class Held:
 
 
 class HeldPages:
-    """Every lease that was given and not taken back, by row; their pages are written to a page
-    table.
-    """
+    """Every lease that was given and not taken back, by row."""
 
-    def __init__(self, table: PageTable) -> None:
-        self.page_size = table.page_size
+    def __init__(self, groups: Mapping[str, GroupPages]) -> None:
+        self.groups = groups
         self._held: dict[int, Held] = {}
-        self._table = table
 
     def __contains__(self, row: int) -> bool:
         return row in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def current(self, lease: Lease) -> Held:
         """What is known of a lease. InternalError when it was taken back."""
@@ -47,64 +67,85 @@ class HeldPages:
             )
         return held
 
-    def add(self, row: int, num_cached: int, digests: list[bytes], pages: Sequence[int]) -> Lease:
-        """A lease of these pages, of which the first hold `num_cached` tokens."""
-        lease = Lease(row=row, capacity=0, num_cached=num_cached)
-        self._held[row] = Held(lease, num_cached, digests)
-        self.add_pages(lease, pages)
-        return lease
+    def add(
+        self, row: int, num_cached: int, digests: list[bytes], pages: Mapping[str, Sequence[int]]
+    ) -> Held:
+        """A lease of these pages by group, of which the first hold `num_cached` tokens."""
+        lease = Lease(row=row, capacity=0, num_cached=num_cached, pages=dict.fromkeys(pages, ()))
+        held = self._held[row] = Held(lease, num_cached, digests)
+        for group, its_pages in pages.items():
+            self.extend(lease, group, its_pages)
+        return held
 
-    def add_pages(self, lease: Lease, pages: Sequence[int]) -> None:
-        """Give a lease more pages."""
-        self._table.append(lease.row, pages)
-        lease.pages = (*lease.pages, *pages)
-        lease.capacity = len(lease.pages) * self.page_size
+    def extend(self, lease: Lease, group: str, pages: Sequence[int]) -> None:
+        """Give a lease more pages of a group."""
+        self.groups[group].table.append(lease.row, pages)
+        lease.pages[group] = (*lease.pages[group], *pages)
+
+    def shed(self, lease: Lease, group: str, first: int) -> None:
+        """Give back the pages of a group before the one of number `first`."""
+        pages, one = lease.pages[group], self.groups[group]
+        last = min(first, len(pages))
+        start = last
+        while start and pages[start - 1] != DUMMY_PAGE:
+            start -= 1
+        if start < last:
+            for page in reversed(pages[start:last]):
+                one.store.drop(page)
+            lease.pages[group] = (DUMMY_PAGE,) * last + pages[last:]
+            one.table.page_ids[lease.row, start:last] = DUMMY_PAGE
 
     def remove(self, lease: Lease) -> None:
-        """Take a lease back."""
+        """Take a lease back, with its pages."""
         self.current(lease)
         lease.released = True
         del self._held[lease.row]
-        self._table.reset(lease.row)
+        for group, one in self.groups.items():
+            one.table.reset(lease.row)
+            # A page is found by way of those before it: they are evicted after it.
+            for page in reversed(lease.pages[group]):
+                if page != DUMMY_PAGE:
+                    one.store.drop(page)
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        """Fill int32 [rows, pages] with the pages of leases, cut where they have more than there
-        are columns.
-        """
-        table[:] = 0
-        width = min(table.shape[1], self._table.max_pages_per_req)
-        table[: len(leases), :width] = self._table.page_ids[[lease.row for lease in leases], :width]
+    def check(self) -> None:
+        """InternalError when the books of a row are wrong, or those of a group do not fit them."""
+        for group, one in self.groups.items():
+            one.store.check()
+            holders: collections.Counter[int] = collections.Counter()
+            digests: dict[int, bytes] = {}
+            for row, held in self._held.items():
+                self._check_row(row, held, group)
+                pages = held.lease.pages[group]
+                holders.update(page for page in pages if page != DUMMY_PAGE)
+                for page, digest in zip(pages, held.digests, strict=False):
+                    if page != DUMMY_PAGE and digests.setdefault(page, digest) != digest:
+                        raise InternalError(f"page {page} is shared by rows whose tokens differ")
+            pool = one.store.pool
+            for page in range(pool.num_pages):
+                if pool.holders(page) != holders[page]:
+                    raise InternalError(
+                        f"page {page} is held {pool.holders(page)} times by count, "
+                        f"and by {holders[page]} leases"
+                    )
 
-    def check(self, pool: PagePool) -> None:
-        """InternalError when the books of a row are wrong, or the pool's do not fit them."""
-        holders = collections.Counter(
-            page for held in self._held.values() for page in held.lease.pages
-        )
-        digests: dict[int, bytes] = {}
-        for row, held in self._held.items():
-            self._check_row(row, held)
-            for page, digest in zip(held.lease.pages, held.digests, strict=False):
-                if digests.setdefault(page, digest) != digest:
-                    raise InternalError(f"page {page} is shared by rows whose tokens differ")
-        for page in range(pool.num_pages):
-            if pool.holders(page) != holders[page]:
-                raise InternalError(
-                    f"page {page} is held {pool.holders(page)} times by count, "
-                    f"and by {holders[page]} leases"
-                )
-
-    def _check_row(self, row: int, held: Held) -> None:
-        lease, table = held.lease, self._table.page_ids[row]
-        num_pages = len(lease.pages)
+    def _check_row(self, row: int, held: Held, group: str) -> None:
+        lease, one = held.lease, self.groups[group]
+        table, pages, size = one.table.page_ids[row], lease.pages[group], one.table.page_size
+        num_pages, first = len(pages), one.first_page(held.num_computed)
+        kept = [page for page in pages if page != DUMMY_PAGE]
+        promised = num_pages * size if one.window is None else lease.capacity
         right = (
             lease.row == row
             and not lease.released
-            and lease.capacity == num_pages * self.page_size
-            and len(set(lease.pages)) == num_pages
-            and self._table.num_pages[row] == num_pages
-            and tuple(table[:num_pages]) == lease.pages
+            and lease.capacity == promised
+            and num_pages >= pages_for(held.num_computed, size)
+            and DUMMY_PAGE not in pages[first:]
+            and pages[num_pages - len(kept) :] == tuple(kept)
+            and len(set(kept)) == len(kept)
+            and one.table.num_pages[row] == num_pages
+            and tuple(table[:num_pages]) == pages
             and not table[num_pages:].any()
-            and len(held.digests) * self.page_size <= held.num_computed <= lease.capacity
+            and len(held.digests) * size <= held.num_computed <= lease.capacity
         )
         if not right:
             raise InternalError(f"the ledger's books are wrong at row {row}: {held}")

@@ -18,7 +18,7 @@ from enginebay_oengine.iteration import (
     NextIterationPlan,
     SlotPageAssignment,
 )
-from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
+from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
 
 
 class InferenceScheduler:
@@ -142,14 +142,14 @@ class InferenceScheduler:
         for slot, active in state.active_slot_requests_map.items():
             if not active.is_decoding:
                 continue
-            before = () if active.lease is None else active.lease.pages
+            before = () if active.lease is None else active.lease.pages[POOL]
             if active.lease is None or not self.manager.reserve(active.lease, active.length):
                 waits = True
                 continue
             slots.append(slot)
             updates += [
                 SlotPageAssignment(slot, i, page)
-                for i, page in enumerate(active.lease.pages)
+                for i, page in enumerate(active.lease.pages[POOL])
                 if i >= len(before) or before[i] != page
             ]
         return slots, updates, waits
@@ -176,7 +176,7 @@ class InferenceScheduler:
                 return None, None
             self._prefills.popleft()
             request.slot, request.lease = slot, lease
-            return request, AllocatedPrefillPages(request.id, slot, lease.pages)
+            return request, AllocatedPrefillPages(request.id, slot, lease.pages[POOL])
 
     def _preempt(self, state: ActiveSequenceBatch) -> str:
         """Take the pages of the latest sequence back, and let it wait before all others."""

@@ -1,20 +1,18 @@
 """PageLedger: pages promised to rows as they grow, shared where their tokens are equal, copied
-before they are written.
+before they are written, and given back where a window has passed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
-from enginebay.rows import PageTable
-from enginebay_oengine.held import HeldPages
-from enginebay_oengine.pool import pages_for
-from enginebay_oengine.prefix import Salt
-from enginebay_oengine.store import PageStore
+from enginebay_oengine.held import GroupPages, Held, HeldPages
+from enginebay_oengine.pool import DUMMY_PAGE, pages_for
+from enginebay_oengine.prefix import Salt, page_digests
 
 
 class PageLedger(Ledger):
@@ -25,41 +23,83 @@ class PageLedger(Ledger):
     there, the last page is copied first. A fork shares the full pages, and has a copy of the page
     that it goes on in: nobody ever writes to a page that others have. With `grows` the caller asks
     for what it needs now, and for more with `reserve`; without, for everything at once.
+
+    In a group with a window a row has pages for `max_ahead` tokens after the committed ones, and
+    gives those before its window back. A prompt goes on from the longest beginning whose last
+    `window` positions are there.
     """
 
     forks = True
 
     def __init__(
         self,
-        store: PageStore,
+        groups: Mapping[str, GroupPages],
         num_rows: int,
         max_model_len: int,
         *,
+        max_ahead: int | None = None,
         grows: bool = True,
-        table: PageTable | None = None,
+        salt: Salt | None = None,
     ) -> None:
-        """`table` is where the pages of each row are written, for others to read; None: a table of
-        its own.
-        """
-        self.store = store
-        self.page_size = store.page_size
+        """`max_ahead` is needed where a group has a window. All groups have pages of one size."""
+        self.groups = groups
+        self.windows = {name: group.window for name, group in groups.items()}
+        self.max_ahead = max_ahead
+        self.page_size = next(iter(groups.values())).table.page_size
         self.num_rows = num_rows
         self.max_model_len = max_model_len
         self.grows = grows
-        num_pages = pages_for(max_model_len, store.page_size)
-        self._held = HeldPages(table or PageTable(num_rows, num_pages, store.page_size))
-        self._copies: list[tuple[int, int]] = []
+        self._growing = [name for name, window in self.windows.items() if window is None]
+        self._sliding = [name for name, window in self.windows.items() if window is not None]
+        self._held = HeldPages(groups)
+        self._is_caching = all(group.store.index is not None for group in groups.values())
+        self._root = (salt or Salt()).digest()
+        self._copies: dict[str, list[tuple[int, int]]] = {}
 
     @property
     def num_free_tokens(self) -> int:
-        return self.store.available() * self.page_size
+        if not self._growing:
+            return (self.num_rows - len(self._held)) * self.max_model_len
+        return self.page_size * min(self.groups[g].store.available() for g in self._growing)
 
     @property
     def max_tokens(self) -> int:
-        return min(self.max_model_len, self.store.pool.num_usable * self.page_size)
+        pools = [self.groups[name].store.pool for name in self._growing]
+        return min([self.max_model_len, *(pool.num_usable * self.page_size for pool in pools)])
 
     def num_cached_tokens(self, token_ids: np.ndarray) -> int:
-        return min(len(self.store.find(token_ids)) * self.page_size, len(token_ids) - 1)
+        return min(len(self._find(token_ids)) * self.page_size, len(token_ids) - 1)
+
+    def _find(self, token_ids: np.ndarray) -> list[bytes]:
+        """The hashes of the longest run of full pages, from the first on, after which a row with
+        token_ids int32 [tokens] can go on.
+
+        Costs a microsecond a page and group, up to the first page that is not there.
+        """
+        found: list[bytes] = []
+        for group in self.groups.values():
+            group.store.expire()
+        growing = [self.groups[name].store for name in self._growing]
+        for digest in page_digests(self._root, token_ids, self.page_size):
+            if any(store.find(digest) is None for store in growing):
+                break
+            found.append(digest)
+        return found[: self._most_resumable(found)]
+
+    def _most_resumable(self, digests: Sequence[bytes]) -> int:
+        """After how many of the pages with these hashes a row can go on: in every group with a
+        window, those of the last `window` positions are there.
+        """
+        most = len(digests)
+        for name in self._sliding:
+            group, run, longest = self.groups[name], 0, 0
+            for count, digest in enumerate(digests[:most], 1):
+                run = 0 if group.store.find(digest) is None else run + 1
+                # One token less is computed, where the prompt ends here.
+                if run >= count - group.first_page(count * self.page_size - 1):
+                    longest = count
+            most = longest
+        return most
 
     def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
         if row in self._held:
@@ -68,15 +108,9 @@ class PageLedger(Ledger):
         num_tokens = max(num_tokens, num_prompt)
         if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
-        found = self.store.find(prompt_token_ids)
-        num_cached = min(len(found) * self.page_size, num_prompt - 1)
-        return self._promise(
-            row,
-            num_cached,
-            num_tokens,
-            [page for _, page in found],
-            [digest for digest, _ in found],
-        )
+        digests = self._find(prompt_token_ids)
+        num_cached = min(len(digests) * self.page_size, num_prompt - 1)
+        return self._promise(row, num_cached, num_tokens, self._pages_of(digests), digests)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         parent = self._held.current(lease)
@@ -88,50 +122,123 @@ class PageLedger(Ledger):
         num_tokens = max(num_tokens, num_cached)
         if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
-        return self._promise(row, num_cached, num_tokens, lease.pages, parent.digests)
+        pages: Mapping[str, Sequence[int]] = lease.pages
+        last = pages_for(num_cached, self.page_size)
+        if any(
+            DUMMY_PAGE in pages[name][self.groups[name].first_page(num_cached) : last]
+            for name in self._sliding
+        ):  # The other row has gone on since: what is left of its beginning is in the index.
+            known = parent.digests[: num_cached // self.page_size]
+            known = known[: self._most_resumable(known)]
+            pages, num_cached = (
+                self._pages_of(known) | {name: lease.pages[name] for name in self._growing},
+                len(known) * self.page_size,
+            )
+        return self._promise(row, num_cached, num_tokens, pages, parent.digests)
+
+    def _pages_of(self, digests: Sequence[bytes]) -> dict[str, Sequence[int]]:
+        """The pages with these hashes by group; the dummy where there is none."""
+        return {
+            name: [group.store.find(digest) or DUMMY_PAGE for digest in digests]
+            for name, group in self.groups.items()
+        }
 
     def _promise(
         self,
         row: int,
         num_cached: int,
         num_tokens: int,
-        pages: Sequence[int],
+        pages: Mapping[str, Sequence[int]],
         digests: Sequence[bytes],
     ) -> Lease | None:
         """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and
         copies the rest of them.
         """
-        num_shared = num_cached // self.page_size
-        shared = list(pages[:num_shared])
-        num_fresh = pages_for(num_tokens, self.page_size) - num_shared
-        if num_fresh > self.store.available(besides=shared):
-            return None
-        for page in shared:
-            self.store.share(page)
-        fresh = [self.store.take() for _ in range(num_fresh)]
-        if num_cached % self.page_size:
-            # This row does not hold the page, so it may be evicted by now; but no step writes to it
-            # before the copy.
-            self._copies.append((pages[num_shared], fresh[0]))
-        return self._held.add(row, num_cached, list(digests[:num_shared]), shared + fresh)
+        num_shared, num_pages = num_cached // self.page_size, pages_for(num_tokens, self.page_size)
+        for name in self._growing:
+            shared = pages[name][:num_shared]
+            if num_pages - num_shared > self.groups[name].store.available(besides=shared):
+                return None
+        given: dict[str, list[int]] = {}
+        for name, group in self.groups.items():
+            first, last = (
+                group.first_page(num_cached),
+                self._last_page(name, num_cached, num_tokens),
+            )
+            shared = pages[name][first:num_shared]
+            for page in shared:
+                group.store.share(page)
+            fresh = [group.store.take() for _ in range(last - num_shared)]
+            given[name] = [*[DUMMY_PAGE] * first, *shared, *fresh]
+            if num_cached % self.page_size:
+                # This row does not hold the page, so it may be evicted by now; but no step writes
+                # to it before the copy.
+                copy = (pages[name][num_shared], given[name][num_shared])
+                self._copies.setdefault(name, []).append(copy)
+        held = self._held.add(row, num_cached, list(digests[:num_shared]), given)
+        held.lease.capacity = num_pages * self.page_size
+        return held.lease
+
+    def _last_page(self, group: str, num_computed: int, num_tokens: int) -> int:
+        """How many pages of a group a row of `num_tokens` has, or has given back, while
+        `num_computed` of them are committed.
+        """
+        if self.windows[group] is not None:
+            assert self.max_ahead is not None, "a group with a window needs max_ahead"
+            num_tokens = min(num_tokens, num_computed + self.max_ahead)
+        return pages_for(num_tokens, self.page_size)
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        # Whole pages are promised, so up to a page more than was asked for, perhaps past max_model_len:
-        # the contract says "at least", and nobody else may write to these pages.
-        if num_tokens <= lease.capacity and not lease.released:
+        # Whole pages are promised, so up to a page more than was asked for, perhaps past
+        # max_model_len: the contract says "at least", and nobody else may write to these pages.
+        if num_tokens <= lease.capacity and not lease.released and not self._sliding:
             return True
-        self._held.current(lease)
-        missing = pages_for(num_tokens, self.page_size) - len(lease.pages)
-        if num_tokens > self.max_tokens or missing > self.store.available():
+        held = self._held.current(lease)
+        num_pages = pages_for(num_tokens, self.page_size)
+        missing = num_pages - lease.capacity // self.page_size
+        if num_tokens > self.max_tokens or any(
+            missing > self.groups[name].store.available() for name in self._growing
+        ):
             return False
-        self._held.add_pages(lease, [self.store.take() for _ in range(missing)])
+        if missing > 0:
+            for name in self._growing:
+                store = self.groups[name].store
+                self._held.extend(lease, name, [store.take() for _ in range(missing)])
+            lease.capacity = num_pages * self.page_size
+        self._slide(held, num_tokens)
         return True
+
+    def _slide(self, held: Held, num_tokens: int) -> None:
+        """Exchange pages that the windows have passed for those that the next step writes."""
+        for name in self._sliding:
+            group, lease = self.groups[name], held.lease
+            had = len(lease.pages[name])
+            last = self._last_page(name, held.num_computed, num_tokens)
+            if last > had:
+                first = group.first_page(held.num_computed)
+                self._held.shed(lease, name, first)
+                passed = max(0, min(first, last) - had)
+                fresh = [group.store.take() for _ in range(last - had - passed)]
+                self._held.extend(lease, name, [DUMMY_PAGE] * passed + fresh)
+
+    def resume(self, lease: Lease, num_tokens: int) -> None:
+        held = self._held.current(lease)
+        held.num_computed = max(held.num_computed, num_tokens)
+        self._slide(held, lease.capacity)
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, len(token_ids))
-        if len(token_ids) >= (len(held.digests) + 1) * self.page_size:
-            self.store.name(held.digests, lease.pages, token_ids)
+        if not self._is_caching:
+            return
+        digests, size = held.digests, self.page_size
+        parent = digests[-1] if digests else self._root
+        for digest in page_digests(parent, token_ids[len(digests) * size :], size):
+            for name, group in self.groups.items():
+                page = lease.pages[name][len(digests)]
+                if page != DUMMY_PAGE:
+                    group.store.name(digest, page)
+            digests.append(digest)
 
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
@@ -146,25 +253,26 @@ class PageLedger(Ledger):
 
     def release(self, lease: Lease) -> None:
         self._held.remove(lease)
-        for page in reversed(
-            lease.pages
-        ):  # a page is found by way of those before it: they are evicted after it
-            self.store.drop(page)
 
-    def take_copies(self) -> Sequence[tuple[int, int]]:
-        copies, self._copies = self._copies, []
+    def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        copies, self._copies = self._copies, {}
         return copies
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        self._held.write_table(leases, table)
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
+        page_ids = self.groups[group].table.page_ids
+        width = min(table.shape[1], page_ids.shape[1])
+        table[:] = DUMMY_PAGE
+        table[: len(leases), :width] = page_ids[[lease.row for lease in leases], :width]
 
     def forget(self, salt: Salt | None = None) -> None:
         """Find nothing again of what was computed so far: the arrays are gone, or the weights are
         others (`salt`).
         """
-        self.store.forget(salt)
-        self._copies = []
+        if salt is not None:
+            self._root = salt.digest()
+        for group in self.groups.values():
+            group.store.forget()
+        self._copies = {}
 
     def check(self) -> None:
-        self.store.check()
-        self._held.check(self.store.pool)
+        self._held.check()

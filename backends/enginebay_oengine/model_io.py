@@ -27,6 +27,7 @@ from enginebay_oengine.model_inputs import (
     decode_part,
     prefill_part,
 )
+from enginebay_oengine.page_manager import POOL
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
 
@@ -114,7 +115,7 @@ def _prefill(plan: NextIterationPlan, state: ActiveSequenceBatch) -> PrefillPart
         token_ids=request.tokens()[start:end],
         num_computed=start,
         samples=end == request.num_tokens,
-        pages=request.lease.pages,
+        pages=request.lease.pages[POOL],
         settings=settings_of(request, state),
     )
     part, _ = prefill_part([chunk], state.sizes.geometry, state.sizes.num_rows)
@@ -135,7 +136,7 @@ def _decode(plan: NextIterationPlan, state: ActiveSequenceBatch) -> DecodePart |
                         "Make another plan.",
                     )
                 )
-            pages[slot] = active.lease.pages
+            pages[slot] = active.lease.pages[POOL]
             longest = max(longest, active.length)
     if not pages:
         return None
@@ -204,6 +205,8 @@ def _note_prefill(
     )
     into.append(sampled)
     if sampled.finish_reason is None:
-        task = GenerationStepTask(request.id, slot, sampled.position, active.lease.pages, token)
+        task = GenerationStepTask(
+            request.id, slot, sampled.position, active.lease.pages[POOL], token
+        )
         scheduler.enqueue_decodes_request(task)
     return None

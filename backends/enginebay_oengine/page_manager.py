@@ -12,10 +12,17 @@ import numpy as np
 
 from enginebay.cache import Lease
 from enginebay.errors import EnginebayError, InputError, explain
+from enginebay.rows import PageTable
+from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 from enginebay_oengine.pool import DUMMY_PAGE, PagePool, pages_for
 from enginebay_oengine.store import PageStore
+
+POOL = "pages"
+"""What the books call the one pool: a page that callers take by number is a page of every cache
+group of the model.
+"""
 
 ROWS_PER_PAGE = 4
 """How many leases there may be for each page: whole ones, and others that share all of theirs."""
@@ -71,9 +78,12 @@ class HBMPageManager:
         self.in_use = False
         """Whether an engine keeps its pages in these books: each needs its own."""
         num_rows = ROWS_PER_PAGE * metadata.num_pages
-        store = PageStore(PagePool(metadata.num_pages), metadata.page_size)
         longest = max(metadata.max_length, metadata.page_size)
-        self._ledger = PageLedger(store, num_rows, longest)
+        self._pages = GroupPages(
+            PageStore(PagePool(metadata.num_pages)),
+            PageTable(num_rows, pages_for(longest, metadata.page_size), metadata.page_size),
+        )
+        self._ledger = PageLedger({POOL: self._pages}, num_rows, longest)
         self._rows = _Rows(num_rows)
         self._single: dict[int, Lease] = {}
         self._unused: collections.deque[Lease] = collections.deque()
@@ -93,7 +103,7 @@ class HBMPageManager:
         """Pages that can be given out."""
         with self.lock:
             self._collect()
-            return self._ledger.store.available()
+            return self._pages.store.available()
 
     @property
     def num_sequences(self) -> int:
@@ -110,7 +120,7 @@ class HBMPageManager:
             if num_pages > self.num_free_pages:
                 return []
             leases = [self.admit(self.page_size) for _ in range(num_pages)]
-            taken = {lease.pages[0]: lease for lease in leases if lease is not None}
+            taken = {lease.pages[POOL][0]: lease for lease in leases if lease is not None}
             if len(taken) < num_pages:
                 for lease in taken.values():
                     self.release(lease)
@@ -188,7 +198,7 @@ class HBMPageManager:
     def take_copies(self) -> Sequence[tuple[int, int]]:
         """Pages (from, to) to be copied before the next step; they are told once."""
         with self.lock:
-            return self._ledger.take_copies()
+            return self._ledger.take_copies().get(POOL, ())
 
     def check(self) -> None:
         """InternalError when the books do not add up."""

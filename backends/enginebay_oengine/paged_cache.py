@@ -141,7 +141,9 @@ class PagedAttentionCache:
             page_size=page_size,
             num_pages=count,
             max_length=length,
-            layouts=geometry.layouts(count, info.groups, parts.dtype),
+            layouts=geometry.layouts(
+                {group.name: count for group in info.groups}, info.groups, parts.dtype
+            ),
             num_layers={group.name: group.num_layers for group in info.groups},
             placement=parts.placement,
             vocab_size=info.vocab_size,

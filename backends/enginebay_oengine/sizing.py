@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -11,7 +12,6 @@ from enginebay.memory import ACCOUNT, MemoryPlan
 from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
 from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pool import pages_for
 
 DEFAULT_UTILIZATION = 0.85
 FIRST_BYTES = 128 * 2**20
@@ -21,13 +21,23 @@ FEWEST_PAGES = 2
 """The dummy page, and one for tokens."""
 
 
-def page_bytes(parts: EngineParts, geometry: Geometry) -> int:
-    """Bytes of a page on each device, all layers together."""
+def pool_bytes(parts: EngineParts, geometry: Geometry, num_pages: Mapping[str, int]) -> int:
+    """Bytes on each device of a cache with so many pages by group."""
     groups = parts.model.info.groups
-    one = geometry.layouts(1, groups, parts.dtype)
+    layouts = geometry.layouts(num_pages, groups, parts.dtype)
     return sum(
-        g.num_layers * one[g.name].num_bytes() for g in groups
+        g.num_layers * layouts[g.name].num_bytes() for g in groups
     ) // parts.placement.num_shards("kv_heads")
+
+
+def page_bytes(parts: EngineParts, geometry: Geometry) -> int:
+    """Bytes of a page of every group on each device, all layers together."""
+    return pool_bytes(parts, geometry, {g.name: 1 for g in parts.model.info.groups})
+
+
+def cache_pages(parts: EngineParts, geometry: Geometry, num_pages: int) -> dict[str, int]:
+    """Pages of each group of a cache, where those that keep all of a row's have `num_pages`."""
+    return geometry.pool_pages(num_pages, parts.model.info.groups, parts.config.max_num_seqs)
 
 
 def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
@@ -56,24 +66,30 @@ def free_bytes(device: jax.Device, otherwise: int) -> int:
 
 
 def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry) -> int:
-    """Pages of the cache, the dummy included, as the options say. ConfigError or UnsupportedError
-    when there is no room for one.
+    """Pages of each group whose rows keep all of theirs, the dummy included, as the options say.
+    ConfigError or UnsupportedError when there is no room for one.
+
+    Groups that give pages back have room for all rows, which comes first. Where all do, nothing is
+    left to choose.
     """
     if options.num_pages is not None:
         return options.num_pages
-    each = page_bytes(parts, geometry)
+    fixed = pool_bytes(parts, geometry, cache_pages(parts, geometry, 0))
+    each = pool_bytes(parts, geometry, cache_pages(parts, geometry, 1)) - fixed
+    least = fixed + FEWEST_PAGES * each
+    needed = 1 + parts.config.max_num_seqs * geometry.row_pages(None)
     if options.cache_bytes is not None:
-        num_pages = options.cache_bytes // each
-        if num_pages < FEWEST_PAGES:
+        if options.cache_bytes < least:
             raise ConfigError(
                 explain(
                     f"cache_bytes = {options.cache_bytes}",
-                    f"at least {FEWEST_PAGES * each}, which is {FEWEST_PAGES} pages of "
-                    f"{geometry.page_size} tokens",
-                    "Raise it, or make page_size smaller.",
+                    f"at least {least}, which is {FEWEST_PAGES} pages of "
+                    f"{geometry.page_size} tokens"
+                    + (" and the windows of max_num_seqs rows" if fixed else ""),
+                    "Raise it, or make page_size or max_num_seqs smaller.",
                 )
             )
-        return num_pages
+        return (options.cache_bytes - fixed) // each if each else needed
     utilization = options.memory_utilization or DEFAULT_UTILIZATION
     device, memory_bytes = parts.placement.device, parts.platform.hardware().memory_bytes
     free = min(free_bytes(device, memory_bytes), memory_bytes - ACCOUNT.promised_bytes(device))
@@ -82,39 +98,39 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
         - weight_bytes(parts.model, parts.placement, parts.dtype)
         - workspace_bytes(parts, geometry)
     )
-    needed = 1 + parts.config.max_num_seqs * pages_for(geometry.max_model_len, geometry.page_size)
-    num_pages = min(needed, rest // each)
-    if num_pages < FEWEST_PAGES:
+    if rest < least:
         raise UnsupportedError(
             explain(
                 f"memory_utilization = {utilization} of {free / 2**20:.0f} MiB that are free "
                 f"leaves {max(0, rest) / 2**20:.0f} MiB for the cache beside weights and working "
                 "space",
-                f"at least {FEWEST_PAGES * each / 2**20:.1f} MiB",
+                f"at least {least / 2**20:.1f} MiB",
                 "Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, "
                 "or use a smaller dtype.",
             )
         )
-    return num_pages
+    return min(needed, (rest - fixed) // each) if each else needed
 
 
 def first_pages(
-    parts: EngineParts, options: PagedOptions, geometry: Geometry, num_pages: int
-) -> int:
-    """How many of the cache's pages are allocated at once; the others when they are needed.
+    parts: EngineParts, options: PagedOptions, geometry: Geometry, num_pages: Mapping[str, int]
+) -> Mapping[str, int]:
+    """How many of the cache's pages are allocated at once, by group; the others when they are
+    needed.
 
     All but on a CPU, where clearing them is most of the time that a program takes to start.
     """
     if not options.grow or parts.placement.device.platform != "cpu":
         return num_pages
-    return min(num_pages, max(FEWEST_PAGES, FIRST_BYTES // page_bytes(parts, geometry)))
+    first = max(FEWEST_PAGES, FIRST_BYTES // page_bytes(parts, geometry))
+    return {group: min(count, first) for group, count in num_pages.items()}
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry, num_pages: int) -> MemoryPlan:
     """Bytes per device of weights, pages and room for one step."""
     return MemoryPlan(
         weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
-        cache_bytes=num_pages * page_bytes(parts, geometry),
+        cache_bytes=pool_bytes(parts, geometry, cache_pages(parts, geometry, num_pages)),
         workspace_bytes=workspace_bytes(parts, geometry),
         device_bytes=parts.platform.hardware().memory_bytes,
     )

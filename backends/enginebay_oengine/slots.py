@@ -22,7 +22,7 @@ from enginebay_oengine.model_inputs import (
     decode_part,
     prefill_part,
 )
-from enginebay_oengine.page_manager import HBMPageManager, OutOfPagesError
+from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
 from enginebay_oengine.prompts import PromptBatch
 from enginebay_oengine.steps import StepLauncher
 
@@ -95,7 +95,7 @@ class Slots:
             if not running:
                 return None
             pages = {
-                slot: active.lease.pages
+                slot: active.lease.pages[POOL]
                 for slot, active in running.items()
                 if active.lease is not None
             }
@@ -149,7 +149,7 @@ class Slots:
                 end = min(len(ids), done[row] + room)
                 if end > done[row]:
                     last = samples and end == len(ids)
-                    pages = leases[row].pages
+                    pages = leases[row].pages[POOL]
                     chunks.append(
                         Chunk(row, ids[done[row] : end], done[row], last, pages, settings[row])
                     )

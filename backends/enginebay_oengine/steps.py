@@ -36,7 +36,7 @@ from enginebay_oengine.generation_state import (
 )
 from enginebay_oengine.model_inputs import ModelInputBatch
 from enginebay_oengine.opened_model import OpenedModel
-from enginebay_oengine.page_manager import HBMPageManager
+from enginebay_oengine.page_manager import POOL, HBMPageManager
 from enginebay_oengine.paged_cache import PagedAttentionCache
 
 DEVICE_AXIS = "tensor"
@@ -187,7 +187,7 @@ class StepLauncher:
             width = jax.tree.leaves(views)[0].shape[1]
             table = np.full((len(leases), width), num_pages, np.int32)
             for row, lease in zip(table, leases, strict=True):
-                row[: len(lease.pages)] = lease.pages
+                row[: len(lease.pages[POOL])] = lease.pages[POOL]
             written = self._write(self.storage.views, views, table)
         except (TypeError, ValueError, IndexError) as error:
             raise InputError(
@@ -223,15 +223,16 @@ class StepLauncher:
 
     def _copy_pages(self) -> None:
         for source, target in self.manager.take_copies():
-            views = self._copy(self.storage.views, np.int32(source), np.int32(target))
+            pages = (np.full(len(self.storage.views), page, np.int32) for page in (source, target))
+            views = self._copy(self.storage.views, *pages)
             self.storage = PagedAttentionCache(views)
 
     def _table(self, leases: Sequence[Lease], fill: int) -> np.ndarray:
-        most = max(len(lease.pages) for lease in leases)
+        most = max(len(lease.pages[POOL]) for lease in leases)
         width = min(1 << (most - 1).bit_length(), self.manager.metadata.max_pages_per_sequence)
         table = np.full((len(leases), max(width, most)), fill, np.int32)
         for row, lease in zip(table, leases, strict=True):
-            row[: len(lease.pages)] = lease.pages
+            row[: len(lease.pages[POOL])] = lease.pages[POOL]
         return table
 
 

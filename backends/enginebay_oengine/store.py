@@ -1,17 +1,15 @@
-"""PageStore: the pool and the prefix index as one: pages that are given out, shared, kept for
-later, and evicted.
+"""PageStore: the pool and the prefix index of one cache group as one: pages that are given out,
+shared, kept for later, and evicted.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable
 
 from enginebay.errors import InternalError
 from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex, Salt, page_digests
+from enginebay_oengine.prefix import PrefixIndex
 
 
 class PageStore:
@@ -24,40 +22,33 @@ class PageStore:
     def __init__(
         self,
         pool: PagePool,
-        page_size: int,
         index: PrefixIndex | None = None,
-        salt: Salt | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
-        self.page_size = page_size
         self.index = index
-        self._root = (salt or Salt()).digest()
         self._clock = clock
 
-    def available(self, besides: Sequence[int] = ()) -> int:
+    def available(self, besides: Iterable[int] = ()) -> int:
         """How many pages can be taken, after the cached ones among `besides` were shared."""
         index = self.index
         woken = sum(map(index.is_resting, besides)) if index is not None else 0
         return self.pool.num_free + self.pool.num_cached - woken
 
-    def find(self, token_ids: np.ndarray) -> list[tuple[bytes, int]]:
-        """Hash and page of the longest run of full pages, from the first on, that hold token_ids
-        int32 [tokens].
+    def expire(self) -> None:
+        """Free the pages that have rested too long."""
+        if self.index is not None:
+            for page in self.index.expire(self._clock()):
+                self.pool.reclaim(page)
 
-        Costs a microsecond a page, up to the first one that is not there.
-        """
-        found: list[tuple[bytes, int]] = []
-        if self.index is None:
-            return found
-        for page in self.index.expire(self._clock()):
-            self.pool.reclaim(page)
-        for digest in page_digests(self._root, token_ids, self.page_size):
-            known = self.index.find(digest)
-            if known is None:
-                break
-            found.append((digest, known))
-        return found
+    def find(self, digest: bytes) -> int | None:
+        """The page whose tokens have this hash."""
+        return None if self.index is None else self.index.find(digest)
+
+    def name(self, digest: bytes, page: int) -> None:
+        """Put a page that somebody holds into the index, under the hash of its tokens."""
+        if self.index is not None:
+            self.index.add(digest, page)
 
     def take(self) -> int:
         """A page that nobody else holds and that is not in the index."""
@@ -81,24 +72,8 @@ class PageStore:
         """Whether the one who holds a page may write to it: nobody else does, or will find it."""
         return self.pool.holders(page) == 1 and (self.index is None or page not in self.index)
 
-    def name(self, digests: list[bytes], pages: Sequence[int], token_ids: np.ndarray) -> None:
-        """Put the full pages of token_ids into the index, and their hashes into `digests`, which
-        has the first ones' already.
-        """
-        if self.index is None:
-            return
-        done = len(digests)
-        parent = digests[-1] if digests else self._root
-        for digest in page_digests(parent, token_ids[done * self.page_size :], self.page_size):
-            self.index.add(digest, pages[len(digests)])
-            digests.append(digest)
-
-    def forget(self, salt: Salt | None = None) -> None:
-        """Free what is cached, and find none of it again. With a salt, what is computed from now on
-        depends on that.
-        """
-        if salt is not None:
-            self._root = salt.digest()
+    def forget(self) -> None:
+        """Free what is cached, and find none of it again."""
         if self.index is not None:
             for page in self.index.clear():
                 self.pool.reclaim(page)

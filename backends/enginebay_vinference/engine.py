@@ -62,10 +62,13 @@ class VInferenceEngine(Engine):
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
             vocab_size=parts.model.info.vocab_size,
-            page_sizes=[config.max_model_len],
+            page_sizes=[config.max_model_len] * len(parts.model.info.groups),
         )
         self.ledger: SlotLedger = SlotLedger(
-            config.max_num_seqs, config.max_model_len, self.rows.page_tables[0]
+            config.max_num_seqs,
+            config.max_model_len,
+            [group.name for group in parts.model.info.groups],
+            self.rows.page_tables,
         )
         self.memory = plan_memory(parts, self.geometry)
         self.compilations = Compilations()
@@ -128,9 +131,7 @@ class VInferenceEngine(Engine):
         bucket = self.geometry.prefill_bucket(
             self._shape, len(plan.rows), num_tokens, no_prefix=no_prefix
         )
-        inputs, places = prefill_inputs(
-            plan.rows, bucket, self.rows, self.ledger, self.runner.layouts
-        )
+        inputs, places = prefill_inputs(plan.rows, bucket, self.rows, self.ledger)
         return self.runner.prefill(bucket, inputs, places)
 
     def _decode(self, plan: StepPlan) -> Pending:
@@ -150,7 +151,6 @@ class VInferenceEngine(Engine):
             plan.num_steps,
             self.rows,
             self.ledger,
-            self.runner.layouts,
         )
         return self.runner.decode(key, inputs, places)
 
@@ -220,15 +220,16 @@ def _verify(engine: VInferenceEngine, plan: StepPlan) -> Pending:
     key = engine.geometry.verify_key(engine._shape, len(plan.rows))
     runner = engine.runner
     most = runner.program.drafts_a_step(key.bucket)
-    inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger, runner.layouts)
+    inputs = verify_inputs(plan.rows, key.bucket, most, engine.rows, engine.ledger)
     return runner.decode(key, inputs, np.arange(len(plan.rows)))
 
 
-def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> np.ndarray:
-    """int32 [pages_per_slot], the pages of a slot."""
-    table = np.zeros((1, shape.pages_per_slot), np.int32)
-    ledger.write_table([lease], table)
-    return table[0]
+def _pages(ledger: SlotLedger, shape: SlotShape, lease: Lease) -> dict[str, np.ndarray]:
+    """int32 [pages_per_slot] by cache group, the pages of a slot."""
+    tables = {group: np.zeros((1, shape.pages_per_slot), np.int32) for group in ledger.windows}
+    for group, table in tables.items():
+        ledger.write_table(group, [lease], table)
+    return {group: table[0] for group, table in tables.items()}
 
 
 def plan_memory(parts: EngineParts, geometry: Geometry) -> MemoryPlan:

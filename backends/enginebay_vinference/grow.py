@@ -36,7 +36,7 @@ def grow_cache(runner: Runner, old: SlotShape, new: SlotShape) -> None:
     """Replace the runner's cache by one of size `new`."""
     layouts = {group: new.layout(layout) for group, layout in runner.layouts.items()}
     resize_cache(
-        runner, layouts, lambda array, layout: _grow_array(array, old, new, layout.offset_axis)
+        runner, layouts, lambda array, layout, _: _grow_array(array, old, new, layout.offset_axis)
     )
 
 

@@ -14,16 +14,24 @@ from enginebay.rows import PageTable
 class SlotLedger(Ledger):
     """Row i owns slot i, of up to max_model_len tokens, from admission to release.
 
-    A slot is a run of consecutive pages; `pages_per_slot` follows the arrays as they grow.
+    A slot is a run of consecutive pages, the same in every cache group: a row keeps all positions,
+    in groups with a window too. `pages_per_slot` follows the arrays as they grow.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, table: PageTable | None = None) -> None:
-        """`table` has pages of max_model_len tokens, of which each is a slot, and is told of each
-        row's; None: nobody is.
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        groups: Sequence[str] = ("full",),
+        tables: Sequence[PageTable] = (),
+    ) -> None:
+        """Each of `tables` has pages of max_model_len tokens, of which one is a slot; the slot of
+        each row is written to them.
         """
+        self.windows = dict.fromkeys(groups)
         self.num_slots = num_slots
         self.max_model_len = max_model_len
-        self._table = table or PageTable(num_slots, 1, max_model_len)
+        self._tables = tables
         self.pages_per_slot = 1
         self._leases: dict[int, Lease] = {}
 
@@ -34,7 +42,8 @@ class SlotLedger(Ledger):
             return None
         lease = Lease(row=row, capacity=num_tokens)
         self._leases[row] = lease
-        self._table.append(row, [row])
+        for table in self._tables:
+            table.append(row, [row])
         return lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
@@ -53,9 +62,10 @@ class SlotLedger(Ledger):
             raise InternalError(f"the lease of row {lease.row} is released twice")
         lease.released = True
         del self._leases[lease.row]
-        self._table.reset(lease.row)
+        for table in self._tables:
+            table.reset(lease.row)
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         table[:] = 0
         slots = np.asarray([lease.row for lease in leases], np.int32)
         offsets = np.arange(min(self.pages_per_slot, table.shape[1]), dtype=np.int32)

@@ -44,6 +44,10 @@ class CacheGroup:
     v_head_dim: int
     window: int | None = None
 
+    def first_position(self, num_tokens: int) -> int:
+        """The first position that a row looks at which goes on after `num_tokens` tokens."""
+        return 0 if self.window is None else max(0, num_tokens + 1 - self.window)
+
 
 @dataclasses.dataclass(frozen=True)
 class KVLayout(ABC):
@@ -96,6 +100,13 @@ class KVLayout(ABC):
     @abstractmethod
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """K and V [tokens, kv_heads, head_dim] at slots [tokens] (int32, none negative)."""
+
+    def read_exact(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`read_tokens` in f32, without a loss: written again, the values give the same arrays. A
+        quantised layout returns its values times their scales, not rounded to `dtype`.
+        """
+        k, v = self.read_tokens(cache, slots)
+        return k.astype(jnp.float32), v.astype(jnp.float32)
 
     def init(self) -> dict[str, jax.Array]:
         """One layer's arrays, zeroed."""
@@ -288,23 +299,36 @@ class Lease:
     """A promise of cache space to one row; opaque to scheduler and loop, filled in by its ledger.
 
     `row` is the row-table index; `capacity` the tokens promised so far; `num_cached` the tokens of
-    the prompt whose keys and values were already there when the lease was given.
+    the prompt whose keys and values were already there when the lease was given. `pages` has, by
+    cache group, the page of each page_size positions from 0 on; 0 where the row no longer keeps
+    them. A ledger whose pages follow from the row leaves it empty.
     """
 
     row: int
     capacity: int
     num_cached: int = 0
-    pages: tuple[int, ...] = ()
+    pages: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     released: bool = False
 
 
 class Ledger(ABC):
     """What is promised to which row. Lives on the loop's thread, never touches arrays.
 
-    Invariants: the promises together never exceed what there is; a page is promised to several
-    leases only when its tokens are equal (prefix sharing), and is written to by none of them;
-    `release` gives everything back, once; a refused call changes nothing. The members that are not
-    abstract are for ledgers that share pages or promise bit by bit.
+    Each cache group has pages of its own, numbered from 0, and a table of its own. Invariants: the
+    promises together never exceed what there is; a page is promised to several leases only when its
+    tokens are equal (prefix sharing), and is written to by none of them; `release` gives everything
+    back, once; a refused call changes nothing. The members that are not abstract are for ledgers
+    that share pages or promise bit by bit.
+    """
+
+    windows: Mapping[str, int | None]
+    """The cache groups by name. A group with a window may give a page back once the committed
+    tokens have passed it: its rows keep the last `window` committed positions. None: they keep all.
+    """
+
+    max_ahead: int | None = None
+    """How many tokens after the committed ones a row's pages cover in groups that give pages back,
+    which is as far as a step may write; None: as many as were promised.
     """
 
     grows: bool = False
@@ -327,7 +351,8 @@ class Ledger(ABC):
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Grow the promise to at least `num_tokens` tokens; False when there is not enough now.
 
-        Called before every step, because the pages that it will write must be the row's alone.
+        Called before every step, because the pages that it will write must be the row's alone, and
+        because a group with a window exchanges pages only here.
         """
 
     @abstractmethod
@@ -335,9 +360,9 @@ class Ledger(ABC):
         """Take the promise back. Releasing twice is a bug of the caller and raises InternalError."""
 
     @abstractmethod
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        """Fill table[i] (int32 [rows, pages_per_row]) with the pages of leases[i]; the rest of the
-        row is 0.
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
+        """Fill table[i] (int32 [rows, pages_per_row]) with the pages of leases[i] in a cache group;
+        the rest of the row is 0, and so are pages that the row no longer keeps.
         """
 
     @abstractmethod
@@ -347,7 +372,9 @@ class Ledger(ABC):
     @property
     @abstractmethod
     def num_free_tokens(self) -> int:
-        """Tokens that could still be promised."""
+        """Tokens that could still be promised. Groups that give pages back do not count: they have
+        room for every row.
+        """
 
     @property
     def max_tokens(self) -> int | None:
@@ -374,17 +401,25 @@ class Ledger(ABC):
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
             self.commit(lease, token_ids[lease.row, :num])
 
+    def resume(self, lease: Lease, num_tokens: int) -> None:  # noqa: B027  # most ledgers keep all pages
+        """The row goes on after `num_tokens` tokens, which the caller puts into the cache before
+        the next step: see that the pages of those that it needs are there.
+        """
+
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are
         those of `lease`.
 
-        They are committed there. None when there is not enough now. For ledgers that say so with
-        `forks`.
+        They are committed there. The new lease may have fewer of them cached, where `lease` no
+        longer keeps what is needed to go on from there. None when there is not enough now. For
+        ledgers that say so with `forks`.
         """
         raise InternalError(
             f"row {row} is forked from row {lease.row} in a ledger that does not fork"
         )
 
-    def take_copies(self) -> Sequence[tuple[int, int]]:
-        """Pages (from, to) to be copied, in this order, before the next step; they are told once."""
-        return ()
+    def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Pages (from, to) to be copied by cache group, in this order, before the next step. They
+        are returned once.
+        """
+        return {}

@@ -193,23 +193,34 @@ class Pending(ABC):
 
 
 @dataclasses.dataclass(frozen=True)
+class GroupState:
+    """What one cache group holds of a row, layout-neutral: the positions from `first` to the last
+    cached one, of which those before the group's window are left out.
+
+    `arrays` are f32: "k" and "v" [layers, positions, kv_heads, head_dim], the checkpoint's KV heads
+    once each however the model is sharded.
+    """
+
+    first: int
+    arrays: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
 class RowState:
     """A row taken out of an engine: all that its generation depends on, layout-neutral, so that any
     engine can go on.
 
-    `k` and `v` per group: arrays [layers, num_cached, kv_heads, head_dim] of positions
-    0..num_cached-1, the checkpoint's KV heads once each however the model is sharded. `last_token`
-    is not in them yet. `sampling` are the row's device columns by name, and its fields of logits
+    `groups` by cache group, positions up to num_cached - 1: `last_token` is not in them yet. Put
+    into an engine of the same cache layout, and taken out again, they are the same. `sampling` are the row's device columns by name, and its fields of logits
     processors by "processor/field". `constants` are the ModelInfo.constants of the model that
-    computed `k` and `v`: an engine of other constants, such as rotary frequencies for another
+    computed `groups`: an engine of other constants, such as rotary frequencies for another
     max_model_len, refuses the row.
     """
 
     token_ids: np.ndarray
     num_cached: int
     last_token: int
-    k: Mapping[str, np.ndarray]
-    v: Mapping[str, np.ndarray]
+    groups: Mapping[str, GroupState]
     sampling: Mapping[str, np.ndarray]
     constants: str = ""
 

@@ -23,10 +23,9 @@ class RequestDriver:
         total = len(self.request.prompt_token_ids) + self.request.sampling.max_tokens
         lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
         assert lease is not None, "an empty engine refuses a short request"
-        assert self.engine.ledger.reserve(lease, total), (
-            "an empty engine has no room for a short request"
-        )
         self.lease = lease
+        self._total = total
+        self._reserve(lease.num_cached)
 
     def prefill(self) -> list[int]:
         """Process the tokens that the row has, but for those that were in the cache when it was
@@ -34,12 +33,14 @@ class RequestDriver:
         """
         start = self.lease.num_cached
         count = int(self.engine.rows.num_tokens[self.row]) - start
+        self._reserve(start)
         plan = StepPlan((RowPlan(self.row, self.lease, start, count, samples=True),))
         return self._commit(self.engine.step(plan).read()[0])
 
     def decode(self, num_steps: int) -> list[int]:
         """Up to num_steps more tokens."""
         cached = int(self.engine.rows.num_tokens[self.row]) - 1
+        self._reserve(cached)
         plan = StepPlan((RowPlan(self.row, self.lease, cached, 1, samples=True),), num_steps)
         return self._commit(self.engine.step(plan).read()[0])
 
@@ -51,6 +52,13 @@ class RequestDriver:
         """Give row and lease back."""
         self.engine.ledger.release(self.lease)
         self.engine.rows.remove_request(self.request.request_id)
+
+    def _reserve(self, num_computed: int) -> None:
+        ledger = self.engine.ledger
+        ledger.resume(self.lease, num_computed)
+        assert ledger.reserve(self.lease, self._total), (
+            "an empty engine has no room for a short request"
+        )
 
     def _commit(self, tokens: np.ndarray) -> list[int]:
         new = [int(t) for t in tokens if t >= 0]

@@ -13,6 +13,8 @@ import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from enginebay.engine import Engine, Pending, RowState, StepPlan
 from enginebay.errors import CompilationError
 from enginebay.llm import LLM
@@ -293,6 +295,14 @@ def _put_and_go_on(
     other = RequestDriver(engine, request_of(prompt[::-1], params, "in the way"))
     driver = RequestDriver(engine, request_of(prompt, params))
     engine.put(driver.lease, state)
+    again = engine.take(driver.lease)
+    for group, one in state.groups.items():
+        other = again.groups[group]
+        assert other.first == one.first, f"group {group!r} is taken from {other.first} on"
+        for name, array in one.arrays.items():
+            assert np.array_equal(other.arrays[name], array), (
+                f"{name} of group {group!r}: what was put in is not what is taken out again"
+            )
     driver.resume(before)
     tokens = driver.decode(4) + driver.decode(4)
     driver.close()

@@ -55,6 +55,11 @@ def check_layout(layout: KVLayout) -> None:
         "a copy of rows by its offset_axis has other tokens",
         exact=True,
     )
+    for name, array in done["full"].items():
+        assert array.tobytes() == done["again"][name].tobytes(), (
+            f"{layout.name}: writing what was read changes {name}: a row that is moved to another "
+            "engine would change"
+        )
     _check_only_slots_change(layout, done["before"], done["touched"], some, np.stack(few))
     _check_dropped_slots(layout, done["made"], done["dropped"])
     _check_page_shapes(layout, done["read"])
@@ -77,7 +82,8 @@ def _exercise(
     `few` were written. `written`: contents of an empty cache after `everything` was, in the order
     of the slots; `tokens`: the same by read_tokens, in the order of `everything`; `compact`: the
     same in a copy of all pages as one row. `dropped`: an empty cache after `padding` was written.
-    `read`: pages of an empty cache.
+    `read`: pages of an empty cache. `full` and `again`: the arrays after `everything` was written,
+    and after what read_exact gives of them was written to an empty cache.
     """
     full = layout.write(layout.init(), *everything)
     row = jnp.arange(layout.num_pages, dtype=jnp.int32)[None]
@@ -88,6 +94,10 @@ def _exercise(
         "touched": _contents(layout, layout.write(poisoned, *few)),
         "written": _contents(layout, full),
         "tokens": jnp.stack(layout.read_tokens(full, everything[0])),
+        "full": full,
+        "again": layout.write(
+            layout.init(), everything[0], *layout.read_exact(full, everything[0])
+        ),
         "compact": _contents(small, copied),
         "dropped": layout.write(layout.init(), jnp.full(2, -1, jnp.int32), *padding),
         "read": layout.read(layout.init(), jnp.zeros(PAGES_ASKED_FOR, jnp.int32)),

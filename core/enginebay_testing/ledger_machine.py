@@ -36,23 +36,23 @@ class Row:
     token_ids: list[int]
     num_prompt: int
     num_computed: int
-    num_committed: int = 0
+    num_committed: int
 
 
 @dataclasses.dataclass
 class Device:
-    """What lies in the pages of a cache, by page and offset."""
+    """What lies in the pages of a cache, by group, page and offset."""
 
-    contents: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+    contents: dict[tuple[str, int, int], int] = dataclasses.field(default_factory=dict)
 
-    def copy(self, source: int, target: int, page_size: int) -> None:
+    def copy(self, group: str, source: int, target: int, page_size: int) -> None:
         """Copy a page."""
         for offset in range(page_size):
-            value = self.contents.get((source, offset))
+            value = self.contents.get((group, source, offset))
             if value is None:
-                self.contents.pop((target, offset), None)
+                self.contents.pop((group, target, offset), None)
             else:
-                self.contents[target, offset] = value
+                self.contents[group, target, offset] = value
 
 
 @dataclasses.dataclass
@@ -116,7 +116,7 @@ class LedgerWorld:
             f"{told} tokens were cached before admission, {lease.num_cached} are"
         )
         assert lease.num_cached < len(prompt), "nothing of a prompt is left to compute"
-        self.rows[row] = Row(lease, prompt, len(prompt), lease.num_cached)
+        self.rows[row] = Row(lease, prompt, len(prompt), lease.num_cached, lease.num_cached)
         return True
 
     def fork(self, row: int, new_row: int, num_less: int) -> bool:
@@ -125,10 +125,10 @@ class LedgerWorld:
         """
         one, free = self.rows[row], self.ledger.num_free_tokens
         num_cached = one.num_committed - num_less
-        table = self._table(one)
+        tables = self._tables(one)
         lease = self.ledger.fork(one.lease, new_row, num_cached, num_cached + 1)
         self.ledger.check()
-        assert np.array_equal(self._table(one), table), (
+        assert np.array_equal(self._tables(one), tables), (
             "a fork changes the table of the row that it shares with"
         )
         if lease is None:
@@ -137,11 +137,14 @@ class LedgerWorld:
         assert lease.capacity > num_cached, (
             f"a fork of {num_cached} tokens has no room for the next one"
         )
-        assert lease.num_cached == num_cached, (
+        may_have_fewer = any(self.ledger.windows.values()) and lease.num_cached < num_cached
+        assert may_have_fewer or lease.num_cached == num_cached, (
             f"{num_cached} tokens are shared, the lease has {lease.num_cached}"
         )
         token_ids = [*one.token_ids[:num_cached], FIRST_TOKEN + 10_000 + new_row]
-        self.rows[new_row] = Row(lease, token_ids, len(token_ids), num_cached)
+        self.rows[new_row] = Row(
+            lease, token_ids, len(token_ids), lease.num_cached, lease.num_cached
+        )
         return True
 
     def step(self, row: int, num_tokens: int) -> bool:
@@ -153,10 +156,12 @@ class LedgerWorld:
         )
         if not self.ledger.grows:
             end = min(end, one.lease.capacity)
-        free, table = self.ledger.num_free_tokens, self._table(one)
+        if self.ledger.max_ahead is not None:
+            end = min(end, one.num_committed + self.ledger.max_ahead)
+        free, tables = self.ledger.num_free_tokens, self._tables(one)
         if not self.ledger.reserve(one.lease, end):
             assert self.ledger.num_free_tokens == free, "a refused reserve() takes something"
-            assert np.array_equal(self._table(one), table), "a refused reserve() changes a table"
+            assert np.array_equal(self._tables(one), tables), "a refused reserve() changes a table"
             assert len(self.rows) > 1, f"a row that is alone is refused its token {end}"
             return False
         while len(one.token_ids) < end:
@@ -182,41 +187,65 @@ class LedgerWorld:
         self.ledger.check()
 
     def check(self) -> None:
-        """The ledger's check; and every row finds its own keys and values where its table says."""
+        """The ledger's check; and every row finds its own keys and values where its tables say, in
+        a group with a window those that it looks at after the committed tokens.
+        """
         self.ledger.check()
         for row, one in self.rows.items():
-            table, values = self._table(one), whole_prefixes(one.token_ids)
-            for position in range(one.num_computed):
-                place = (int(table[position // self.page_size]), position % self.page_size)
-                assert self.device.contents.get(place) == values[position], (
-                    f"row {row} finds other tokens' keys at position {position}, page {place[0]}"
-                )
+            values = whole_prefixes(one.token_ids)
+            for (group, window), table in zip(
+                self.ledger.windows.items(), self._tables(one), strict=True
+            ):
+                first = 0 if window is None else max(0, one.num_committed + 1 - window)
+                for position in range(first, one.num_computed):
+                    place = self._place(group, table, position)
+                    assert self.device.contents.get(place) == values[position], (
+                        f"row {row} finds other tokens' keys at position {position}, page "
+                        f"{place[1]}"
+                    )
+                if window is not None and self.ledger.max_ahead is not None:
+                    most = -(-(window + self.ledger.max_ahead) // self.page_size) + 1
+                    assert np.count_nonzero(table) <= most, (
+                        f"row {row} holds {np.count_nonzero(table)} pages of a window of {window} "
+                        f"tokens, {most} are the most"
+                    )
 
     def _run_copies(self) -> None:
-        for source, target in self.ledger.take_copies():
-            self.device.copy(source, target, self.page_size)
+        for group, pairs in self.ledger.take_copies().items():
+            for source, target in pairs:
+                self.device.copy(group, source, target, self.page_size)
         self.check()
 
     def _write(self, row: int, start: int, end: int) -> None:
         one = self.rows[row]
-        table, values = self._table(one), whole_prefixes(one.token_ids)
-        written = {int(table[p // self.page_size]) for p in range(start, end)}
-        for other, two in self.rows.items():
-            shared = written & self._pages(two) if other != row else set()
-            assert not shared, f"row {row} writes to pages {shared} that row {other} has too"
-        for position in range(start, end):
-            place = (int(table[position // self.page_size]), position % self.page_size)
-            self.device.contents[place] = values[position]
+        values = whole_prefixes(one.token_ids)
+        for i, (group, table) in enumerate(
+            zip(self.ledger.windows, self._tables(one), strict=True)
+        ):
+            written = {int(table[p // self.page_size]) for p in range(start, end)}
+            for other, two in self.rows.items():
+                shared = written & self._pages(two, i) if other != row else set()
+                assert not shared, f"row {row} writes to pages {shared} that row {other} has too"
+            for position in range(start, end):
+                self.device.contents[self._place(group, table, position)] = values[position]
 
-    def _table(self, one: Row) -> np.ndarray:
-        table = np.zeros((1, -(-self.max_tokens // self.page_size)), np.int32)
-        self.ledger.write_table([one.lease], table)
-        return table[0]
+    def _place(self, group: str, table: np.ndarray, position: int) -> tuple[str, int, int]:
+        return group, int(table[position // self.page_size]), position % self.page_size
 
-    def _pages(self, one: Row) -> set[int]:
-        """The pages that a lease promises."""
+    def _tables(self, one: Row) -> np.ndarray:
+        """[groups, pages]: the row's part of each group's table."""
+        groups = self.ledger.windows
+        tables = np.zeros((len(groups), 1, -(-self.max_tokens // self.page_size)), np.int32)
+        for group, table in zip(groups, tables, strict=True):
+            self.ledger.write_table(group, [one.lease], table)
+        return tables[:, 0]
+
+    def _pages(self, one: Row, group: int) -> set[int]:
+        """The pages that a lease promises in the group of this number."""
         num_tokens = min(one.lease.capacity, self.max_tokens)
-        return set(self._table(one)[: -(-num_tokens // self.page_size)].tolist())
+        pages = self._tables(one)[group, : -(-num_tokens // self.page_size)].tolist()
+        is_whole = list(self.ledger.windows.values())[group] is None
+        return set(pages) if is_whole else set(pages) - {0}
 
 
 class LedgerMachine(stateful.RuleBasedStateMachine):

@@ -54,20 +54,25 @@ class Books:
             for row in range(self.num_rows)
         ]
 
-    def table(self, leases: list[Lease], fill: int = 0) -> np.ndarray:
-        """The leases' rows of a page table that held `fill` everywhere; wide enough for pages of
-        one token.
+    def tables(self, leases: list[Lease], fill: int = 0) -> np.ndarray:
+        """[groups, leases, columns]: the leases' rows of page tables that held `fill` everywhere;
+        wide enough for pages of one token.
         """
-        table = np.full((max(len(leases), self.num_rows), self.max_tokens), fill, np.int32)
-        self.ledger.write_table(leases, table)
-        return table[: len(leases)]
+        shape = (len(self.ledger.windows), max(len(leases), self.num_rows), self.max_tokens)
+        tables = np.full(shape, fill, np.int32)
+        for group, table in zip(self.ledger.windows, tables, strict=True):
+            self.ledger.write_table(group, leases, table)
+        return tables[:, : len(leases)]
 
-    def pages(self, lease: Lease) -> set[int]:
-        """The pages of a lease. The zeros after them are no pages, but a row that is all zeros has
-        page 0.
+    def pages(self, lease: Lease) -> set[tuple[str, int]]:
+        """The pages of a lease with their groups. The zeros after them are no pages, but a row that
+        is all zeros has page 0.
         """
-        row = self.table([lease])[0]
-        return set(row[: max(1, int(np.max(np.flatnonzero(row), initial=-1)) + 1)].tolist())
+        found: set[tuple[str, int]] = set()
+        for group, (row,) in zip(self.ledger.windows, self.tables([lease]), strict=True):
+            last = max(1, int(np.max(np.flatnonzero(row), initial=-1)) + 1)
+            found |= {(group, page) for page in row[:last].tolist()}
+        return found
 
     def release(self, leases: list[Lease]) -> None:
         """Give all back."""
@@ -262,7 +267,7 @@ def tables_of_rows_do_not_overlap(books: Books) -> None:
     """
     leases = books.admit_small()
     for change in range(2):
-        seen: dict[int, int] = {}
+        seen: dict[tuple[str, int], int] = {}
         for lease in leases:
             for page in books.pages(lease):
                 assert page not in seen, (
@@ -278,12 +283,12 @@ def tables_of_rows_do_not_overlap(books: Books) -> None:
 def tables_hold_nothing_else(books: Books) -> None:
     """A table's row is its lease's pages and zeros, whatever was there, in the order of the leases."""
     leases = books.admit_small()
-    written = books.table(leases)
+    written = books.tables(leases)
     for fill in (-1, 7):
-        assert np.array_equal(books.table(leases, fill), written), (
+        assert np.array_equal(books.tables(leases, fill), written), (
             f"a table that held {fill} still does"
         )
-    assert np.array_equal(books.table(leases[::-1]), written[::-1]), (
+    assert np.array_equal(books.tables(leases[::-1]), written[:, ::-1]), (
         "rows are not in the order of the leases"
     )
     books.release(leases)

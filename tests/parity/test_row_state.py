@@ -57,5 +57,8 @@ def test_a_row_goes_on_where_heads_are_held_differently(tmp_path: Path) -> None:
     ):
         for one, other in ((split, whole), (whole, split)):
             state, before, after = one.run_on_engine(lambda: begin(one))  # noqa: B023
-            assert state.k["full"].shape[2] == tiny.CONFIGS[VARIANT]["num_key_value_heads"]
+            assert (
+                state.groups["full"].arrays["k"].shape[2]
+                == tiny.CONFIGS[VARIANT]["num_key_value_heads"]
+            )
             assert other.run_on_engine(lambda: go_on(other, state, before)) == after  # noqa: B023

@@ -128,9 +128,7 @@ def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
     table.add_request(request_of(PROMPT, params), 2)
     lease = Lease(row=2, capacity=64, num_cached=num_cached)
     bucket = Bucket(16, 1, 1, 16, 64)
-    inputs, _ = prefill_inputs(
-        [RowPlan(2, lease, start, 4, samples=False)], bucket, table, ledger, ["full"]
-    )
+    inputs, _ = prefill_inputs([RowPlan(2, lease, start, 4, samples=False)], bucket, table, ledger)
     assert [(one.row, one.token_ids.tolist()) for one in inputs.known] == (
         [(2, PROMPT[:num_cached])] if known else []
     )

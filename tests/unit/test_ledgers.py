@@ -9,6 +9,8 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
+from enginebay.rows import PageTable
+from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
@@ -42,8 +44,23 @@ def test_slot_ledger_keeps_the_contract(check: Callable[[], None]) -> None:
 def make_pages(
     num_pages: int, *, page_size: int = 8, caching: bool = True, grows: bool = True
 ) -> PageLedger:
-    store = PageStore(PagePool(num_pages), page_size, PrefixIndex() if caching else None)
-    return PageLedger(store, NUM_ROWS, MAX_TOKENS, grows=grows)
+    store = PageStore(PagePool(num_pages), PrefixIndex() if caching else None)
+    table = PageTable(NUM_ROWS, -(-MAX_TOKENS // page_size), page_size)
+    return PageLedger({"full": GroupPages(store, table)}, NUM_ROWS, MAX_TOKENS, grows=grows)
+
+
+def make_windows(windows: dict[str, int | None], num_pages: int, max_ahead: int) -> PageLedger:
+    """Groups with a window have exactly the pages that all rows can hold."""
+
+    def pages(window: int | None) -> GroupPages:
+        most = NUM_ROWS * (-(-((window or 0) + max_ahead) // 8) + 1)
+        pool = PagePool(num_pages if window is None else 1 + most)
+        return GroupPages(
+            PageStore(pool, PrefixIndex()), PageTable(NUM_ROWS, MAX_TOKENS // 8, 8), window
+        )
+
+    groups = {name: pages(window) for name, window in windows.items()}
+    return PageLedger(groups, NUM_ROWS, MAX_TOKENS, max_ahead=max_ahead)
 
 
 PAGED: dict[str, Callable[[], PageLedger]] = {
@@ -52,6 +69,9 @@ PAGED: dict[str, Callable[[], PageLedger]] = {
     "room_for_one": lambda: make_pages(1 + MAX_TOKENS // 8),
     "no_prefixes": lambda: make_pages(20, caching=False),
     "all_at_once": lambda: make_pages(20, grows=False),
+    "full_and_window": lambda: make_windows({"full": None, "window": 11}, 20, 16),
+    "two_windows": lambda: make_windows({"short": 1, "full": None, "long": 17}, 33, 9),
+    "window_alone": lambda: make_windows({"window": 8}, 0, 12),
 }
 
 
@@ -111,8 +131,8 @@ class PromisesTooMuch(SlotLedger):
 class OverlappingTables(SlotLedger):
     """Takes a slot for one page less than it has."""
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        super().write_table(leases, table)
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
+        super().write_table(group, leases, table)
         for place, lease in enumerate(leases):
             table[place, : self.pages_per_slot] -= lease.row
 
@@ -120,9 +140,9 @@ class OverlappingTables(SlotLedger):
 class LeavesOldPages(SlotLedger):
     """Writes a row's pages and leaves the rest of the row as it was."""
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         before = table.copy()
-        super().write_table(leases, table)
+        super().write_table(group, leases, table)
         table[:, self.pages_per_slot :] = before[:, self.pages_per_slot :]
 
 

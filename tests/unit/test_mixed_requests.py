@@ -208,7 +208,7 @@ def check_mix(engine: LLM | eSurge, count: int) -> list[Round]:
         seconds = time.monotonic() - start
         engine.run_on_engine(inner.ledger.check)
         assert engine.run_on_engine(
-            lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)
+            lambda: (inner.rows.num_reqs, inner.ledger.groups["full"].store.pool.num_used)
         ) == (0, 0)
         counted = (tally.num_ended, tally.num_preempted)
         rounds.append(Round(seconds, abandoned, *counted, resident_mib()))

@@ -114,7 +114,7 @@ def make(engine_pool: EnginePool) -> Iterator[Callable[..., LLM]]:
 def assert_nothing_is_held(llm: LLM) -> None:
     ledger = llm.engine.ledger
     llm.run_on_engine(ledger.check)
-    assert ledger.store.pool.num_used == 0, "pages were leaked"
+    assert ledger.groups["full"].store.pool.num_used == 0, "pages were leaked"
     assert llm.engine.rows.num_reqs == 0, "a row was leaked"
 
 

@@ -12,7 +12,7 @@ import pytest
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
 from enginebay.rows import PageTable
-from enginebay_oengine.held import HeldPages
+from enginebay_oengine.held import GroupPages, HeldPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex, Salt
@@ -40,9 +40,17 @@ def make_ledger(
     clock: Callable[[], float] | None = None,
 ) -> PageLedger:
     index = PrefixIndex(ttl_s) if caching else None
-    return PageLedger(
-        PageStore(PagePool(num_pages), PAGE, index, clock=clock or Clock()), ROWS, MOST
-    )
+    store = PageStore(PagePool(num_pages), index, clock=clock or Clock())
+    table = PageTable(ROWS, MOST // PAGE, PAGE)
+    return PageLedger({"full": GroupPages(store, table)}, ROWS, MOST)
+
+
+def store_of(ledger: PageLedger) -> PageStore:
+    return ledger.groups["full"].store
+
+
+def copies_of(ledger: PageLedger) -> list[tuple[int, int]]:
+    return list(ledger.take_copies().get("full", ()))
 
 
 def prompt(length: int, kind: int = 0) -> np.ndarray:
@@ -88,8 +96,8 @@ def test_a_prompt_finds_the_pages_of_an_earlier_one() -> None:
     assert first.num_cached == 0
     ledger.commit(first, prompt(20))
     second = admit(ledger, 1, prompt(23))
-    assert (second.num_cached, second.pages[:2]) == (16, first.pages[:2])
-    assert not set(second.pages[2:]) & set(first.pages)
+    assert (second.num_cached, second.pages["full"][:2]) == (16, first.pages["full"][:2])
+    assert not set(second.pages["full"][2:]) & set(first.pages["full"])
     ledger.release(first)
     ledger.release(second)
     assert ledger.num_cached_tokens(prompt(23)) == 16
@@ -120,15 +128,15 @@ def test_output_is_found_like_a_prompt() -> None:
 def test_the_last_token_is_always_computed_on_a_copy_of_its_page() -> None:
     ledger = make_ledger()
     run(ledger, 0, prompt(16))
-    assert not ledger.take_copies()
+    assert not copies_of(ledger)
     lease = admit(ledger, 0, prompt(16))
     assert lease.num_cached == 15
-    (copy,) = ledger.take_copies()
-    assert copy[1] == lease.pages[1]
-    assert copy[0] not in lease.pages
+    (copy,) = copies_of(ledger)
+    assert copy[1] == lease.pages["full"][1]
+    assert copy[0] not in lease.pages["full"]
     again = admit(ledger, 1, prompt(16))
-    assert again.pages[0] == lease.pages[0]
-    assert again.pages[1] != lease.pages[1]
+    assert again.pages["full"][0] == lease.pages["full"][0]
+    assert again.pages["full"][1] != lease.pages["full"][1]
     assert admit(ledger, 2, prompt(17)).num_cached == 16
 
 
@@ -137,8 +145,8 @@ def test_a_cached_prompt_is_admitted_where_only_its_own_pages_are_left() -> None
     ledger = make_ledger(num_pages=4)
     run(ledger, 0, prompt(16))
     lease = admit(ledger, 0, prompt(16), more=8)
-    assert (lease.num_cached, len(lease.pages), ledger.num_free_tokens) == (15, 3, 0)
-    assert len(ledger.take_copies()) == 1
+    assert (lease.num_cached, len(lease.pages["full"]), ledger.num_free_tokens) == (15, 3, 0)
+    assert len(copies_of(ledger)) == 1
 
 
 def test_what_was_used_last_is_kept_longest() -> None:
@@ -180,7 +188,7 @@ def test_unused_pages_are_forgotten_after_their_time() -> None:
     clock.now_s = 122.0
     assert ledger.num_cached_tokens(prompt(24)) == 0
     ledger.check()
-    assert ledger.store.pool.num_free == ROWS * MOST // PAGE
+    assert store_of(ledger).pool.num_free == ROWS * MOST // PAGE
 
 
 def test_new_weights_find_nothing_of_the_old_ones() -> None:
@@ -201,7 +209,7 @@ def test_new_weights_find_nothing_of_the_old_ones() -> None:
 def test_without_an_index_nothing_is_kept() -> None:
     ledger = make_ledger(caching=False)
     run(ledger, 0, prompt(24))
-    assert (ledger.num_cached_tokens(prompt(24)), ledger.store.pool.num_cached) == (0, 0)
+    assert (ledger.num_cached_tokens(prompt(24)), store_of(ledger).pool.num_cached) == (0, 0)
     assert admit(ledger, 0, prompt(24)).num_cached == 0
 
 
@@ -214,15 +222,15 @@ def test_a_fork_shares_full_pages_and_copies_the_one_it_goes_on_in(caching: bool
     children = [ledger.fork(parent, row, 11, 13) for row in (1, 2)]
     for child in children:
         assert child is not None
-        assert (child.num_cached, child.pages[0]) == (11, parent.pages[0])
-    assert list(ledger.take_copies()) == [
-        (parent.pages[1], child.pages[1]) for child in children if child
+        assert (child.num_cached, child.pages["full"][0]) == (11, parent.pages["full"][0])
+    assert copies_of(ledger) == [
+        (parent.pages["full"][1], child.pages["full"][1]) for child in children if child
     ]
     assert free - ledger.num_free_tokens == 2 * PAGE
-    before = parent.pages
+    before = dict(parent.pages)
     assert ledger.reserve(parent, 13)
     assert parent.pages == before
-    assert not ledger.take_copies()
+    assert not copies_of(ledger)
     ledger.check()
 
 
@@ -232,8 +240,8 @@ def test_a_fork_that_ends_with_a_page_copies_nothing() -> None:
     ledger.commit(parent, prompt(16))
     child = ledger.fork(parent, 1, 16, 17)
     assert child is not None
-    assert child.pages[:2] == parent.pages[:2]
-    assert not ledger.take_copies()
+    assert child.pages["full"][:2] == parent.pages["full"][:2]
+    assert not copies_of(ledger)
 
 
 def test_a_fork_outlives_its_parent_and_waits_for_room() -> None:
@@ -246,7 +254,7 @@ def test_a_fork_outlives_its_parent_and_waits_for_room() -> None:
     child = ledger.fork(parent, 1, 15, 16)
     assert child is not None
     ledger.release(parent)
-    assert len(ledger.take_copies()) == 1
+    assert len(copies_of(ledger)) == 1
     assert ledger.reserve(child, 25)
     ledger.check()
 
@@ -260,11 +268,11 @@ def test_only_what_is_committed_is_forked() -> None:
 
 def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
     class Forgetful(PageLedger):
-        def take_copies(self) -> list[tuple[int, int]]:
+        def take_copies(self) -> dict[str, list[tuple[int, int]]]:
             super().take_copies()
-            return []
+            return {}
 
-    ledger = Forgetful(make_ledger().store, ROWS, MOST)
+    ledger = Forgetful(make_ledger().groups, ROWS, MOST)
     world = LedgerWorld(ledger, ROWS, MOST, PAGE)
     for row in (0, 1):
         assert world.add(row, world.prompt(0, 0, (1, 2), 0), 1)
@@ -279,13 +287,16 @@ def test_a_copy_that_is_not_made_is_seen_by_the_suite() -> None:
     ("break_it", "found"),
     [
         (
-            lambda ledger, lease: ledger.store.pool.share(lease.pages[0]),
+            lambda ledger, lease: store_of(ledger).pool.share(lease.pages["full"][0]),
             "held 2 times by count, and by 1",
         ),
         (lambda _, lease: setattr(lease, "capacity", 99), "books are wrong at row 0"),
-        (lambda _, lease: setattr(lease, "pages", lease.pages[::-1]), "books are wrong at row 0"),
         (
-            lambda ledger, lease: ledger.store.index.rest(lease.pages[0], 0.0),
+            lambda _, lease: lease.pages.update(full=lease.pages["full"][::-1]),
+            "books are wrong at row 0",
+        ),
+        (
+            lambda ledger, lease: store_of(ledger).index.rest(lease.pages["full"][0], 0.0),
             "0 pages are cached, and 1",
         ),
     ],
@@ -302,12 +313,14 @@ def test_broken_books_are_found(
 
 
 def test_more_hashes_than_computed_pages_are_found() -> None:
-    pool, held = PagePool(5), HeldPages(PageTable(ROWS, MOST // PAGE, PAGE))
-    lease = held.add(0, 2 * PAGE, [b"a", b"b"], [pool.take() for _ in range(3)])
-    held.check(pool)
-    held.current(lease).digests.append(b"x")
+    pool = PagePool(5)
+    held = HeldPages({"full": GroupPages(PageStore(pool), PageTable(ROWS, MOST // PAGE, PAGE))})
+    one = held.add(0, 2 * PAGE, [b"a", b"b"], {"full": [pool.take() for _ in range(3)]})
+    one.lease.capacity = 3 * PAGE
+    held.check()
+    one.digests.append(b"x")
     with pytest.raises(InternalError, match="books are wrong at row 0"):
-        held.check(pool)
+        held.check()
 
 
 def test_a_promise_is_never_shorter_than_the_prompt_or_what_is_shared() -> None:

@@ -157,7 +157,7 @@ def test_row_table_has_the_pages_of_each_row(start: Loops, overlap: bool) -> Non
         nonlocal seen
         for row in plan.rows:
             num_pages = int(table.num_pages[row.row])
-            assert tuple(table.page_ids[row.row, :num_pages].tolist()) == row.lease.pages
+            assert tuple(table.page_ids[row.row, :num_pages].tolist()) == row.lease.pages["full"]
             assert not table.page_ids[row.row, num_pages:].any()
             seen = max(seen, num_pages)
 

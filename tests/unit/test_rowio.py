@@ -52,7 +52,7 @@ def test_a_row_does_not_cross_the_border_of_rotary_frequencies(tmp_path: Path, k
     short, shorter, long = constants(CONTEXT), constants(CONTEXT // 2), constants(4 * CONTEXT)
     assert short == shorter
     none = np.zeros(0, np.int32)
-    row = RowState(none, 0, 0, {}, {}, {}, constants=short)
+    row = RowState(none, 0, 0, {}, {}, constants=short)
     runner: Any = SimpleNamespace(info=SimpleNamespace(constants=long))
     with pytest.raises(InputError, match="with the same max_model_len"):
-        put_row(runner, 0, none, row)
+        put_row(runner, 0, {}, row)

@@ -52,7 +52,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Changing]:
 
 def assert_nothing_is_held(llm: LLM) -> None:
     llm.run_on_engine(llm.engine.ledger.check)
-    pool = llm.engine.ledger.store.pool
+    pool = llm.engine.ledger.groups["full"].store.pool
     assert llm.run_on_engine(lambda: (llm.engine.rows.num_reqs, pool.num_used)) == (0, 0)
     assert llm.run_on_engine(lambda: pool.num_free) == NUM_PAGES - 1
 

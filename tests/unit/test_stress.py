@@ -259,7 +259,7 @@ def check_tokens(
 def check_all_is_given_back(llm: LLM) -> None:
     """Whoever has left did so before this call: it comes after the aborts."""
     llm.run_on_engine(llm.engine.ledger.check)
-    pool = llm.engine.ledger.store.pool
+    pool = llm.engine.ledger.groups["full"].store.pool
     assert (pool.num_used, pool.num_free + pool.num_cached) == (0, NUM_PAGES - 1)
     assert (llm.engine.rows.num_reqs, llm.loop.num_waiting, llm.loop.num_running) == (0, 0, 0)
 

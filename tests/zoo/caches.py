@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
+from enginebay.rows import PageTable
+from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.prefix import PrefixIndex
@@ -22,7 +24,14 @@ NUM_ROWS, MAX_TOKENS, PAGE_SIZE, NUM_PAGES = 4, 64, 8, 20
 def make(kind: type[PageLedger]) -> Callable[[], Ledger]:
     """Makes ledgers of a kind over a pool of pages with a prefix index."""
     return lambda: kind(
-        PageStore(PagePool(NUM_PAGES), PAGE_SIZE, PrefixIndex(None)), NUM_ROWS, MAX_TOKENS
+        {
+            "full": GroupPages(
+                PageStore(PagePool(NUM_PAGES), PrefixIndex(None)),
+                PageTable(NUM_ROWS, MAX_TOKENS // PAGE_SIZE, PAGE_SIZE),
+            )
+        },
+        NUM_ROWS,
+        MAX_TOKENS,
     )
 
 
@@ -63,8 +72,8 @@ class Leaky(PageLedger):
     """Keeps the last page of a released lease."""
 
     def release(self, lease: Lease) -> None:
-        pages = lease.pages
-        lease.pages = pages[:-1] or pages
+        pages = lease.pages["full"]
+        lease.pages["full"] = pages[:-1] or pages
         super().release(lease)
 
 
@@ -103,18 +112,19 @@ class Refusing(PageLedger):
 class Dirty(PageLedger):
     """Leaves what was in a table behind a row's pages."""
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         before = table.copy()
-        super().write_table(leases, table)
+        super().write_table(group, leases, table)
         for i, lease in enumerate(leases):
-            table[i, len(lease.pages) :] = before[i, len(lease.pages) :]
+            num_pages = len(lease.pages[group])
+            table[i, num_pages:] = before[i, num_pages:]
 
 
 class Sorted(PageLedger):
     """Writes the rows of a table in the order of the rows, not of the leases."""
 
-    def write_table(self, leases: Sequence[Lease], table: np.ndarray) -> None:
-        super().write_table(sorted(leases, key=lambda lease: lease.row), table)
+    def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
+        super().write_table(group, sorted(leases, key=lambda lease: lease.row), table)
 
 
 class Uncopied(PageLedger):
@@ -122,7 +132,7 @@ class Uncopied(PageLedger):
 
     def take_copies(self) -> Any:
         super().take_copies()
-        return ()
+        return {}
 
 
 FAULTS: dict[str, type[PageLedger]] = {

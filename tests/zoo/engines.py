@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from enginebay.cache import Lease
-from enginebay.engine import Pending, RowState, StepPlan
+from enginebay.engine import GroupState, Pending, RowState, StepPlan
 from enginebay_oengine.engine import PagedEngine
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
@@ -113,8 +113,11 @@ class Forgetful(PagedEngine):
 
     def take(self, lease: Lease) -> RowState:
         state = super().take(lease)
-        k, v = ({g: self._cut(x) for g, x in each.items()} for each in (state.k, state.v))
-        return dataclasses.replace(state, k=k, v=v)
+        groups = {
+            name: GroupState(one.first, {n: self._cut(x) for n, x in one.arrays.items()})
+            for name, one in state.groups.items()
+        }
+        return dataclasses.replace(state, groups=groups)
 
     @staticmethod
     def _cut(values: np.ndarray) -> np.ndarray:

@@ -132,8 +132,11 @@ class Quantised(HndLayout):
         return {"k": 1, "v": 1, "k_scale": 1, "v_scale": 1}
 
     def scales(self, x: jax.Array) -> jax.Array:
-        """f32 [tokens, heads]: the largest value of each head of each token over 127."""
-        return jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(axis=-1), 1e-20) / 127
+        """f32 [tokens, heads]: the largest value of each head of each token over 127, in eight bits,
+        so that the product with a value of eight bits is exact.
+        """
+        scale = jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(axis=-1), 1e-20) / 127
+        return jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=7)
 
     def write(self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
         pages, offsets = self.split_slots(slots)
@@ -155,12 +158,16 @@ class Quantised(HndLayout):
         )
 
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        k, v = self.read_exact(cache, slots)
+        return k.astype(self.dtype), v.astype(self.dtype)
+
+    def read_exact(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         pages, offsets = self.split_slots(slots)
         k, v = (
             cache[n][pages, :, offsets] * cache[f"{n}_scale"][pages, :, offsets][..., None]
             for n in ("k", "v")
         )
-        return k.astype(self.dtype), v.astype(self.dtype)
+        return k, v
 
 
 @dataclasses.dataclass(frozen=True)

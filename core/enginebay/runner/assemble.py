@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from enginebay.cache import Ledger
+from enginebay.cache import Lease, Ledger
 from enginebay.engine import RowPlan
 from enginebay.ops.spec import Bucket
 from enginebay.rows import RowTable
@@ -33,7 +33,6 @@ def prefill_inputs(
     bucket: Bucket,
     table: RowTable,
     ledger: Ledger,
-    groups: Iterable[str],
 ) -> tuple[PrefillInputs, np.ndarray]:
     """The arrays of a prefill of `rows`, and for each row of the plan its place in the bucket."""
     order = sorted_for_attention(rows)
@@ -51,8 +50,6 @@ def prefill_inputs(
         ]
         start += row.num_tokens
         _fill_columns(ints[place], floats[place], row, table)
-    pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
-    ledger.write_table([rows[i].lease for i in order], pages)
     places = np.empty(len(rows), np.int64)
     places[order] = np.arange(len(rows))
     sampled = np.asarray([row.row for row in rows if row.samples], np.int32)
@@ -60,7 +57,7 @@ def prefill_inputs(
         token_ids,
         ints,
         floats,
-        dict.fromkeys(groups, pages),
+        _tables([rows[i].lease for i in order], slice(len(rows)), bucket, ledger),
         known=_known(rows, table),
         returns_logprobs=bool(table.returns_logprobs[sampled].any()),
         need=_need(
@@ -69,6 +66,19 @@ def prefill_inputs(
         used=tuple(_used(row, table) for row in rows if row.samples),
         full_vocab=full_vocab_prefill(rows, order.tolist(), bucket.tokens, table),
     ), places
+
+
+def _tables(
+    leases: Sequence[Lease], places: np.ndarray | slice, bucket: Bucket, ledger: Ledger
+) -> dict[str, np.ndarray]:
+    """The page table of each cache group, int32 [seqs, pages_per_seq]: leases[i] at places[i]."""
+    tables: dict[str, np.ndarray] = {}
+    for group in ledger.windows:
+        packed = np.zeros((len(leases), bucket.pages_per_seq), np.int32)
+        ledger.write_table(group, leases, packed)
+        tables[group] = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+        tables[group][places] = packed
+    return tables
 
 
 def _used(row: RowPlan, table: RowTable) -> RowUpdate:
@@ -133,19 +143,14 @@ def decode_inputs(
     num_steps: int,
     table: RowTable,
     ledger: Ledger,
-    groups: Iterable[str],
 ) -> DecodeInputs:
     """The arrays of a decode of `rows`, each at its place in the bucket."""
     row_ids = np.full(bucket.seqs, table.max_num_reqs, np.int32)
     row_ids[places] = own = np.asarray([row.row for row in rows])
-    packed = np.zeros((len(rows), bucket.pages_per_seq), np.int32)
-    ledger.write_table([row.lease for row in rows], packed)
-    pages = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
-    pages[places] = packed
     return DecodeInputs(
         row_ids,
         num_steps,
-        dict.fromkeys(groups, pages),
+        _tables([row.lease for row in rows], places, bucket, ledger),
         returns_logprobs=bool(table.returns_logprobs[own].any()),
         need=_need(table, own),
         updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
@@ -159,14 +164,11 @@ def verify_inputs(
     drafts_a_step: int,
     table: RowTable,
     ledger: Ledger,
-    groups: Iterable[str],
 ) -> DecodeInputs:
     """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to
     `drafts_a_step` each.
     """
-    inputs = decode_inputs(
-        rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger, groups
-    )
+    inputs = decode_inputs(rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger)
     draft_ids = np.full((bucket.seqs, drafts_a_step), -1, np.int32)
     for place, row in enumerate(rows):
         draft_ids[place, : len(row.draft_token_ids)] = row.draft_token_ids

@@ -14,12 +14,12 @@ from enginebay.runner.step import StepState
 def resize_cache(
     runner: Runner,
     layouts: Mapping[str, KVLayout],
-    resize: Callable[[jax.Array, KVLayout], jax.Array],
+    resize: Callable[[jax.Array, KVLayout, KVLayout], jax.Array],
 ) -> None:
     """Replace the runner's cache by one of `layouts` (by group), layer by layer, so that only one
     layer exists twice.
 
-    `resize` gives an array of the new size for one of the layout that it is called with.
+    `resize` gets an array, its layout and the new one, and returns the array of the new size.
     """
     state = runner.state
     rows, processor_state = state.rows, state.processor_state
@@ -30,12 +30,13 @@ def resize_cache(
     del state
     cache = {}
     for group, layers in remaining.items():
-        where, layout = runner.placement.cache(layouts[group]), runner.layouts[group]
+        old, new = runner.layouts[group], layouts[group]
+        where = runner.placement.cache(new)
         resized = []
         while layers:
             layer = dict(layers.pop(0))
             resized.append(
-                {n: jax.device_put(resize(layer.pop(n), layout), where[n]) for n in list(layer)}
+                {n: jax.device_put(resize(layer.pop(n), old, new), where[n]) for n in list(layer)}
             )
         cache[group] = tuple(resized)
     runner.layouts = dict(layouts)

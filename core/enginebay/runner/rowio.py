@@ -5,53 +5,62 @@ storing.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.engine import RowState
+from enginebay.cache import CacheGroup, KVLayout
+from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
 from enginebay.processor import RowValues
 from enginebay.runner.device import COLUMNS, DeviceRows
 from enginebay.runner.runner import Runner
 
 
-def take_row(runner: Runner, row: int, page_ids: np.ndarray, token_ids: np.ndarray) -> RowState:
-    """The state of `row`, whose cache lies in the pages page_ids int32 [pages], read to the host."""
+def take_row(
+    runner: Runner, row: int, page_ids: Mapping[str, np.ndarray], token_ids: np.ndarray
+) -> RowState:
+    """The state of `row`, whose cache lies in the pages page_ids int32 [pages] by group, read to
+    the host.
+    """
     state = runner.state
     columns = {f: np.array(np.asarray(getattr(state.rows, f))[row]) for f in COLUMNS}
     processor_state = {
         f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()
     }
     num_cached = max(int(columns["length"]) - 1, 0)
-    keys: dict[str, np.ndarray] = {}
-    values: dict[str, np.ndarray] = {}
-    for group, layers in state.cache.items():
-        layout = runner.layouts[group]
-        position = np.arange(num_cached)
-        slots = jnp.asarray(
-            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size,
-            jnp.int32,
-        )
-        pairs = [layout.read_tokens(layer, slots) for layer in layers]
+    groups: dict[str, GroupState] = {}
+    for one in runner.info.groups:
+        layout, first = runner.layouts[one.name], one.first_position(num_cached)
+        slots = _slots(layout, page_ids[one.name], first, num_cached)
+        pairs = [layout.read_exact(layer, slots) for layer in state.cache[one.name]]
         repeat = runner.info.kv_head_repeat
-        keys[group] = np.stack([np.asarray(k)[:, ::repeat] for k, _ in pairs])
-        values[group] = np.stack([np.asarray(v)[:, ::repeat] for _, v in pairs])
+        keys, values = (
+            np.stack([np.asarray(x)[:, ::repeat] for x in each])
+            for each in zip(*pairs, strict=True)
+        )
+        groups[one.name] = GroupState(first, {"k": keys, "v": values})
     return RowState(
         token_ids=np.array(token_ids, np.int32),
         num_cached=num_cached,
         last_token=int(columns["last_token"]),
-        k=keys,
-        v=values,
+        groups=groups,
         sampling=columns | processor_state,
         constants=runner.info.constants,
     )
 
 
-def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> None:
-    """Write `saved` into `row` and its pages; InputError when it is from a model of another shape
+def _slots(layout: KVLayout, page_ids: np.ndarray, first: int, end: int) -> jax.Array:
+    """The slots of positions first to end - 1 in pages page_ids int32 [pages]."""
+    position, size = np.arange(first, end), layout.page_size
+    return jnp.asarray(page_ids[position // size] * size + position % size, jnp.int32)
+
+
+def put_row(runner: Runner, row: int, page_ids: Mapping[str, np.ndarray], saved: RowState) -> None:
+    """Write `saved` into `row` and its pages by group; InputError when it is from a model of another shape
     or other constants, or too long.
     """
     if saved.constants != runner.info.constants:
@@ -72,31 +81,18 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
                 "Resume in an engine with a larger max_model_len.",
             )
         )
-    repeat = runner.info.kv_head_repeat
+    for group in runner.info.groups:
+        _check_group(runner, group, saved)
     cache = {}
-    for group, layers in state.cache.items():
-        layout = runner.layouts[group]
-        expected = (len(layers), saved.num_cached, layout.num_kv_heads // repeat, layout.head_dim)
-        if group not in saved.k or saved.k[group].shape != expected:
-            given = saved.k[group].shape if group in saved.k else "nothing"
-            raise InputError(
-                explain(
-                    f"row state with {given} for cache group {group!r}",
-                    f"{expected}",
-                    "Resume in an engine of the same model.",
-                )
-            )
-        position = np.arange(saved.num_cached)
-        slots = jnp.asarray(
-            page_ids[position // layout.page_size] * layout.page_size + position % layout.page_size,
-            jnp.int32,
-        )
+    for one in runner.info.groups:
+        held, layout = saved.groups[one.name], runner.layouts[one.name]
+        slots = _slots(layout, page_ids[one.name], held.first, saved.num_cached)
         write = jax.jit(layout.write, donate_argnums=0)
-        cache[group] = tuple(
-            write(
-                layer, slots, *(np.repeat(x[group][i], repeat, axis=1) for x in (saved.k, saved.v))
-            )
-            for i, layer in enumerate(layers)
+        keys, values = (
+            np.repeat(held.arrays[name], runner.info.kv_head_repeat, axis=2) for name in "kv"
+        )
+        cache[one.name] = tuple(
+            write(layer, slots, keys[i], values[i]) for i, layer in enumerate(state.cache[one.name])
         )
     runner.writer.write_all(row, _own_of(saved))
     state = runner.state
@@ -106,6 +102,27 @@ def put_row(runner: Runner, row: int, page_ids: np.ndarray, saved: RowState) -> 
     runner.state = dataclasses.replace(
         state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated)
     )
+
+
+def _check_group(runner: Runner, group: CacheGroup, saved: RowState) -> None:
+    """InputError when a state does not have what a cache group needs."""
+    first, heads = group.first_position(saved.num_cached), group.num_kv_heads
+    wanted = (
+        group.num_layers,
+        saved.num_cached - first,
+        heads // runner.info.kv_head_repeat,
+        group.head_dim,
+    )
+    found = saved.groups.get(group.name)
+    shapes = set() if found is None else {(found.first, x.shape) for x in found.arrays.values()}
+    if shapes != {(first, wanted)}:
+        raise InputError(
+            explain(
+                f"row state with {sorted(shapes) or 'nothing'} for cache group {group.name!r}",
+                f"{wanted} from position {first} on",
+                "Resume in an engine of the same model.",
+            )
+        )
 
 
 _put = jax.jit(DeviceRows.put)  # one program, instead of some for each column

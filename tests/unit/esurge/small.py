@@ -85,7 +85,7 @@ def assert_idle(engine: eSurge) -> None:
     inner = engine.engine
     engine.run_on_engine(inner.ledger.check)
     assert engine.run_on_engine(
-        lambda: (inner.rows.num_reqs, inner.ledger.store.pool.num_used)
+        lambda: (inner.rows.num_reqs, inner.ledger.groups["full"].store.pool.num_used)
     ) == (0, 0)
     assert (engine.num_pending_requests, engine.num_running_requests) == (0, 0)
     assert engine.get_metrics_summary().get("active_requests", 0) == 0

@@ -47,4 +47,7 @@ def test_metrics_are_those_of_the_updates_and_steps(engine: eSurge) -> None:  # 
     assert seen["esurge_scheduled_tokens"] == updates[-1].num_tokens
     preempted = sum(update.num_preempted for update in updates)
     assert seen["esurge_preempted_requests_total"] == preempted > 0
-    assert seen["esurge_cache_pages_total"] == engine.engine.ledger.store.pool.num_usable
+    assert (
+        seen["esurge_cache_pages_total"]
+        == engine.engine.ledger.groups["full"].store.pool.num_usable
+    )

@@ -201,7 +201,11 @@ def test_gauges_tell_what_waits_and_runs_now(
     assert seen["esurge_running_requests"] == slow_engine.num_running_requests > 0
     assert seen["esurge_waiting_requests"] == slow_engine.num_pending_requests
     assert seen["esurge_running_requests"] + seen["esurge_waiting_requests"] == 6
-    assert seen["esurge_cache_pages_used"] == slow_engine.engine.ledger.store.pool.num_used > 0
+    assert (
+        seen["esurge_cache_pages_used"]
+        == slow_engine.engine.ledger.groups["full"].store.pool.num_used
+        > 0
+    )
     slow_engine.resume()
     for stream in streams:
         stream.close()
