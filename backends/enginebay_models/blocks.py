@@ -28,7 +28,7 @@ class AttentionConfig:
     """One kind of attention layer. `repeats`: how often each stored KV head appears in `spec`;
     `cache_group`: its group.
 
-    `qk_norm_eps` None means that queries and keys are not normed.
+    `qk_norm_eps` None means that queries and keys are not normed. `norm_offset`: see RmsNorm.
     """
 
     hidden_size: int
@@ -39,6 +39,7 @@ class AttentionConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm_eps: float | None = None
+    norm_offset: float = 0.0
 
 
 def parameter(
@@ -56,15 +57,22 @@ def _vector(name: str, size: int) -> nnx.Param:
 
 
 class RmsNorm(nnx.Module):
-    """Root-mean-square norm over the last axis."""
+    """Root-mean-square norm over the last axis. The checkpoint's weight plus `offset` is the
+    factor: with an offset of 1 a weight of 0 changes nothing.
+    """
 
-    def __init__(self, name: str, size: int, eps: float) -> None:
+    def __init__(self, name: str, size: int, eps: float, offset: float = 0.0) -> None:
         self.scale = _vector(f"{name}.weight", size)
         self.eps = eps
+        self.offset = offset
+
+    def _factor(self) -> jax.Array:
+        scale: jax.Array = self.scale[...]
+        return scale.astype(jnp.float32) + self.offset if self.offset else scale
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [..., size] -> the same shape."""
-        return ops[RMS_NORM](x, self.scale[...], eps=self.eps)
+        return ops[RMS_NORM](x, self._factor(), eps=self.eps)
 
     def of_sum(
         self, x: jax.Array, branch: jax.Array | None, ops: Ops
@@ -74,7 +82,7 @@ class RmsNorm(nnx.Module):
         """
         if branch is None:
             return self(x, ops), x
-        return ops[ADD_RMS_NORM](x, branch, self.scale[...], eps=self.eps)
+        return ops[ADD_RMS_NORM](x, branch, self._factor(), eps=self.eps)
 
 
 class Attention(nnx.Module):
@@ -100,8 +108,12 @@ class Attention(nnx.Module):
         self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out)
         self.out_bias = _vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
         eps = config.qk_norm_eps
-        self.q_norm = None if eps is None else RmsNorm(f"{name}.q_norm", spec.head_dim, eps)
-        self.k_norm = None if eps is None else RmsNorm(f"{name}.k_norm", spec.head_dim, eps)
+        self.q_norm, self.k_norm = (
+            None
+            if eps is None
+            else RmsNorm(f"{name}.{one}_norm", spec.head_dim, eps, config.norm_offset)
+            for one in "qk"
+        )
         self.config = config
 
     def __call__(
@@ -167,16 +179,23 @@ class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the residual stream.
 
     The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes
-    it on the way.
+    it on the way. `out_norms`: of what attention and MLP add to the stream, where a family has
+    these norms.
     """
 
     def __init__(
-        self, attention: Attention, mlp: Mlp, attention_norm: RmsNorm, mlp_norm: RmsNorm
+        self,
+        attention: Attention,
+        mlp: Mlp,
+        attention_norm: RmsNorm,
+        mlp_norm: RmsNorm,
+        out_norms: tuple[RmsNorm, RmsNorm] | None = None,
     ) -> None:
         self.attention = attention
         self.mlp = mlp
         self.attention_norm = attention_norm
         self.mlp_norm = mlp_norm
+        self.attention_out_norm, self.mlp_out_norm = out_norms or (None, None)
 
     def __call__(
         self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
@@ -186,12 +205,18 @@ class DecoderLayer(nnx.Module):
         """
         normed, x = self.attention_norm.of_sum(x, branch, ops)
         mixed, cache = self.attention(normed, cache, batch, ops)
+        if self.attention_out_norm is not None:
+            mixed = self.attention_out_norm(mixed, ops)
         normed, x = self.mlp_norm.of_sum(x, mixed, ops)
-        return x, self.mlp(normed, ops), cache
+        added = self.mlp(normed, ops)
+        return x, added if self.mlp_out_norm is None else self.mlp_out_norm(added, ops), cache
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm and head. With `tied` the embedding is the head too."""
+    """Embedding, layers, final norm and head. With `tied` the embedding is the head too.
+
+    `embed_scale` multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
+    """
 
     def __init__(
         self,
@@ -201,11 +226,15 @@ class Decoder(nnx.Module):
         hidden_size: int,
         *,
         tied: bool,
+        embed_scale: float | None = None,
+        logit_cap: float | None = None,
     ) -> None:
         table = (vocab_size, hidden_size)
         self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table))
         self.layers = nnx.List(layers)
         self.norm = norm
+        self.embed_scale = embed_scale
+        self.logit_cap = logit_cap
         self.lm_head = (
             None if tied else parameter(("vocab", None), table, tensors.whole(tensors.HEAD, table))
         )
@@ -217,6 +246,8 @@ class Decoder(nnx.Module):
         layer).
         """
         x = ops[EMBEDDING](self.embed[...], token_ids)
+        if self.embed_scale is not None:
+            x = x * jnp.asarray(self.embed_scale, x.dtype)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
         for layer in self.layers:
@@ -231,7 +262,10 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
         """hidden [S, hidden] -> f32 [S, vocab]."""
         head = self.embed if self.lm_head is None else self.lm_head
-        return ops[LINEAR](hidden, head[...], out_dtype=jnp.float32)
+        logits = ops[LINEAR](hidden, head[...], out_dtype=jnp.float32)
+        if self.logit_cap is not None:
+            logits = self.logit_cap * jnp.tanh(logits / self.logit_cap)
+        return logits
 
 
 def _value(param: nnx.Param | None) -> jax.Array | None:

@@ -14,7 +14,7 @@ from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.errors import ConfigError, explain
 from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights, WeightSpec
 from enginebay.ops.bound import Ops
-from enginebay.ops.spec import AttnSpec
+from enginebay.ops.spec import AttnSpec, RopeSpec
 from enginebay_models.blocks import (
     Attention,
     AttentionConfig,
@@ -32,7 +32,10 @@ FULL, WINDOW = "full", "window"
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """What tells one decoder family from another. `windows` has one entry per layer, None for full
-    attention.
+    attention; all windows are equal.
+
+    The later fields are those of Gemma: the rotary embedding of layers with a window, the factor on
+    scores, norms of what is added to the stream, and what RmsNorm and Decoder say of theirs.
     """
 
     windows: tuple[int | None, ...]
@@ -40,6 +43,12 @@ class Variant:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    window_rope: RopeSpec | None = None
+    softmax_scale: float | None = None
+    out_norms: bool = False
+    norm_offset: float = 0.0
+    embed_scale: float | None = None
+    logit_cap: float | None = None
 
 
 def build_decoder(
@@ -55,6 +64,7 @@ def build_decoder(
             num_q_heads=config.num_q_heads,
             num_kv_heads=config.num_kv_heads * repeats,
             head_dim=config.head_dim,
+            scale=variant.softmax_scale,
             window=window,
             q_dtype=dtype,
             kv_dtype=dtype,
@@ -65,21 +75,28 @@ def build_decoder(
         name: AttentionConfig(
             hidden_size=config.hidden_size,
             spec=spec,
-            rope=config.rope,
+            rope=variant.window_rope or config.rope if spec.window else config.rope,
             cache_group=name,
             repeats=repeats,
             qkv_bias=variant.qkv_bias,
             out_bias=variant.out_bias,
             qk_norm_eps=config.norm_eps if variant.qk_norm else None,
+            norm_offset=variant.norm_offset,
         )
         for name, spec in specs.items()
     }
     names = [_group_name(window) for window in variant.windows]
-    layers = [
-        _layer(i, config, kinds[name], mlp_bias=variant.mlp_bias) for i, name in enumerate(names)
-    ]
-    norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps)
-    module = Decoder(layers, norm, config.vocab_size, config.hidden_size, tied=config.tied)
+    layers = [_layer(i, config, kinds[name], variant) for i, name in enumerate(names)]
+    norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps, variant.norm_offset)
+    module = Decoder(
+        layers,
+        norm,
+        config.vocab_size,
+        config.hidden_size,
+        tied=config.tied,
+        embed_scale=variant.embed_scale,
+        logit_cap=variant.logit_cap,
+    )
     groups = tuple(_cache_group(name, spec, names.count(name)) for name, spec in specs.items())
     info = ModelInfo(
         family,
@@ -90,7 +107,7 @@ def build_decoder(
         specs,
         repeats,
         config.auto_max_model_len,
-        repr((config.rope, config.activation, config.norm_eps)),
+        repr((config.rope, config.activation, config.norm_eps, variant)),
     )
     return NnxModel(info, module)
 
@@ -123,20 +140,25 @@ def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
 
 
 def _layer(
-    index: int, config: DecoderConfig, attention: AttentionConfig, *, mlp_bias: bool
+    index: int, config: DecoderConfig, attention: AttentionConfig, variant: Variant
 ) -> DecoderLayer:
     name, size = f"model.layers.{index}", config.hidden_size
+
+    def norm(of: str) -> RmsNorm:
+        return RmsNorm(f"{name}.{of}_layernorm", size, config.norm_eps, variant.norm_offset)
+
     return DecoderLayer(
         Attention(f"{name}.self_attn", attention),
         Mlp(
             f"{name}.mlp",
             size,
             config.intermediate_size,
-            bias=mlp_bias,
+            bias=variant.mlp_bias,
             activation=config.activation,
         ),
-        RmsNorm(f"{name}.input_layernorm", size, config.norm_eps),
-        RmsNorm(f"{name}.post_attention_layernorm", size, config.norm_eps),
+        norm("input"),
+        norm("pre_feedforward" if variant.out_norms else "post_attention"),
+        (norm("post_attention"), norm("post_feedforward")) if variant.out_norms else None,
     )
 
 
