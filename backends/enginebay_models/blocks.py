@@ -195,7 +195,8 @@ class DecoderLayer(nnx.Module):
         self.mlp = mlp
         self.attention_norm = attention_norm
         self.mlp_norm = mlp_norm
-        self.attention_out_norm, self.mlp_out_norm = out_norms or (None, None)
+        self.attention_out_norm = None if out_norms is None else out_norms[0]
+        self.mlp_out_norm = None if out_norms is None else out_norms[1]
 
     def __call__(
         self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
@@ -213,7 +214,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm and head. With `tied` the embedding is the head too.
+    """Embedding `table` [vocab, hidden], layers, final norm and head. With `tied` the embedding is the head too.
 
     `embed_scale` multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
     """
@@ -222,14 +223,12 @@ class Decoder(nnx.Module):
         self,
         layers: list[DecoderLayer],
         norm: RmsNorm,
-        vocab_size: int,
-        hidden_size: int,
+        table: tuple[int, int],
         *,
         tied: bool,
         embed_scale: float | None = None,
         logit_cap: float | None = None,
     ) -> None:
-        table = (vocab_size, hidden_size)
         self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table))
         self.layers = nnx.List(layers)
         self.norm = norm

@@ -91,8 +91,7 @@ def build_decoder(
     module = Decoder(
         layers,
         norm,
-        config.vocab_size,
-        config.hidden_size,
+        (config.vocab_size, config.hidden_size),
         tied=config.tied,
         embed_scale=variant.embed_scale,
         logit_cap=variant.logit_cap,

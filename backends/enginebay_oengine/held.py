@@ -48,8 +48,11 @@ class Held:
 class HeldPages:
     """Every lease that was given and not taken back, by row."""
 
-    def __init__(self, groups: Mapping[str, GroupPages]) -> None:
+    def __init__(self, groups: Mapping[str, GroupPages], max_ahead: int | None = None) -> None:
+        """`max_ahead`: how many tokens after the computed ones a group with a window has pages for."""
         self.groups = groups
+        self._max_ahead = max_ahead
+        self._sliding = [name for name, group in groups.items() if group.window is not None]
         self._held: dict[int, Held] = {}
 
     def __contains__(self, row: int) -> bool:
@@ -82,7 +85,32 @@ class HeldPages:
         self.groups[group].table.append(lease.row, pages)
         lease.pages[group] = (*lease.pages[group], *pages)
 
-    def shed(self, lease: Lease, group: str, first: int) -> None:
+    def last_page(self, group: str, num_computed: int, num_tokens: int) -> int:
+        """How many pages of a group a row of `num_tokens` has, or has given back, when
+        `num_computed` of them are computed.
+        """
+        one = self.groups[group]
+        if one.window is not None:
+            assert self._max_ahead is not None, "a group with a window needs max_ahead"
+            num_tokens = min(num_tokens, num_computed + self._max_ahead)
+        return pages_for(num_tokens, one.table.page_size)
+
+    def slide(self, held: Held, num_tokens: int) -> None:
+        """Exchange pages that windows have passed for those that the next step writes, where a row
+        goes on to `num_tokens`.
+        """
+        lease = held.lease
+        for name in self._sliding:
+            group, had = self.groups[name], len(lease.pages[name])
+            last = self.last_page(name, held.num_computed, num_tokens)
+            if last > had:
+                first = group.first_page(held.num_computed)
+                self._shed(lease, name, first)
+                passed = max(0, min(first, last) - had)
+                fresh = [group.store.take() for _ in range(last - had - passed)]
+                self.extend(lease, name, [DUMMY_PAGE] * passed + fresh)
+
+    def _shed(self, lease: Lease, group: str, first: int) -> None:
         """Give back the pages of a group before the one of number `first`."""
         pages, one = lease.pages[group], self.groups[group]
         last = min(first, len(pages))

@@ -10,9 +10,10 @@ import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.errors import InternalError
-from enginebay_oengine.held import GroupPages, Held, HeldPages
+from enginebay_oengine.group_prefixes import GroupPrefixes
+from enginebay_oengine.held import GroupPages, HeldPages
 from enginebay_oengine.pool import DUMMY_PAGE, pages_for
-from enginebay_oengine.prefix import Salt, page_digests
+from enginebay_oengine.prefix import Salt
 
 
 class PageLedger(Ledger):
@@ -51,9 +52,8 @@ class PageLedger(Ledger):
         self.grows = grows
         self._growing = [name for name, window in self.windows.items() if window is None]
         self._sliding = [name for name, window in self.windows.items() if window is not None]
-        self._held = HeldPages(groups)
-        self._is_caching = all(group.store.index is not None for group in groups.values())
-        self._root = (salt or Salt()).digest()
+        self._held = HeldPages(groups, max_ahead)
+        self._prefixes = GroupPrefixes(groups, salt or Salt())
         self._copies: dict[str, list[tuple[int, int]]] = {}
 
     @property
@@ -68,38 +68,7 @@ class PageLedger(Ledger):
         return min([self.max_model_len, *(pool.num_usable * self.page_size for pool in pools)])
 
     def num_cached_tokens(self, token_ids: np.ndarray) -> int:
-        return min(len(self._find(token_ids)) * self.page_size, len(token_ids) - 1)
-
-    def _find(self, token_ids: np.ndarray) -> list[bytes]:
-        """The hashes of the longest run of full pages, from the first on, after which a row with
-        token_ids int32 [tokens] can go on.
-
-        Costs a microsecond a page and group, up to the first page that is not there.
-        """
-        found: list[bytes] = []
-        for group in self.groups.values():
-            group.store.expire()
-        growing = [self.groups[name].store for name in self._growing]
-        for digest in page_digests(self._root, token_ids, self.page_size):
-            if any(store.find(digest) is None for store in growing):
-                break
-            found.append(digest)
-        return found[: self._most_resumable(found)]
-
-    def _most_resumable(self, digests: Sequence[bytes]) -> int:
-        """After how many of the pages with these hashes a row can go on: in every group with a
-        window, those of the last `window` positions are there.
-        """
-        most = len(digests)
-        for name in self._sliding:
-            group, run, longest = self.groups[name], 0, 0
-            for count, digest in enumerate(digests[:most], 1):
-                run = 0 if group.store.find(digest) is None else run + 1
-                # One token less is computed, where the prompt ends here.
-                if run >= count - group.first_page(count * self.page_size - 1):
-                    longest = count
-            most = longest
-        return most
+        return min(len(self._prefixes.find(token_ids)) * self.page_size, len(token_ids) - 1)
 
     def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
         if row in self._held:
@@ -108,9 +77,9 @@ class PageLedger(Ledger):
         num_tokens = max(num_tokens, num_prompt)
         if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
-        digests = self._find(prompt_token_ids)
+        digests = self._prefixes.find(prompt_token_ids)
         num_cached = min(len(digests) * self.page_size, num_prompt - 1)
-        return self._promise(row, num_cached, num_tokens, self._pages_of(digests), digests)
+        return self._promise(row, num_cached, num_tokens, self._prefixes.pages(digests), digests)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         parent = self._held.current(lease)
@@ -128,20 +97,12 @@ class PageLedger(Ledger):
             DUMMY_PAGE in pages[name][self.groups[name].first_page(num_cached) : last]
             for name in self._sliding
         ):  # The other row has gone on since: what is left of its beginning is in the index.
-            known = parent.digests[: num_cached // self.page_size]
-            known = known[: self._most_resumable(known)]
+            known = self._prefixes.resumable(parent.digests[: num_cached // self.page_size])
             pages, num_cached = (
-                self._pages_of(known) | {name: lease.pages[name] for name in self._growing},
+                self._prefixes.pages(known) | {name: lease.pages[name] for name in self._growing},
                 len(known) * self.page_size,
             )
         return self._promise(row, num_cached, num_tokens, pages, parent.digests)
-
-    def _pages_of(self, digests: Sequence[bytes]) -> dict[str, Sequence[int]]:
-        """The pages with these hashes by group; the dummy where there is none."""
-        return {
-            name: [group.store.find(digest) or DUMMY_PAGE for digest in digests]
-            for name, group in self.groups.items()
-        }
 
     def _promise(
         self,
@@ -163,7 +124,7 @@ class PageLedger(Ledger):
         for name, group in self.groups.items():
             first, last = (
                 group.first_page(num_cached),
-                self._last_page(name, num_cached, num_tokens),
+                self._held.last_page(name, num_cached, num_tokens),
             )
             shared = pages[name][first:num_shared]
             for page in shared:
@@ -178,15 +139,6 @@ class PageLedger(Ledger):
         held = self._held.add(row, num_cached, list(digests[:num_shared]), given)
         held.lease.capacity = num_pages * self.page_size
         return held.lease
-
-    def _last_page(self, group: str, num_computed: int, num_tokens: int) -> int:
-        """How many pages of a group a row of `num_tokens` has, or has given back, while
-        `num_computed` of them are committed.
-        """
-        if self.windows[group] is not None:
-            assert self.max_ahead is not None, "a group with a window needs max_ahead"
-            num_tokens = min(num_tokens, num_computed + self.max_ahead)
-        return pages_for(num_tokens, self.page_size)
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         # Whole pages are promised, so up to a page more than was asked for, perhaps past
@@ -205,40 +157,18 @@ class PageLedger(Ledger):
                 store = self.groups[name].store
                 self._held.extend(lease, name, [store.take() for _ in range(missing)])
             lease.capacity = num_pages * self.page_size
-        self._slide(held, num_tokens)
+        self._held.slide(held, num_tokens)
         return True
-
-    def _slide(self, held: Held, num_tokens: int) -> None:
-        """Exchange pages that the windows have passed for those that the next step writes."""
-        for name in self._sliding:
-            group, lease = self.groups[name], held.lease
-            had = len(lease.pages[name])
-            last = self._last_page(name, held.num_computed, num_tokens)
-            if last > had:
-                first = group.first_page(held.num_computed)
-                self._held.shed(lease, name, first)
-                passed = max(0, min(first, last) - had)
-                fresh = [group.store.take() for _ in range(last - had - passed)]
-                self._held.extend(lease, name, [DUMMY_PAGE] * passed + fresh)
 
     def resume(self, lease: Lease, num_tokens: int) -> None:
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, num_tokens)
-        self._slide(held, lease.capacity)
+        self._held.slide(held, lease.capacity)
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, len(token_ids))
-        if not self._is_caching:
-            return
-        digests, size = held.digests, self.page_size
-        parent = digests[-1] if digests else self._root
-        for digest in page_digests(parent, token_ids[len(digests) * size :], size):
-            for name, group in self.groups.items():
-                page = lease.pages[name][len(digests)]
-                if page != DUMMY_PAGE:
-                    group.store.name(digest, page)
-            digests.append(digest)
+        self._prefixes.name(held.digests, lease, token_ids)
 
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
@@ -268,10 +198,7 @@ class PageLedger(Ledger):
         """Find nothing again of what was computed so far: the arrays are gone, or the weights are
         others (`salt`).
         """
-        if salt is not None:
-            self._root = salt.digest()
-        for group in self.groups.values():
-            group.store.forget()
+        self._prefixes.forget(salt)
         self._copies = {}
 
     def check(self) -> None:

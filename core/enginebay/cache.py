@@ -89,9 +89,7 @@ class KVLayout(ABC):
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
     ) -> dict[str, jax.Array]:
-        """Put k and v [tokens, kv_heads, head_dim] at slots [tokens] (int32; negative ones are
-        dropped).
-        """
+        """Put k and v [tokens, kv_heads, head_dim] at slots int32 [tokens]; drop negative ones."""
 
     @abstractmethod
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -261,30 +259,6 @@ class TpuRpaLayout(KVLayout):
             ..., : 2 * self.num_kv_heads, : self.head_dim
         ]
         return heads[..., 0::2, :], heads[..., 1::2, :]
-
-
-def compact_rows(
-    layout: KVLayout, cache: CacheArrays, table: jax.Array, num_tokens: int
-) -> tuple[KVLayout, dict[str, jax.Array]]:
-    """A copy of the rows' first `num_tokens` positions as a cache with one page a row, and that
-    cache's layout.
-
-    table int32 [rows, pages_per_row]. `num_tokens` must not exceed pages_per_row * page_size.
-    """
-    small = layout.resized(num_pages=table.shape[0], page_size=num_tokens)
-    axis = layout.offset_axis
-    pages_needed = -(-num_tokens // layout.page_size)
-
-    def compact(array: jax.Array) -> jax.Array:
-        if pages_needed == 1:
-            return jax.lax.slice_in_dim(array, 0, num_tokens, axis=axis)[table[:, 0]]
-        rows = jnp.moveaxis(array[table[:, :pages_needed]], 1, axis)
-        merged = rows.reshape(
-            *rows.shape[:axis], pages_needed * layout.page_size, *rows.shape[axis + 2 :]
-        )
-        return jax.lax.slice_in_dim(merged, 0, num_tokens, axis=axis)
-
-    return small, {name: compact(array) for name, array in cache.items()}
 
 
 BUILTIN_LAYOUTS: dict[str, type[KVLayout]] = {

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, KVLayout, compact_rows
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.runner.compacting import compact_rows
 
 PAGES_ASKED_FOR = (2, 3)
 """Shape of an array of pages."""

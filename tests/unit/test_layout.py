@@ -40,6 +40,9 @@ MANY_METHODS: dict[str, str] = {
     "backends/enginebay_oengine/engine.py::PagedEngine": (
         "the contract of engines; hands over to the runner"
     ),
+    "backends/enginebay_oengine/ledger.py::PageLedger": (
+        "the contract of ledgers; hands over to held pages and prefixes"
+    ),
     "backends/enginebay_oengine/oengine.py::oEngine": "the documented face; hands over at once",
     "backends/enginebay_oengine/sequence_buffer.py::SequenceBuffer": (
         "the documented face; hands over at once"

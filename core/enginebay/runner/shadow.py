@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays, compact_rows
+from enginebay.cache import CacheArrays
 from enginebay.model import Model, Weights
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay.runner import device
+from enginebay.runner.compacting import compact_rows
 from enginebay.runner.inputs import DecodeInputs, PrefillInputs, RunnerView
 from enginebay.runner.keys import StepKey
 from enginebay.runner.step import Layouts, OpsFactory, StepState

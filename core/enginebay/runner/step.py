@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from enginebay.cache import KVLayout, compact_rows
+from enginebay.cache import KVLayout
 from enginebay.model import Model, ModelCache, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.processor import Processors, ProcessorState, evolve, process
 from enginebay.runner import device
+from enginebay.runner.compacting import compact_rows
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.full_vocab import FullVocab, log_softmax, prompt_logprobs
 from enginebay.runner.logprobs import Logprobs, logprobs_of

@@ -14,6 +14,7 @@ import numpy as np
 from enginebay import SamplingParams
 from enginebay.loop.observer import Ending, Execution, Observer, Update
 from enginebay_esurge import RequestOutput, eSurge
+from enginebay_oengine.pool import PagePool
 from tests.fakes import expected_tokens, make_request
 
 OPTIONS: dict[str, Any] = {
@@ -78,15 +79,19 @@ def thread_of(engine: eSurge) -> threading.Thread:
     return thread
 
 
+def pool_of(engine: eSurge) -> PagePool:
+    """The pages that requests of an eSurge hold."""
+    pool: PagePool = engine.engine.ledger.groups["full"].store.pool
+    return pool
+
+
 def assert_idle(engine: eSurge) -> None:
     """Nothing is under way, and every page is free or kept for later. Aborts come before this in
     the engine's inbox.
     """
     inner = engine.engine
     engine.run_on_engine(inner.ledger.check)
-    assert engine.run_on_engine(
-        lambda: (inner.rows.num_reqs, inner.ledger.groups["full"].store.pool.num_used)
-    ) == (0, 0)
+    assert engine.run_on_engine(lambda: (inner.rows.num_reqs, pool_of(engine).num_used)) == (0, 0)
     assert (engine.num_pending_requests, engine.num_running_requests) == (0, 0)
     assert engine.get_metrics_summary().get("active_requests", 0) == 0
 

@@ -31,7 +31,7 @@ from enginebay_esurge.service import Service
 from enginebay_esurge.totals import Totals
 from tests.brief import BRIEF
 from tests.fakes import compose_fake
-from tests.unit.esurge.small import GREEDY_ON, LONG, OPTIONS, PROMPT, PROMPTS, until
+from tests.unit.esurge.small import GREEDY_ON, LONG, OPTIONS, PROMPT, PROMPTS, pool_of, until
 
 prometheus_client = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
@@ -201,11 +201,7 @@ def test_gauges_tell_what_waits_and_runs_now(
     assert seen["esurge_running_requests"] == slow_engine.num_running_requests > 0
     assert seen["esurge_waiting_requests"] == slow_engine.num_pending_requests
     assert seen["esurge_running_requests"] + seen["esurge_waiting_requests"] == 6
-    assert (
-        seen["esurge_cache_pages_used"]
-        == slow_engine.engine.ledger.groups["full"].store.pool.num_used
-        > 0
-    )
+    assert seen["esurge_cache_pages_used"] == pool_of(slow_engine).num_used > 0
     slow_engine.resume()
     for stream in streams:
         stream.close()

@@ -1,0 +1,94 @@
+"""GroupPrefixes: which pages of all cache groups hold the beginning of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from enginebay.cache import Lease
+from enginebay_oengine.held import GroupPages
+from enginebay_oengine.pool import DUMMY_PAGE
+from enginebay_oengine.prefix import Salt, page_digests
+
+
+class GroupPrefixes:
+    """One chain of hashes for all groups, and an index of pages in each.
+
+    A row goes on after a number of full pages when every group that keeps all pages has all of
+    them, and every group with a window those of the last `window` positions.
+    """
+
+    def __init__(self, groups: Mapping[str, GroupPages], salt: Salt) -> None:
+        self.groups = groups
+        self._root = salt.digest()
+        self._page_size = next(iter(groups.values())).table.page_size
+        self._keeps_pages = all(group.store.index is not None for group in groups.values())
+
+    def find(self, token_ids: np.ndarray) -> list[bytes]:
+        """The hashes of the most full pages, from the first on, after which a row with token_ids
+        int32 [tokens] goes on.
+
+        Costs a microsecond a page and group, up to the first page that is not there.
+        """
+        found: list[bytes] = []
+        if not self._keeps_pages:
+            return found
+        for group in self.groups.values():
+            group.store.expire()
+        whole = [group.store for group in self.groups.values() if group.window is None]
+        for digest in page_digests(self._root, token_ids, self._page_size):
+            if any(store.find(digest) is None for store in whole):
+                break
+            found.append(digest)
+        return self.resumable(found)
+
+    def resumable(self, digests: Sequence[bytes]) -> list[bytes]:
+        """The first of these hashes after which groups with a window go on, too."""
+        windows = [group for group in self.groups.values() if group.window is not None]
+        runs = [0] * len(windows)  # of known pages, up to this one
+        longest = 0 if windows else len(digests)
+        for count, digest in enumerate(digests, 1) if windows else ():
+            runs = [
+                0 if group.store.find(digest) is None else run + 1
+                for group, run in zip(windows, runs, strict=True)
+            ]
+            # One token less is computed, where the prompt ends here.
+            num_tokens = count * self._page_size - 1
+            if all(
+                run >= count - group.first_page(num_tokens)
+                for group, run in zip(windows, runs, strict=True)
+            ):
+                longest = count
+        return list(digests[:longest])
+
+    def pages(self, digests: Sequence[bytes]) -> dict[str, Sequence[int]]:
+        """The pages with these hashes by group; the dummy where there is none."""
+        return {
+            name: [group.store.find(digest) or DUMMY_PAGE for digest in digests]
+            for name, group in self.groups.items()
+        }
+
+    def name(self, digests: list[bytes], lease: Lease, token_ids: np.ndarray) -> None:
+        """Put the full pages of token_ids, which a lease holds, into the indexes, and their hashes
+        into `digests`, which has those of the first pages already.
+        """
+        if not self._keeps_pages:
+            return
+        parent = digests[-1] if digests else self._root
+        rest = token_ids[len(digests) * self._page_size :]
+        for digest in page_digests(parent, rest, self._page_size):
+            for name, group in self.groups.items():
+                page = lease.pages[name][len(digests)]
+                if page != DUMMY_PAGE:
+                    group.store.name(digest, page)
+            digests.append(digest)
+
+    def forget(self, salt: Salt | None) -> None:
+        """Find nothing again of what was computed so far. With a salt, what is computed from now on
+        depends on that.
+        """
+        if salt is not None:
+            self._root = salt.digest()
+        for group in self.groups.values():
+            group.store.forget()
