@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from enginebay.engine import (
 from enginebay.errors import InternalError
 from enginebay.rows import RowTable
 from enginebay.types import Request
+
+Pages = Mapping[str, np.ndarray]
+"""By cache group: page ids int32 [pages] of a row, or [rows, pages]."""
 
 NUM_SPECIAL = 4
 """The engine generates no id below this: lower ids are special tokens of the demo model."""
@@ -61,23 +64,29 @@ class FakeEngine(Engine):
         self,
         rows: RowTable,
         ledger: Ledger,
-        num_pages: int,
+        num_pages: Mapping[str, int],
         forget: Callable[[], None] = lambda: None,
     ) -> None:
-        """`forget` makes the ledger drop its kept prefixes when the cache is dropped."""
+        """`num_pages`: of each cache group, of which one keeps whole rows. `forget` makes the
+        ledger drop its kept prefixes when the cache is dropped.
+        """
         self.rows, self.ledger, self._forget = rows, ledger, forget
         self.compilations = Compilations()
         self.before_step: Callable[[StepPlan], None] = lambda _: None
         self.before_read: Callable[[StepPlan], None] = lambda _: None
-        self._shape = (num_pages, rows.page_sizes[0])
-        self.memory = MemoryPlan(0, 4 * num_pages * rows.page_sizes[0], 0, device_bytes=2**40)
-        self._cache: np.ndarray | None = None
+        self._num_pages, self._page_size = num_pages, rows.page_sizes[0]
+        size = 4 * self._page_size * sum(num_pages.values())
+        self.memory = MemoryPlan(0, size, 0, device_bytes=2**40)
+        self._cache: dict[str, np.ndarray] | None = None
         self._length, self._last = (np.zeros(rows.max_num_reqs, np.int32) for _ in range(2))
         self._finished = np.ones(rows.max_num_reqs, bool)
 
     def make_arrays(self) -> None:
         if self._cache is None:
-            self._cache = np.full(self._shape, -1, np.int32)
+            self._cache = {
+                group: np.full((count, self._page_size), -1, np.int32)
+                for group, count in self._num_pages.items()
+            }
 
     def drop_arrays(self) -> None:
         if self.rows.num_reqs:
@@ -90,9 +99,10 @@ class FakeEngine(Engine):
 
     def step(self, plan: StepPlan) -> Pending:
         self.before_step(plan)
-        pages = self._pages([row.lease for row in plan.rows])
+        tables = self._tables([row.lease for row in plan.rows])
         tokens = np.full((len(plan.rows), max(plan.num_steps, 1)), -1, np.int32)
-        for row, its_pages, its_tokens in zip(plan.rows, pages, tokens, strict=True):
+        for i, (row, its_tokens) in enumerate(zip(plan.rows, tokens, strict=True)):
+            its_pages = {group: table[i] for group, table in tables.items()}
             if not plan.is_decode:
                 self._prefill(row, its_pages, its_tokens)
             elif row.draft_token_ids:
@@ -103,49 +113,67 @@ class FakeEngine(Engine):
 
     def take(self, lease: Lease) -> RowState:
         row, num_cached = lease.row, max(int(self._length[lease.row]) - 1, 0)
-        cached = self._read(self._pages([lease])[0], num_cached)[None, :, None, None]
+        pages = {group: table[0] for group, table in self._tables([lease]).items()}
+        cached = self._read(pages, num_cached)[None, :, None, None]
         column = {"length": self._length[row], "finished": self._finished[row]}
         token_ids = self.rows.token_ids[row, : self.rows.num_tokens[row]].copy()
         groups = {"all": GroupState(0, {"k": cached, "v": cached})}
         return RowState(token_ids, num_cached, int(self._last[row]), groups, column)
 
     def put(self, lease: Lease, state: RowState) -> None:
-        self._write(lease, self._pages([lease])[0], 0, state.groups["all"].arrays["k"][0, :, 0, 0])
+        pages = {group: table[0] for group, table in self._tables([lease]).items()}
+        self._write(lease, pages, 0, state.groups["all"].arrays["k"][0, :, 0, 0])
         self._last[lease.row] = state.last_token
         self._length[lease.row] = state.sampling["length"]
         self._finished[lease.row] = state.sampling["finished"]
 
-    def _pages(self, leases: list[Lease]) -> np.ndarray:
+    def _tables(self, leases: list[Lease]) -> Pages:
         if self._cache is None:
             raise InternalError("the engine is used before make_arrays()")
-        (group,) = self.ledger.windows
-        for source, target in self.ledger.take_copies().get(group, ()):
-            self._cache[target] = self._cache[source]
-        table = np.zeros((len(leases), self.rows.page_tables[0].page_ids.shape[1]), np.int32)
-        self.ledger.write_table(group, leases, table)
-        return table
+        for group, copies in self.ledger.take_copies().items():
+            for source, target in copies:
+                self._cache[group][target] = self._cache[group][source]
+        shape = (len(leases), self.rows.page_tables[0].page_ids.shape[1])
+        tables = {group: np.zeros(shape, np.int32) for group in self._cache}
+        for group, table in tables.items():
+            self.ledger.write_table(group, leases, table)
+        return tables
 
-    def _read(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:
+    def _read(self, pages: Pages, num_tokens: int) -> np.ndarray:
+        """The first tokens of a row. Groups with a window must hold the last ones of these."""
         assert self._cache is not None
-        return self._cache[pages].reshape(-1)[:num_tokens].copy()
+        read = {g: cache[pages[g]].reshape(-1)[:num_tokens] for g, cache in self._cache.items()}
+        windows = self.ledger.windows
+        whole = next(read[group] for group, window in windows.items() if window is None)
+        for group, window in windows.items():
+            first = 0 if window is None else max(0, num_tokens - window)
+            if not np.array_equal(read[group][first:], whole[first:]):
+                raise InternalError(
+                    f"group {group!r} holds other tokens than the one of whole rows"
+                )
+        return whole
 
-    def _write(self, lease: Lease, pages: np.ndarray, start: int, token_ids: np.ndarray) -> None:
+    def _write(self, lease: Lease, pages: Pages, start: int, token_ids: np.ndarray) -> None:
         assert self._cache is not None
         if (end := start + len(token_ids)) > lease.capacity:
             raise InternalError(
                 f"{end} tokens are written where the lease promises {lease.capacity}"
             )
         positions = np.arange(start, end)
-        self._cache[pages[positions // self._shape[1]], positions % self._shape[1]] = token_ids
+        for group, cache in self._cache.items():
+            its = pages[group][positions // self._page_size]
+            if self.ledger.max_ahead is not None and not its.all():
+                raise InternalError(f"tokens are written where group {group!r} has no page")
+            cache[its, positions % self._page_size] = token_ids
 
-    def _prefill(self, plan: RowPlan, pages: np.ndarray, tokens: np.ndarray) -> None:
+    def _prefill(self, plan: RowPlan, pages: Pages, tokens: np.ndarray) -> None:
         row, start, end = plan.row, plan.num_computed, plan.num_computed + plan.num_tokens
         self._write(plan.lease, pages, start, self.rows.token_ids[row, start:end])
         if plan.samples:
             self._length[row], self._finished[row] = end, False
             tokens[0] = self._sample(row, pages)
 
-    def _decode(self, lease: Lease, pages: np.ndarray) -> int:
+    def _decode(self, lease: Lease, pages: Pages) -> int:
         """Returns one more token of a row, or -1 when the row has finished."""
         row, end = lease.row, int(self._length[lease.row])
         if self._finished[row]:
@@ -153,14 +181,14 @@ class FakeEngine(Engine):
         self._write(lease, pages, end - 1, self._last[row : row + 1])
         return self._sample(row, pages)
 
-    def _verify(self, plan: RowPlan, pages: np.ndarray, tokens: np.ndarray) -> None:
+    def _verify(self, plan: RowPlan, pages: Pages, tokens: np.ndarray) -> None:
         """Writes the accepted drafts and one more token into `tokens`."""
         for i, draft in enumerate([*plan.draft_token_ids, None]):
             tokens[i] = self._decode(plan.lease, pages)
             if tokens[i] != draft:
                 break
 
-    def _sample(self, row: int, pages: np.ndarray) -> int:
+    def _sample(self, row: int, pages: Pages) -> int:
         request, length = self.rows.request(row), int(self._length[row])
         token = next_token(self._read(pages, length), request, self.rows.vocab_size)
         most = len(request.prompt_token_ids) + request.sampling.max_tokens

@@ -53,7 +53,7 @@ def _rows(parts: EngineParts, page_size: int) -> RowTable:
     config = parts.config
     assert config.max_model_len is not None
     sizes = (config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens)
-    return RowTable(*sizes, parts.model.info.vocab_size, [page_size])
+    return RowTable(*sizes, parts.model.info.vocab_size, [page_size] * len(parts.model.info.groups))
 
 
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
@@ -61,7 +61,8 @@ def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
     geometry = make_geometry(parts.facts(), options.page_size)
     ledger = make_ledger(parts, options, geometry, num_pages, rows.page_tables)
-    return FakeEngine(rows, ledger, num_pages, ledger.forget)
+    counts = {name: group.store.pool.num_pages for name, group in ledger.groups.items()}
+    return FakeEngine(rows, ledger, counts, ledger.forget)
 
 
 def fake_esurge(parts: EngineParts, options: ESurgeOptions) -> FakeEngine:
@@ -73,8 +74,9 @@ def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
     """Replaces `enginebay_vinference.engine.VInferenceEngine`; uses the real slot ledger."""
     assert parts.config.max_model_len is not None
     rows = _rows(parts, parts.config.max_model_len)
-    ledger = SlotLedger(rows.max_num_reqs, rows.max_model_len, tables=rows.page_tables)
-    return FakeEngine(rows, ledger, rows.max_num_reqs)
+    groups = [group.name for group in parts.model.info.groups]
+    ledger = SlotLedger(rows.max_num_reqs, rows.max_model_len, groups, rows.page_tables)
+    return FakeEngine(rows, ledger, dict.fromkeys(groups, rows.max_num_reqs))
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from enginebay.rows import RowTable
 from enginebay.types import MAX_STOP_TOKENS, FrozenSampling, Request, SamplingParams
 from enginebay_oengine import SequenceBuffer
 from enginebay_oengine.documented_rows import SparseParams
+from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.store import PageStore
@@ -114,9 +115,9 @@ def served_tables() -> Iterator[SequenceBuffer]:
 def working_engine() -> FakeEngine:
     """An engine of the documented tests' sizes that has served a request, and serves another."""
     rows = RowTable(ROWS, LENGTH, 64, VOCAB, PAGE_SIZES)
-    store = PageStore(PagePool(ROWS * LENGTH), PAGE_SIZES[0])
-    ledger = PageLedger(store, ROWS, LENGTH, table=rows.page_tables[0])
-    engine = FakeEngine(rows, ledger, ROWS * LENGTH)
+    pages = GroupPages(PageStore(PagePool(ROWS * LENGTH)), rows.page_tables[0])
+    ledger = PageLedger({"full": pages}, ROWS, LENGTH)
+    engine = FakeEngine(rows, ledger, {"full": ROWS * LENGTH})
     engine.make_arrays()
     params = SamplingParams(max_tokens=3, temperature=0.5, logprobs=1)
     for name in ("ended", "runs"):

@@ -1,0 +1,135 @@
+"""Groups with a window in the paged engine: the pages that a row holds, prefixes, forks, preemption
+and sizes. The engine reads its cache by the page tables alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from enginebay.cache import CacheGroup, HndLayout
+from enginebay.compose.composition import Composed
+from enginebay.engine import StepPlan
+from enginebay.runner.buckets import default_sizes
+from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.ledger import PageLedger
+from tests.fake_engine import FakeEngine
+from tests.fakes import compose_fake, expected_tokens
+from tests.parity import tiny
+from tests.unit.loops import Loops, alike, all_tokens, family, request, running
+
+WINDOW, PAGE, CHUNK, STEPS, ROWS = 16, 8, 32, 4, 4
+MOST = -(-(WINDOW + CHUNK + STEPS) // PAGE) + 1
+"""Pages that a row holds at most, by the documented rule."""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Composed:
+    """A model with a window in two of three layers; pages of the full layer for one long row and a
+    half.
+    """
+    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model"), "gemma3-mixed")
+    options = {"page_size": PAGE, "num_pages": 49}
+    return compose_fake("oengine", options, model=str(folder))
+
+
+@pytest.fixture
+def start(parts: Composed) -> Iterator[Loops]:
+    parts.engine.drop_arrays()
+    parts.engine.make_arrays()
+    yield from running(parts)
+
+
+def ledger_of(parts: Composed) -> PageLedger:
+    assert isinstance(parts.engine.ledger, PageLedger)
+    return parts.engine.ledger
+
+
+def held_pages(parts: Composed) -> list[int]:
+    """How many pages of the group with a window each step's rows hold; filled while steps run."""
+    seen: list[int] = []
+
+    def look(plan: StepPlan) -> None:
+        ledger = ledger_of(parts)
+        ledger.check()
+        table = ledger.groups["window"].table.page_ids
+        seen.extend(np.count_nonzero(table[[row.row for row in plan.rows]], axis=1).tolist())
+
+    assert isinstance(parts.engine, FakeEngine)
+    parts.engine.before_step = look
+    return seen
+
+
+def test_a_long_row_holds_the_pages_of_its_window_alone(parts: Composed, start: Loops) -> None:
+    seen = held_pages(parts)
+    (ticket,) = start().submit([request("a", 180, 60)])
+    assert all_tokens([ticket]) == [expected_tokens(ticket.request, tiny.VOCAB_SIZE)]
+    assert (WINDOW + CHUNK) // PAGE <= max(seen) <= MOST < 240 // PAGE
+
+
+def test_rows_that_share_fork_and_are_preempted_have_the_tokens_of_rows_alone(
+    parts: Composed, start: Loops
+) -> None:
+    seen = held_pages(parts)
+    lengths = (40, 122, 90, 60, 151, 88)
+    requests = [
+        *(alike(name, length, 30) for name, length in zip("abcdef", lengths, strict=True)),
+        *family("g", 77, 25, temperature=0.0),
+        *family("h", 120, 9, temperature=0.7),
+    ]
+    loop = start()
+    wanted = [expected_tokens(one, tiny.VOCAB_SIZE) for one in requests]
+    for turn in "xy":  # the second turn begins with what the first one left
+        again = [
+            dataclasses.replace(
+                one,
+                request_id=f"{turn} {one.request_id}",
+                parent_id=one.parent_id and f"{turn} {one.parent_id}",
+            )
+            for one in requests
+        ]
+        assert all_tokens(loop.submit(again)) == wanted
+    assert max(seen) <= MOST
+
+
+def test_a_prefix_is_found_only_where_the_pages_of_its_window_are_left(
+    parts: Composed, start: Loops
+) -> None:
+    loop, ledger = start(), ledger_of(parts)
+    first = request("a", 100, 8)
+    all_tokens(loop.submit([first]))
+    assert loop.call(lambda: ledger.num_cached_tokens(first.prompt_token_ids)) == 96
+    store = ledger.groups["window"].store
+    index = store.index
+    assert index is not None
+
+    def lose_all_but_one() -> int:
+        while index.num_resting > 1:
+            store.pool.reclaim(index.evict())
+        return ledger.num_cached_tokens(first.prompt_token_ids)
+
+    assert loop.call(lose_all_but_one) == 0, "the full layer's pages alone are not enough"
+    again = dataclasses.replace(first, request_id="b")
+    assert all_tokens(loop.submit([again])) == [expected_tokens(first, tiny.VOCAB_SIZE)]
+
+
+def test_pools_of_windows_have_room_for_all_rows(parts: Composed) -> None:
+    ledger = ledger_of(parts)
+    pools = {name: group.store.pool.num_pages for name, group in ledger.groups.items()}
+    assert pools == {"window": 1 + ROWS * MOST, "full": 49}
+    assert ledger.num_free_tokens == 48 * PAGE
+
+
+def test_a_window_that_no_row_outgrows_is_none() -> None:
+    sizes = default_sizes(
+        max_num_seqs=ROWS, max_num_batched_tokens=CHUNK, max_model_len=256, min_rows=1
+    )
+    geometry = Geometry(sizes, HndLayout, PAGE, compact_decode=False, max_ahead=CHUNK + STEPS)
+    kept = [
+        geometry.kept_window(CacheGroup("window", 1, 1, 8, 8, window)) for window in (16, 204, 205)
+    ]
+    assert kept == [16, 204, None]
+    assert geometry.row_pages(205) == geometry.row_pages(None) == 256 // PAGE
