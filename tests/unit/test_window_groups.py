@@ -31,7 +31,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Composed:
     """A model with a window in two of three layers; pages of the full layer for one long row and a
     half.
     """
-    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model"), "gemma3-mixed")
+    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model"), "qwen2-some-windows")
     options = {"page_size": PAGE, "num_pages": 49}
     return compose_fake("oengine", options, model=str(folder))
 
