@@ -105,28 +105,36 @@ class RowTable:
         return row
 
     def append_tokens(self, row: int, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Append output tokens to a taken row; see append_step."""
+        """Append output tokens to a taken row. InputError when they exceed max_model_len; then
+        nothing is appended.
+        """
         self.request(row)
-        self.append_step(np.asarray([row]), np.asarray([token_ids]), np.asarray([len(token_ids)]))
+        start = int(self.num_tokens[row])
+        end = start + len(token_ids)
+        if end > self.max_model_len:
+            raise self._too_long(len(token_ids), start, row)
+        self.token_ids[row, start:end] = token_ids
+        self.num_tokens[row] = end
 
     def append_step(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """Append to each of the taken rows int [n] the first counts[i] of its token_ids int32 [n,
-        steps].
-
-        InputError when they exceed max_model_len; then nothing is appended.
+        """append_tokens() for many taken rows int [n], each named once: of token_ids int32 [n,
+        steps] the first counts[i].
         """
         starts = self.num_tokens[rows]
         ends = starts + counts
         if (ends > self.max_model_len).any():
             worst = int(ends.argmax())
-            raise InputError(
-                f"{counts[worst]} tokens after the {starts[worst]} of row {rows[worst]}",
-                f"{self.max_model_len} in all",
-                "End the request before.",
-            )
+            raise self._too_long(counts[worst], starts[worst], rows[worst])
         which, step = np.nonzero(np.arange(token_ids.shape[1]) < counts[:, None])
         self.token_ids[rows[which], starts[which] + step] = token_ids[which, step]
         self.num_tokens[rows] = ends
+
+    def _too_long(self, count: int, start: int, row: int) -> InputError:
+        return InputError(
+            f"{count} tokens after the {start} of row {row}",
+            f"{self.max_model_len} in all",
+            "End the request before.",
+        )
 
     def remove_request(self, req_id: str) -> int | None:
         """Free a request's row and reset all its columns; the row it had, or None for an unknown
