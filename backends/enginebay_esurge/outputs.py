@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from enginebay import outputs
 from enginebay.llm.assemble import CompletionReader
 from enginebay.llm.events import Event, RequestEnded
 from enginebay.outputs import CompletionOutput
@@ -16,7 +17,7 @@ from enginebay_esurge.jobs import Job
 
 
 @dataclasses.dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(outputs.RequestOutput):
     """A prompt and its completions, as far as they are.
 
     `accumulated_text` is the first completion's text, `delta_text` what was added to it since the
@@ -28,26 +29,7 @@ class RequestOutput:
     for. `metrics` has what else is known; see `Assembly.output`.
     """
 
-    request_id: str
-    prompt: str | list[str]
-    prompt_token_ids: list[list[int]] | list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = False
-    metrics: dict[str, Any] | None = None
-    accumulated_text: str = ""
-    delta_text: str = ""
-    tokens_per_second: float = 0.0
-    num_generated_tokens: int = 0
-    time_spent_generating: float = 0.0
-    first_token_time: float | None = None
-    processing_time: float = 0.0
-    update_seq: int = 0
-    delta_seq: int = 0
-    prompt_logprobs: list[dict[int, float] | None] | None = None
-
-    def get_text(self) -> str:
-        """The first completion's text, or "" when there is none."""
-        return self.outputs[0].text if self.outputs else ""
+    metrics: dict[str, Any] | None = None  # type: ignore[assignment]  # documented as a dict
 
     def get_summary(self) -> dict[str, Any]:
         """The figures that are asked for most."""
@@ -60,20 +42,6 @@ class RequestOutput:
             "finished": self.finished,
             "finish_reason": self.outputs[0].finish_reason if self.outputs else None,
         }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Times:
-    """When things happened to a job, by the monotonic clock; nan for what has not happened."""
-
-    arrival_s: float
-    first_scheduled_s: float
-    first_token_s: float
-    end_s: float
-
-    def since_arrival(self, at_s: float) -> float:
-        """Seconds from submission."""
-        return at_s - self.arrival_s
 
 
 class Assembly:
@@ -133,59 +101,53 @@ class Assembly:
         delta, self._shown = text[self._shown :], len(text)
         self._update_seq += 1
         self._delta_seq += bool(delta)
-        num_generated = sum(len(completion.token_ids) for completion in made)
         num_after_first = sum(max(0, len(completion.token_ids) - 1) for completion in made)
-        times = self._times()
-        span = times.end_s - times.first_token_s
+        # Fields that are set once, before the event that brought them: the engine's thread changes
+        # none of them later.
+        known = [reader.progress for reader in self.readers if reader.progress is not None]
+        ends = [reader.metrics.finished_s for reader in self.readers if reader.metrics is not None]
+        arrival_s = self.readers[0].request.arrival_s
+        scheduled_s = _first(one.first_scheduled_s for one in known)
+        first_token_s = _first(one.first_token_s for one in known)
+        end_s = max(ends) if self.done and ends else time.monotonic()
+        span_s = end_s - first_token_s
+        figures: dict[str, Any] = {
+            "generated_tokens": sum(len(completion.token_ids) for completion in made),
+            "draft_tokens": sum(one.num_draft_tokens for one in known),
+            "accepted_tokens": sum(one.num_accepted_tokens for one in known),
+            "queue_time": _or_none(scheduled_s - arrival_s),
+            "time_to_first_token": _or_none(first_token_s - arrival_s),
+        }
         return RequestOutput(
             prepared.request_id,
             job.prompt,
             list(prepared.prompt_token_ids),
             completions,
             finished=self.done,
-            metrics=self._metrics(times, num_generated),
+            metrics=figures | self._lengths(),
             accumulated_text=text,
             delta_text=delta,
-            tokens_per_second=num_after_first / span if num_after_first and span > 0 else 0.0,
-            num_generated_tokens=num_generated,
-            time_spent_generating=_or_zero(times.end_s - times.first_scheduled_s),
-            first_token_time=_or_none(times.since_arrival(times.first_token_s)),
-            processing_time=times.since_arrival(times.end_s),
+            tokens_per_second=num_after_first / span_s if num_after_first and span_s > 0 else 0.0,
+            num_generated_tokens=figures["generated_tokens"],
+            time_spent_generating=_or_none(end_s - scheduled_s) or 0.0,
+            first_token_time=figures["time_to_first_token"],
+            processing_time=end_s - arrival_s,
             update_seq=self._update_seq,
             delta_seq=self._delta_seq,
             prompt_logprobs=self._prompt_logprobs,
         )
 
-    def _metrics(self, times: Times, num_generated: int) -> dict[str, Any]:
-        """Counts of tokens, what was made of the lengths asked for, and times in seconds."""
-        job = self.job
-        known = self.readers[0].progress
-        each = [one.progress for one in self.readers if one.progress is not None]
+    def _lengths(self) -> dict[str, Any]:
+        """Tokens of the prompt, and what was made of the lengths asked for."""
+        job, first = self.job, self.readers[0].progress
         return {
             "prompt_tokens": job.lengths.num_prompt,
-            "cached_tokens": 0 if known is None else known.num_cached_tokens,
-            "generated_tokens": num_generated,
-            "draft_tokens": sum(one.num_draft_tokens for one in each),
-            "accepted_tokens": sum(one.num_accepted_tokens for one in each),
+            "cached_tokens": 0 if first is None else first.num_cached_tokens,
             "original_prompt_tokens": job.original_prompt_tokens,
             "tokens_dropped": job.original_prompt_tokens - job.lengths.num_prompt,
             "requested_new_tokens_original": job.requested_new_tokens,
             "requested_new_tokens_final": job.lengths.num_new,
-            "queue_time": _or_none(times.since_arrival(times.first_scheduled_s)),
-            "time_to_first_token": _or_none(times.since_arrival(times.first_token_s)),
         }
-
-    def _times(self) -> Times:
-        # Fields that are set once, before the event that brought them: the engine's thread changes
-        # none of them later.
-        known = [reader.progress for reader in self.readers if reader.progress is not None]
-        ends = [reader.metrics.finished_s for reader in self.readers if reader.metrics is not None]
-        return Times(
-            arrival_s=self.readers[0].request.arrival_s,
-            first_scheduled_s=_first(m.first_scheduled_s for m in known),
-            first_token_s=_first(m.first_token_s for m in known),
-            end_s=max(ends) if self.done and ends else time.monotonic(),
-        )
 
 
 def _nothing_of(request: Request) -> CompletionOutput:
@@ -206,7 +168,3 @@ def _first(times: Any) -> float:
 
 def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
