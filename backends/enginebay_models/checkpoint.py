@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.errors import CheckpointError, explain, shown, shown_text
+from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.model import Model, TokenInfo
 from enginebay.nesting import parse_json
 from enginebay_models.safetensors_file import StoredTensor, read_file
@@ -57,7 +57,7 @@ def find_folder(name_or_path: str) -> Path:
     if exists:
         given = f"{name_or_path!r} is a file"
         raise CheckpointError(
-            explain(given, "a folder with config.json and *.safetensors", "Name its folder.")
+            given, "a folder with config.json and *.safetensors", "Name its folder."
         )
     if not _HUB_ID.fullmatch(name_or_path) or name_or_path.startswith("."):
         raise _not_found(name_or_path, "there is no such folder")
@@ -90,7 +90,7 @@ def _not_found(name: str, why: str) -> CheckpointError:
         "Check the spelling; for a hub id also the network, HF_ENDPOINT, "
         "HF_TOKEN and HF_HUB_OFFLINE."
     )
-    return CheckpointError(explain(f"model {shown(name)}: {why}", allowed, todo))
+    return CheckpointError(f"model {shown(name)}: {why}", allowed, todo)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -99,12 +99,10 @@ def read_json(path: Path) -> dict[str, Any]:
         value = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         given = f"{path} cannot be read: {shown_text(str(error))}"
-        raise CheckpointError(explain(given, "a JSON object", "Fetch the file again.")) from error
+        raise CheckpointError(given, "a JSON object", "Fetch the file again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            explain(
-                f"{path} holds a {type(value).__name__}", "a JSON object", "Fetch the file again."
-            )
+            f"{path} holds a {type(value).__name__}", "a JSON object", "Fetch the file again."
         )
     return value
 
@@ -114,11 +112,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         given = f"{folder} is no model: it has no config.json"
         raise CheckpointError(
-            explain(
-                given,
-                "a Hugging Face checkpoint folder",
-                "Name the folder that config.json lies in.",
-            )
+            given, "a Hugging Face checkpoint folder", "Name the folder that config.json lies in."
         )
     return read_json(folder / "config.json")
 
@@ -129,11 +123,7 @@ def read_architecture(config: Mapping[str, Any]) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         given = f"config.json has architectures = {shown(names)}"
         raise CheckpointError(
-            explain(
-                given,
-                'a list such as ["LlamaForCausalLM"]',
-                "Add the field, or choose another model.",
-            )
+            given, 'a list such as ["LlamaForCausalLM"]', "Add the field, or choose another model."
         )
     return names[0]
 
@@ -153,7 +143,7 @@ def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
     if wrong := [one for one in ends if not 0 <= one < size]:
         given = f"eos_token_id = {shown(wrong[0])}"
         todo = "Correct config.json or generation_config.json."
-        raise CheckpointError(explain(given, f"0 to {size - 1}, the model's vocabulary", todo))
+        raise CheckpointError(given, f"0 to {size - 1}, the model's vocabulary", todo)
     others = (_first(generation, config, name) for name in ("bos_token_id", "pad_token_id"))
     return TokenInfo(
         tuple(ends), *(None if one is None or not 0 <= one < size else one for one in others)
@@ -166,11 +156,7 @@ def _ids(fields: Mapping[str, Any], name: str) -> list[int]:
     if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
         given = f"{name} = {shown(value)}"
         raise CheckpointError(
-            explain(
-                given,
-                "a token id or a list of them",
-                "Correct config.json or generation_config.json.",
-            )
+            given, "a token id or a list of them", "Correct config.json or generation_config.json."
         )
     return values
 
@@ -194,11 +180,9 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
         )
         given = f"{folder} has {has}"
         raise CheckpointError(
-            explain(
-                given,
-                "*.safetensors",
-                "Convert the weights, or choose a repository that has them as safetensors.",
-            )
+            given,
+            "*.safetensors",
+            "Convert the weights, or choose a repository that has them as safetensors.",
         )
     return _united(files)
 
@@ -209,7 +193,7 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
     ):
         given = f"{folder / INDEX_FILE} has no weight_map"
         raise CheckpointError(
-            explain(given, "an object from tensor names to file names", "Fetch the file again.")
+            given, "an object from tensor names to file names", "Fetch the file again."
         )
     paths = []
     for name in sorted(set(weight_map.values())):
@@ -220,9 +204,7 @@ def _indexed(folder: Path, weight_map: object) -> dict[str, StoredTensor]:
                 f"{INDEX_FILE} names {shown(name)} for {wanted} tensors, "
                 f"and {folder} has no such file"
             )
-            raise CheckpointError(
-                explain(given, "all files of the index", "Fetch the missing file.")
-            )
+            raise CheckpointError(given, "all files of the index", "Fetch the missing file.")
         paths.append(path)
     return _united(paths)
 
@@ -242,7 +224,7 @@ def _united(paths: Iterable[Path]) -> dict[str, StoredTensor]:
             if name in found:
                 given = f"tensor {shown(name)} stands in {found[name].path.name} and in {path.name}"
                 todo = "Remove the file that is not the model's, or fetch the checkpoint again."
-                raise CheckpointError(explain(given, "each tensor in one file", todo))
+                raise CheckpointError(given, "each tensor in one file", todo)
             found[name] = tensor
     return found
 
@@ -260,11 +242,9 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
     if missing := wanted.keys() - stored.keys():
         given = f"the checkpoint lacks {_listing(missing)}"
         raise CheckpointError(
-            explain(
-                given,
-                f"all tensors of a {model.info.family} of this config.json",
-                "Fetch the checkpoint again, or correct config.json.",
-            )
+            given,
+            f"all tensors of a {model.info.family} of this config.json",
+            "Fetch the checkpoint again, or correct config.json.",
         )
     for name, shape in wanted.items():
         if stored[name].shape != shape:
@@ -272,11 +252,9 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
                 f"tensor {name!r} in {stored[name].path.name} has shape {list(stored[name].shape)}"
             )
             raise CheckpointError(
-                explain(
-                    given,
-                    f"{list(shape)}, as config.json says",
-                    "Correct config.json, or fetch the checkpoint again.",
-                )
+                given,
+                f"{list(shape)}, as config.json says",
+                "Correct config.json, or fetch the checkpoint again.",
             )
     if HEAD in stored and HEAD not in wanted and EMBEDDING in wanted:
         check_tied(stored[HEAD], stored[EMBEDDING])
@@ -288,11 +266,7 @@ def check_tensors(model: Model, stored: Mapping[str, StoredTensor]) -> None:
             f"which a {model.info.family} of this config.json does not have"
         )
         raise CheckpointError(
-            explain(
-                given,
-                "the model's own tensors only",
-                "Correct config.json, or choose another model.",
-            )
+            given, "the model's own tensors only", "Correct config.json, or choose another model."
         )
 
 
@@ -313,7 +287,7 @@ def check_tied(head: StoredTensor, embedding: StoredTensor) -> None:
     todo = (
         "Set tie_word_embeddings to false if the model has a head of its own, or remove the tensor."
     )
-    raise CheckpointError(explain(given, "one head, tied or stored", todo))
+    raise CheckpointError(given, "one head, tied or stored", todo)
 
 
 def _pieces(tensor: StoredTensor) -> Iterator[np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from enginebay.errors import CheckpointError, explain, shown
+from enginebay.errors import CheckpointError, shown
 
 # No field of a model is near it, and products of a few such numbers are still finite.
 _LARGEST = 1e30
@@ -62,5 +62,5 @@ def bad_field(name: str, value: object, allowed: str) -> CheckpointError:
         else f"config.json has {name} = {shown(value)}"
     )
     return CheckpointError(
-        explain(given, allowed, "Correct the checkpoint's config.json, or choose another model.")
+        given, allowed, "Correct the checkpoint's config.json, or choose another model."
     )

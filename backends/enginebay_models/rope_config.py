@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.errors import CheckpointError, explain
+from enginebay.errors import CheckpointError
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_models.fields import MAX_SIZE, bad_field, is_number, number, positive
@@ -172,7 +172,7 @@ def check_spec(spec: RopeSpec) -> None:
             f"rope_theta {spec.theta:g}) give no finite frequencies"
         )
         todo = "Correct the checkpoint's config.json, or choose another model."
-        raise CheckpointError(explain(given, "parameters of a trained model", todo))
+        raise CheckpointError(given, "parameters of a trained model", todo)
 
 
 def _refuse_contradiction(new: RopeRules, old: RopeRules) -> None:
@@ -194,7 +194,7 @@ def _refuse_contradiction(new: RopeRules, old: RopeRules) -> None:
             f"{theirs!r})"
         )
         todo = "Remove the one that the model was not trained with from config.json."
-        raise CheckpointError(explain(given, "one of the two, or both with the same rule", todo))
+        raise CheckpointError(given, "one of the two, or both with the same rule", todo)
 
 
 def _read(config: Mapping[str, Any], field: str) -> RopeRules:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from enginebay.errors import CheckpointError, InputError, explain, shown
+from enginebay.errors import CheckpointError, InputError, shown
 from enginebay.nesting import parse_json
 
 DTYPES: Mapping[str, np.dtype] = {
@@ -50,7 +50,7 @@ class StoredTensor:
         if self.dtype not in DTYPES:
             given = f"tensor {self.name!r} in {self.path.name} is {self.dtype}"
             raise CheckpointError(
-                explain(given, ", ".join(DTYPES), "Convert the checkpoint to one of these.")
+                given, ", ".join(DTYPES), "Convert the checkpoint to one of these."
             )
         flat = np.frombuffer(self._data, DTYPES[self.dtype], int(np.prod(self.shape)), self._start)
         return flat.reshape(self.shape)
@@ -169,4 +169,4 @@ def _refuse_overlaps(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def _broken(path: Path, what: str, allowed: str) -> CheckpointError:
-    return CheckpointError(explain(f"{path} {what}", allowed, _DOWNLOAD_AGAIN))
+    return CheckpointError(f"{path} {what}", allowed, _DOWNLOAD_AGAIN)

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import CheckpointError, explain, shown, shown_text
+from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.text import HuggingFaceTokenizer, Tokenizer
 from enginebay_models.checkpoint import read_json
 
@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         allowed = f"one of {', '.join(_FILES)}"
         given = f"{folder} has no tokenizer"
         raise CheckpointError(
-            explain(given, allowed, "Copy the tokenizer's files of the model into the folder.")
+            given, allowed, "Copy the tokenizer's files of the model into the folder."
         )
     settings = folder / "tokenizer_config.json"
     config = read_json(settings) if settings.is_file() else {}
@@ -77,7 +77,7 @@ def _check_settings(config: Mapping[str, Any]) -> None:
     for name, (is_right, allowed) in rules.items():
         if not is_right:
             given = f"tokenizer_config.json has {shown_text(name, 60)} = {shown(config[name])}"
-            raise CheckpointError(explain(given, allowed, "Fetch the file again."))
+            raise CheckpointError(given, allowed, "Fetch the file again.")
 
 
 def _is_token(value: object) -> bool:
@@ -140,7 +140,7 @@ class PlainTokenizer:
             _raise_what_is_not_the_librarys(error)
             given = f"{path} cannot be read: {shown_text(str(error))}"
             raise CheckpointError(
-                explain(given, "a tokenizer of the tokenizers library", "Fetch the file again.")
+                given, "a tokenizer of the tokenizers library", "Fetch the file again."
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -209,7 +209,7 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         given = f"{path} cannot be read: {shown_text(str(error))}"
-        raise CheckpointError(explain(given, "a text in UTF-8", "Fetch the file again.")) from error
+        raise CheckpointError(given, "a text in UTF-8", "Fetch the file again.") from error
 
 
 def _raise_what_is_not_the_librarys(error: BaseException) -> None:
@@ -242,7 +242,5 @@ def _from_transformers(folder: Path, kind: str | None) -> HuggingFaceTokenizer:
         reason = shown_text(str(error).strip().partition("\n")[0]) or type(error).__name__
         given = f"the tokenizer in {folder} cannot be loaded: {reason}"
         todo = "Fetch its files again; tokenizers with code of their own are not run."
-        raise CheckpointError(
-            explain(given, "a tokenizer that transformers knows", todo)
-        ) from error
+        raise CheckpointError(given, "a tokenizer that transformers knows", todo) from error
     return loaded

@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 
 from enginebay.compose.folders import cache_folder, make_private
-from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.waits import waiting
 
 log = logging.getLogger("enginebay.native")
@@ -125,11 +125,9 @@ def find_compiler() -> list[str]:
         if path is not None:
             return [path, *words[1:]]
     raise UnsupportedError(
-        explain(
-            f"no C++ compiler: {given[0]} is not there" if given else "no C++ compiler",
-            f"what CXX names, or one of {', '.join(COMPILERS)} on the PATH",
-            "Install one (on Debian: apt install g++), or choose the kernels xla.",
-        )
+        f"no C++ compiler: {given[0]} is not there" if given else "no C++ compiler",
+        f"what CXX names, or one of {', '.join(COMPILERS)} on the PATH",
+        "Install one (on Debian: apt install g++), or choose the kernels xla.",
     )
 
 
@@ -207,9 +205,7 @@ def _compile(compiler: Sequence[str], name: str, target: Path, processor: str) -
 
 def _failed(compiler: Sequence[str], why: str) -> UnsupportedError:
     return UnsupportedError(
-        explain(
-            f"compiling kernels with {compiler[0]} failed: {why}",
-            "GCC 12 or later, or clang, with its C++ library",
-            "Name another in CXX, or choose the kernels xla.",
-        )
+        f"compiling kernels with {compiler[0]} failed: {why}",
+        "GCC 12 or later, or clang, with its C++ library",
+        "Name another in CXX, or choose the kernels xla.",
     )

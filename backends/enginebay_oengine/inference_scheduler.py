@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
 from enginebay_oengine.iteration import (
     AllocatedPrefillPages,
@@ -49,22 +49,18 @@ class InferenceScheduler:
         most = self.manager.metadata.longest_sequence
         if request.num_tokens >= most:
             raise InputError(
-                explain(
-                    f"a prompt of {request.num_tokens} tokens",
-                    f"at most {most - 1}, which leaves room for one new token",
-                    "Shorten it, or make the cache larger.",
-                )
+                f"a prompt of {request.num_tokens} tokens",
+                f"at most {most - 1}, which leaves room for one new token",
+                "Shorten it, or make the cache larger.",
             )
         self.manager.metadata.check_token_ids(request.tokens())
         self.manager.metadata.check_temperature(request.temperature)
         with self._condition:
             if request.slot is not None or request in self._prefills:
                 raise InputError(
-                    explain(
-                        f"request {request.id!r} a second time",
-                        "each request once",
-                        "Make another one.",
-                    )
+                    f"request {request.id!r} a second time",
+                    "each request once",
+                    "Make another one.",
                 )
             if request.seed is None:
                 request.seed = int(self._seeds.integers(0, 2**63))
@@ -187,12 +183,9 @@ class InferenceScheduler:
         ]
         if len(state.active_slot_requests_map) < 2 or not decoding:
             raise OutOfPagesError(
-                explain(
-                    f"{self.manager.num_free_pages} free pages, "
-                    "and nobody who could give some back",
-                    "pages for the sequences that decode",
-                    "Let go of prefixes and of pages taken by number, or make the cache larger.",
-                )
+                f"{self.manager.num_free_pages} free pages, and nobody who could give some back",
+                "pages for the sequences that decode",
+                "Let go of prefixes and of pages taken by number, or make the cache larger.",
             )
         slot, request = decoding[-1]
         state.vacate(slot)

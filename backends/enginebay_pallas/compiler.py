@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from enginebay.compose.jaxconfig import keeping_nothing
-from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.ops.toolchains import CompileReport
 
 TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
@@ -90,7 +90,7 @@ class TpuCompiler:
         if size is None:
             allowed = f"at most {max(slices)}"
             raise UnsupportedError(
-                explain(f"{num_devices} devices of {target}", allowed, "Compile for fewer.")
+                f"{num_devices} devices of {target}", allowed, "Compile for fewer."
             )
         with environment_without_a_tpu():
             jax.local_devices(backend="cpu")  # bringing JAX up loads libtpu too

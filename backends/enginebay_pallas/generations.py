@@ -6,7 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 
 LANES = 128
 """Values in a row of a vector register, whatever their width."""
@@ -63,7 +63,7 @@ def generation(arch: str) -> Generation:
             return each
     known = ", ".join(each.name for each in GENERATIONS)
     raise UnsupportedError(
-        explain(f"TPU architecture {arch!r}", known, "Choose the kernels xla, or add its figures.")
+        f"TPU architecture {arch!r}", known, "Choose the kernels xla, or add its figures."
     )
 
 

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay_pallas.interpret import interpreting
 
 LAYOUT = "tpu_rpa"
@@ -44,9 +44,7 @@ class PallasKvWrite:
     ) -> CacheArrays:
         """Put k and v [T, kv_heads, head_dim] at slots int32 [T]; negative slots are dropped."""
         if layout.name != LAYOUT:
-            raise UnsupportedError(
-                explain(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla.")
-            )
+            raise UnsupportedError(f"layout {layout.name}", LAYOUT, "Choose kv_write = xla.")
         kv = cache["kv"]
         missing = -slots.shape[0] % RUN
         new = jnp.pad(_packed(k, v, kv), ((0, missing), (0, 0), (0, 0), (0, 0)))

@@ -144,11 +144,9 @@ def load() -> Any:
         library = importlib.import_module("jax_triton")
     except ImportError as error:
         raise UnsupportedError(
-            explain(
-                f"jax-triton {version('jax-triton')} does not load ({error})",
-                "jax with its CUDA plugin",
-                INSTALL,
-            )
+            f"jax-triton {version('jax-triton')} does not load ({error})",
+            "jax with its CUDA plugin",
+            INSTALL,
         ) from error
     if not hasattr(
         importlib.import_module("jax_triton.triton_lib").cb, "__file__"
@@ -158,7 +156,7 @@ def load() -> Any:
             "has no NVIDIA backend"
         )
         raise UnsupportedError(
-            explain(given, "triton 3.7 or later, or enginebay_triton first", "Import it later.")
+            given, "triton 3.7 or later, or enginebay_triton first", "Import it later."
         )
     return library
 

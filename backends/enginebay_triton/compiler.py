@@ -208,7 +208,7 @@ def _devices(target: str, num_devices: int) -> tuple[Any, ...]:
     name = _first_installed(RUNTIMES)
     if name is None:
         raise UnsupportedError(
-            explain("jax's CUDA runtime is not installed", "jax-cuda12-pjrt", call.INSTALL)
+            "jax's CUDA runtime is not installed", "jax-cuda12-pjrt", call.INSTALL
         )
     jax.devices()  # before the plugin is asked for: jax loads it itself where it can
     shape = {"topology": f"1x1x{num_devices}", "target_config": TARGETS[target].config}

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay_triton.call import INSTALL, Launch, version
 from enginebay_triton.interpreter_worker import read_message, write_message
 
@@ -46,11 +46,9 @@ def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[ja
     narrow = {str(dtype) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
     if not narrow <= DTYPES:
         raise UnsupportedError(
-            explain(
-                f"interpreting {', '.join(sorted(narrow - DTYPES))}",
-                ", ".join(sorted(DTYPES)),
-                "Check other dtypes on a GPU.",
-            )
+            f"interpreting {', '.join(sorted(narrow - DTYPES))}",
+            ", ".join(sorted(DTYPES)),
+            "Check other dtypes on a GPU.",
         )
     changed = arrays[len(arrays) - how.num_in_place :]
     shapes = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in changed)
@@ -63,7 +61,7 @@ def interpret(kernel: Any, arrays: Sequence[jax.Array], how: Launch) -> tuple[ja
 def require() -> None:
     """UnsupportedError where Triton is not installed."""
     if version("triton") is None:
-        raise UnsupportedError(explain("triton is not installed", "triton 3.6 to 3.9", INSTALL))
+        raise UnsupportedError("triton is not installed", "triton 3.6 to 3.9", INSTALL)
 
 
 def _place(kernel: Any) -> tuple[str, str, str]:

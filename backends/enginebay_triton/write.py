@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_triton.call import Launch, Launcher, launch, require_versions
@@ -45,9 +45,7 @@ def _home(layout: KVLayout) -> _Home:
     if layout.name == "hnd":
         strides = {"PAGE": heads * size * dim, "TOKEN": dim, "HEAD": size * dim, "V_OFFSET": 0}
         return _Home(("k", "v"), {"PAGE_SIZE": size, **strides})
-    raise UnsupportedError(
-        explain(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write.")
-    )
+    raise UnsupportedError(f"layout {layout.name}", ", ".join(LAYOUTS), "Choose another kv_write.")
 
 
 def _power_of_two(number: int) -> int:

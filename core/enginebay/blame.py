@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.metadata
 import traceback
 
-from enginebay.errors import EnginebayError, InternalError, explain
+from enginebay.errors import EnginebayError, InternalError
 from enginebay.hooks import GROUP
 
 
@@ -19,7 +19,7 @@ def failure(what: str, error: BaseException) -> EnginebayError:
         return error
     given = f"{what} failed: {type(error).__name__}: {error}"
     todo = f"The service goes on. {please_report(error)}"
-    made = InternalError(explain(given, "one that succeeds", todo))
+    made = InternalError(given, "one that succeeds", todo)
     made.__cause__ = error
     return made
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from enginebay import hooks
 from enginebay.config_sections import AUTO
-from enginebay.errors import PluginError, explain, unknown_name
+from enginebay.errors import PluginError, unknown_name
 from enginebay.hooks import Declaration
 
 
@@ -83,9 +83,7 @@ def _check(declaration: Declaration) -> None:
     )
     for is_right, allowed in tests:
         if not is_right:
-            raise PluginError(
-                explain(f"{declaration.kind} {name!r}", allowed, "Correct the plugin.")
-            )
+            raise PluginError(f"{declaration.kind} {name!r}", allowed, "Correct the plugin.")
 
 
 def _check_names(declaration: Declaration) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from enginebay.background import Background
 from enginebay.cache import KVLayout, Lease, Ledger
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.memory import MemoryPlan
 from enginebay.ops.shadow import ShadowReport
 from enginebay.ops.spec import Bucket
@@ -184,11 +184,9 @@ class Pending(ABC):
         tokens means nothing.
         """
         raise UnsupportedError(
-            explain(
-                f"the logits of a step, asked of {type(self).__name__}",
-                "an engine whose steps tell all their logits",
-                "Choose another engine.",
-            )
+            f"the logits of a step, asked of {type(self).__name__}",
+            "an engine whose steps tell all their logits",
+            "Choose another engine.",
         )
 
 
@@ -330,11 +328,9 @@ class Engine(ABC):
         Swaps nest: the last one is undone first.
         """
         raise UnsupportedError(
-            explain(
-                f"other implementations in a running {type(self).__name__}",
-                "an engine that can swap",
-                "Make a new one with these implementations.",
-            )
+            f"other implementations in a running {type(self).__name__}",
+            "an engine that can swap",
+            "Make a new one with these implementations.",
         )
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax
 
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +37,11 @@ class MemoryPlan:
         beside = f" beside the {others} of this process's other engines" if promised_bytes else ""
         close = "Close an engine that is not needed; or lower" if promised_bytes else "Lower"
         raise UnsupportedError(
-            explain(
-                f"weights {weights}, cache {cache} and working space {workspace} do not fit the "
-                f"device{beside}",
-                f"{device} in all",
-                f"{close} the engine's num_pages or cache_bytes where one is given, "
-                "max_model_len or max_num_seqs; use a smaller dtype, or more devices.",
-            )
+            f"weights {weights}, cache {cache} and working space {workspace} do not fit the "
+            f"device{beside}",
+            f"{device} in all",
+            f"{close} the engine's num_pages or cache_bytes where one is given, "
+            "max_model_len or max_num_seqs; use a smaller dtype, or more devices.",
         )
 
 

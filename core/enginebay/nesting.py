@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginebay.errors import InputError, explain, shown_text
+from enginebay.errors import InputError, shown_text
 
 MAX_DEPTH = 100
 """Levels of lists and objects within one another. Configurations have a few; Python's recursion
@@ -35,11 +35,9 @@ def parse_json(
             else shown_text(str(error))
         )
         raise InputError(
-            explain(
-                f"text that is no JSON ({why})",
-                f"JSON, nested {MAX_DEPTH} deep at most",
-                "Was it cut short?",
-            )
+            f"text that is no JSON ({why})",
+            f"JSON, nested {MAX_DEPTH} deep at most",
+            "Was it cut short?",
         ) from None
     check_depth(value)
     return value
@@ -64,9 +62,5 @@ def check_depth(value: object) -> None:
         if not level:
             return
     raise InputError(
-        explain(
-            "lists or sections that are nested too deeply",
-            f"{MAX_DEPTH} levels",
-            "Make it flatter.",
-        )
+        "lists or sections that are nested too deeply", f"{MAX_DEPTH} levels", "Make it flatter."
     )

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from enginebay import hooks
 from enginebay.declarations import collector
-from enginebay.errors import ConfigError, PluginError, explain, unknown_name
+from enginebay.errors import ConfigError, PluginError, unknown_name
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.validation import describe_validation
@@ -116,11 +116,9 @@ class Registry:
         entry = same[0]
         if entry.state != "ready":
             raise PluginError(
-                explain(
-                    f"{kind} {name!r} cannot be used: {entry.reason}",
-                    ", ".join(self.names(kind, op)),
-                    "Mend or choose another.",
-                )
+                f"{kind} {name!r} cannot be used: {entry.reason}",
+                ", ".join(self.names(kind, op)),
+                "Mend or choose another.",
             )
         return entry
 
@@ -129,12 +127,9 @@ class Registry:
         for entry in self.entries:
             if entry.kind == "plugin" and entry.name == (package or plain):
                 raise PluginError(
-                    explain(
-                        f"{kind} {name!r}: plugin {entry.name!r} could not be loaded: "
-                        f"{entry.reason}",
-                        ", ".join(self.names(kind)),
-                        "Mend the plugin or choose another.",
-                    )
+                    f"{kind} {name!r}: plugin {entry.name!r} could not be loaded: {entry.reason}",
+                    ", ".join(self.names(kind)),
+                    "Mend the plugin or choose another.",
                 )
 
     def load(self, entry: Entry) -> Any:
@@ -151,11 +146,9 @@ class Registry:
         if entry.declaration.options is None:
             if values:
                 raise ConfigError(
-                    explain(
-                        f"options {', '.join(values)} for {what}",
-                        "none: it has no options",
-                        "Leave them out.",
-                    )
+                    f"options {', '.join(values)} for {what}",
+                    "none: it has no options",
+                    "Leave them out.",
                 )
             return None
         model = import_target(entry.declaration.options, f"options of {what}")
@@ -177,11 +170,9 @@ def import_target(target: str, what: str) -> Any:
                 found = getattr(found, part)
     except Exception as error:  # whatever a plugin's import raises must not take the host down
         raise PluginError(
-            explain(
-                f"{what}: importing {target} failed: {reason_of(error)}",
-                'an importable "module:attribute"',
-                "Mend the plugin.",
-            )
+            f"{what}: importing {target} failed: {reason_of(error)}",
+            'an importable "module:attribute"',
+            "Mend the plugin.",
         ) from error
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.worker.chat import Chat, ChatRenderer, Message
 
 UNFINISHED = "\ufffd"
@@ -65,17 +65,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. RequestError for what is no text, or holds half a UTF-16 pair."""
         if not isinstance(text, str):
-            raise RequestError(
-                explain(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
-            )
+            raise RequestError(f"a {type(text).__name__} to tokenise", "text", "Convert it to str.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             given = f"the lone surrogate {text[error.start]!a} at character {error.start}"
             raise RequestError(
-                explain(
-                    given, "text that UTF-8 can write", "Decode the input with errors='replace'."
-                )
+                given, "text that UTF-8 can write", "Decode the input with errors='replace'."
             ) from None
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 

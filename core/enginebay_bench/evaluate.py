@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.llm import LLM
 from enginebay_bench.scoring import Scored, scoring
 
@@ -116,22 +116,18 @@ def split(llm: LLM, text: str, sizes: Sizes) -> Passages:
     length = min(512, most) if sizes.passage_len is None else sizes.passage_len
     if not 2 <= length <= most:
         raise InputError(
-            explain(
-                f"passages of {length} tokens and {sizes.new_tokens} new ones in a context of "
-                f"{context}",
-                f"passages of 2 to {most}" if most >= 2 else "a larger context",
-                "Lower --passage-len or --new-tokens, or raise --max-model-len.",
-            )
+            f"passages of {length} tokens and {sizes.new_tokens} new ones in a context of "
+            f"{context}",
+            f"passages of 2 to {most}" if most >= 2 else "a larger context",
+            "Lower --passage-len or --new-tokens, or raise --max-model-len.",
         )
     taken = ids[: sizes.num_tokens]
     starts = tuple(s for s in range(0, len(taken), length) if len(taken) - s + len(known) >= 2)
     if not starts:
         raise InputError(
-            explain(
-                f"a text of {len(taken)} tokens to score",
-                "at least two",
-                "Take a longer text or limit.",
-            )
+            f"a text of {len(taken)} tokens to score",
+            "at least two",
+            "Take a longer text or limit.",
         )
     pieces = tuple((*known, *taken[s : s + length]) for s in starts)
     return Passages(pieces, starts, len(known), len(ids))
@@ -158,12 +154,9 @@ def evaluate(
     with make_reference() as reference:
         if reference.plan.model.info.vocab_size != vocab_size:
             raise InputError(
-                explain(
-                    f"a reference whose vocabulary has {reference.plan.model.info.vocab_size} "
-                    "tokens",
-                    f"the subject's, {vocab_size}",
-                    "Choose a reference model with the same tokenizer.",
-                )
+                f"a reference whose vocabulary has {reference.plan.model.info.vocab_size} tokens",
+                f"the subject's, {vocab_size}",
+                "Choose a reference model with the same tokenizer.",
             )
         theirs = _score_all(reference, passages, sizes, "scoring the reference", progress)
     return compare(passages, mine, theirs)

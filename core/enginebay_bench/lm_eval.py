@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from enginebay.errors import EnginebayError, RequestError, UnsupportedError, explain
+from enginebay.errors import EnginebayError, RequestError, UnsupportedError
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
 from enginebay.validation import Validated
@@ -19,7 +19,7 @@ try:
     from lm_eval.api.model import LM
 except ImportError as error:
     raise UnsupportedError(
-        explain("the lm-eval adapter without lm-eval", "its package", "Install enginebay[eval].")
+        "the lm-eval adapter without lm-eval", "its package", "Install enginebay[eval]."
     ) from error
 
 MAX_NEW_TOKENS = 256
@@ -108,11 +108,9 @@ class EnginebayLM(LM):
         known = [t for t in (info.bos_token_id, *info.eos_token_ids) if t is not None]
         if not known:
             raise UnsupportedError(
-                explain(
-                    "a model without special tokens",
-                    "a beginning or end of sequence to score a text's first token after",
-                    "Name one in generation_config.json.",
-                )
+                "a model without special tokens",
+                "a beginning or end of sequence to score a text's first token after",
+                "Name one in generation_config.json.",
             )
         return known[0]
 
@@ -147,11 +145,9 @@ class EnginebayLM(LM):
         most = (self.llm.config.max_model_len or 0) - (params.max_tokens or 0)
         if most < 1:
             raise RequestError(
-                explain(
-                    f"max_gen_toks = {params.max_tokens}",
-                    f"fewer than the context of {self.llm.config.max_model_len}",
-                    "Lower it, or raise max_model_len.",
-                )
+                f"max_gen_toks = {params.max_tokens}",
+                f"fewer than the context of {self.llm.config.max_model_len}",
+                "Lower it, or raise max_model_len.",
             )
         return token_ids[-most:]
 
@@ -164,11 +160,9 @@ def _likelihood(
     most = scorer.max_model_len - 1 - len(continuation)
     if most < 1:
         raise RequestError(
-            explain(
-                f"a continuation of {len(continuation)} tokens",
-                f"at most {scorer.max_model_len - 2}",
-                "Raise max_model_len.",
-            )
+            f"a continuation of {len(continuation)} tokens",
+            f"at most {scorer.max_model_len - 2}",
+            "Raise max_model_len.",
         )
     known = list(context)[-most:]
     logits = scorer.score([*known, *continuation]).logits[len(known) - 1 : -1]

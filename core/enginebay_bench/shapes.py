@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from enginebay.config_sections import PHASES
-from enginebay.errors import InputError, explain, unknown_name
+from enginebay.errors import InputError, unknown_name
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 
 ALL = "all"
@@ -186,11 +186,9 @@ def _expand(text: str, axes: Axes) -> list[Shape]:
     if pieces or (part and part not in axes.parts):
         known = ", ".join(p for p in axes.parts if p) or "no part for this op"
         raise InputError(
-            explain(
-                f"shape {text!r}",
-                f"MODEL/MODE/bROWS/cCONTEXT, and behind it {known}",
-                "Correct the name.",
-            )
+            f"shape {text!r}",
+            f"MODEL/MODE/bROWS/cCONTEXT, and behind it {known}",
+            "Correct the name.",
         )
     shapes = []
     for one in PHASES:
@@ -215,7 +213,5 @@ def _number(pieces: list[str], letter: str, text: str) -> int | None:
         return None
     value = int(pieces.pop(0)[1:])
     if value < 1:
-        raise InputError(
-            explain(f"shape {text!r}", f"{letter} and a number of at least 1", "Correct it.")
-        )
+        raise InputError(f"shape {text!r}", f"{letter} and a number of at least 1", "Correct it.")
     return value

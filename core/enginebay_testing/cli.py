@@ -18,7 +18,7 @@ from enginebay.cli.rows import Rows
 from enginebay.cli.show import progress
 from enginebay.compose.platforms import find_platform
 from enginebay.config import make_config
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay_testing.report import CheckRecord, Filter, check
 from enginebay_testing.suites import Choices
@@ -96,10 +96,10 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Check, report, and return 1 when a case is INCORRECT, ERROR or TIMEOUT."""
     if args.timeout <= 0 or args.jobs < 1:
         given = f"--timeout {args.timeout:g} --jobs {args.jobs}"
-        raise InputError(explain(given, "a positive time and at least one job", "Correct it."))
+        raise InputError(given, "a positive time and at least one job", "Correct it.")
     if args.interpret and args.level not in (None, "interpret"):
         given = f"--interpret with --level {args.level}"
-        raise InputError(explain(given, "one of them", "Leave one out."))
+        raise InputError(given, "one of them", "Leave one out.")
     registry = load_registry()
     entries = _selected(registry, args.parts)
     wanted = Filter(args.all, args.case, args.target)

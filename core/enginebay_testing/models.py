@@ -18,7 +18,7 @@ import numpy as np
 from enginebay.cache import KVLayout
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.engine import AttentionProblem
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.model import Model, ModelFamily, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
@@ -65,12 +65,10 @@ def read_model_config(path: str) -> dict[str, Any]:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            explain(f"{what}: {error}", "a readable JSON file", "Pass --config FILE.")
+            f"{what}: {error}", "a readable JSON file", "Pass --config FILE."
         ) from None
     if not isinstance(values, dict):
-        raise ConfigError(
-            explain(f"{what} is no object", "the fields of a config.json", "Mend the file.")
-        )
+        raise ConfigError(f"{what} is no object", "the fields of a config.json", "Mend the file.")
     return values
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from enginebay.errors import UnknownNameError, explain, unknown_name
+from enginebay.errors import UnknownNameError, unknown_name
 from enginebay.registry import Entry
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Verdict
@@ -79,9 +79,7 @@ class Filter:
             if not any(has_text(name, text) for name in names):
                 near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or sorted(names)[:3]
                 given = f"no case of these parts has {text!r} in its name"
-                raise UnknownNameError(
-                    explain(given, f"such as {', '.join(near)}", "Pass --case TEXT.")
-                )
+                raise UnknownNameError(given, f"such as {', '.join(near)}", "Pass --case TEXT.")
         targets = {target for _, target in self.seen}
         if self.seen and self.target is not None and self.target not in targets:
             raise unknown_name("target of a case", self.target, targets, "Pass --target TARGET.")

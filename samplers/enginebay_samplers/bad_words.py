@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
 from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
@@ -75,11 +75,9 @@ class BadWords(LogitsProcessor):
             check_ids("bad_words", ids, vocab)
             if len(ids) > MAX_LENGTH:
                 raise RequestError(
-                    explain(
-                        f"a bad word of {len(ids)} tokens, which begins with {ids[:4]}",
-                        f"at most {MAX_LENGTH} tokens",
-                        "Leave its end out: what cannot be begun is not finished.",
-                    )
+                    f"a bad word of {len(ids)} tokens, which begins with {ids[:4]}",
+                    f"at most {MAX_LENGTH} tokens",
+                    "Leave its end out: what cannot be begun is not finished.",
                 )
             last[i] = ids[-1]
             before[i, MAX_LENGTH - len(ids) :] = ids[:-1]

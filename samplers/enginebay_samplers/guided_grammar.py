@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.constraint import GrammarLibrary, Vocabulary, num_words
-from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.text import Tokenizer
 from enginebay_samplers.guided_schema import why_not
@@ -103,12 +103,10 @@ class Llguidance(GrammarLibrary):
             tokenizer = llguidance.LLTokenizer(given, eos_token=ends)
         except ValueError as error:
             raise UnsupportedError(
-                explain(
-                    "guided decoding with a tokenizer that llguidance cannot read: "
-                    f"{_one_line(str(error))}",
-                    "a tokenizer whose tokens are bytes or texts",
-                    "Leave the structure out, or use another model.",
-                )
+                "guided decoding with a tokenizer that llguidance cannot read: "
+                f"{_one_line(str(error))}",
+                "a tokenizer whose tokens are bytes or texts",
+                "Leave the structure out, or use another model.",
             ) from None
         known = np.zeros(num_words(vocabulary.size) * 32, np.uint8)
         known[: min(vocabulary.size, tokenizer.vocab_size)] = 1
@@ -211,11 +209,9 @@ class LlguidanceConstraint(Constraint):
     def _failed(self, given: str) -> RequestError:
         reason = self._words.named(_first_part(self._matcher.get_error()))
         return RequestError(
-            explain(
-                f"{given} under the grammar of the request" + (f": {reason}" if reason else ""),
-                "what the grammar allows, within llguidance's limits",
-                "Simplify the grammar, and leave out what else forbids tokens.",
-            )
+            f"{given} under the grammar of the request" + (f": {reason}" if reason else ""),
+            "what the grammar allows, within llguidance's limits",
+            "Simplify the grammar, and leave out what else forbids tokens.",
         )
 
 
@@ -244,9 +240,7 @@ def _refusal(structure: Structure, reason: str) -> RequestError:
     form, shown = structure.form, _one_line(structure.text)
     shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
     return RequestError(
-        explain(
-            f"{form} = {shown}: {_one_line(reason)}", ALLOWED[form], "Correct it, or leave it out."
-        )
+        f"{form} = {shown}: {_one_line(reason)}", ALLOWED[form], "Correct it, or leave it out."
     )
 
 
@@ -264,10 +258,8 @@ def _serialised(tokenizer: Tokenizer) -> str:
     backend: Any = getattr(tokenizer.inner, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise UnsupportedError(
-            explain(
-                f"guided decoding with a tokenizer of type {type(tokenizer.inner).__name__}",
-                "a fast tokenizer, which the tokenizers library runs",
-                "Leave the structure out, or use a model that has tokenizer.json.",
-            )
+            f"guided decoding with a tokenizer of type {type(tokenizer.inner).__name__}",
+            "a fast tokenizer, which the tokenizers library runs",
+            "Leave the structure out, or use a model that has tokenizer.json.",
         )
     return json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 
 WORD = 32
 """Bits of a word of a set."""
@@ -65,13 +65,11 @@ def check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
     wrong = next((i for i in ids if not 0 <= i < vocab), None)
     if wrong is not None:
         raise RequestError(
-            explain(
-                f"{what}: token id {wrong}", f"0 to {vocab - 1}", "Use token ids of this model."
-            )
+            f"{what}: token id {wrong}", f"0 to {vocab - 1}", "Use token ids of this model."
         )
 
 
 def check_number(what: str, number: int, most: int) -> None:
     """RequestError when there are more than the device has places for."""
     if number > most:
-        raise RequestError(explain(f"{number} {what}", f"at most {most}", "Leave some out."))
+        raise RequestError(f"{number} {what}", f"at most {most}", "Leave some out.")

@@ -25,7 +25,7 @@ from enginebay.cli.generate import (
 )
 from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 from enginebay.compose.composition import make_title
-from enginebay.errors import EnginebayError, InputError, RequestError, explain, unknown_name
+from enginebay.errors import EnginebayError, InputError, RequestError, unknown_name
 from enginebay.llm import LLM
 from enginebay.outputs import RequestMetrics
 from enginebay.types import SamplingParams
@@ -50,12 +50,12 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Hold the conversation."""
     params = sampling_from(args)
     if params.n != 1:
-        raise InputError(explain(f"-n {params.n} in a conversation", "1", "Leave it out."))
+        raise InputError(f"-n {params.n} in a conversation", "1", "Leave it out.")
     if params.best_of not in (None, 1):
         given = (
             f"--best-of {params.best_of} in a conversation, whose answers are printed as they come"
         )
-        raise InputError(explain(given, "1", "Leave it out."))
+        raise InputError(given, "1", "Leave it out.")
     config = config_from(args)
     history = [{"role": "system", "content": args.system}] if args.system else []
     is_terminal = not args.message and not args.json and sys.stdin.isatty() and sys.stdout.isatty()

@@ -13,7 +13,7 @@ from enginebay.cli.command import Command
 from enginebay.cli.interrupts import second_ends
 from enginebay.cli.parsing import Parser, refuse_rest
 from enginebay.cli.show import INTERRUPTED, plain_waits
-from enginebay.errors import EnginebayError, InputError, PluginError, explain, unknown_name
+from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
 
 COMMANDS = {
     "generate": ("enginebay.cli.generate", "complete a prompt"),
@@ -113,11 +113,9 @@ def load_command(name: str) -> Command:
     command = registry.load(registry.find("command", name))
     if not isinstance(command, Command):
         raise PluginError(
-            explain(
-                f"command {name} is a {type(command).__name__}",
-                "an enginebay.cli.command.Command",
-                "Ask the plugin's author to register one.",
-            )
+            f"command {name} is a {type(command).__name__}",
+            "an enginebay.cli.command.Command",
+            "Ask the plugin's author to register one.",
         )
     return command
 
@@ -140,7 +138,7 @@ def _refuse_flags_before(arguments: list[str]) -> None:
     command = next((a for a in arguments if not a.startswith("-")), None)
     if first.startswith("-") and first not in ("-h", "--help", "--version") and command is not None:
         todo = f"Put it behind the command: enginebay {command} {first}"
-        raise InputError(explain(f"{first} before the command", "--help or --version", todo))
+        raise InputError(f"{first} before the command", "--help or --version", todo)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 from enginebay.config_sections import AUTO
-from enginebay.errors import InputError, explain, unknown_name
+from enginebay.errors import InputError, unknown_name
 
 KINDS: Mapping[str, str] = {
     "kernel": "kernel:attention:",
@@ -86,9 +86,7 @@ def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     folder = Path(f"enginebay-{name.replace('_', '-')}") if path is None else path
     if folder.exists():
         raise InputError(
-            explain(
-                f"{folder} exists", "a folder that does not exist yet", "Choose another --path."
-            )
+            f"{folder} exists", "a folder that does not exist yet", "Choose another --path."
         )
     files = render(kind, name)
     try:
@@ -98,9 +96,7 @@ def write_plugin(kind: str, name: str, path: Path | None = None) -> Path:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            explain(
-                f"{folder}: {reason}", "a place that can be written to", "Choose another --path."
-            )
+            f"{folder}: {reason}", "a place that can be written to", "Choose another --path."
         ) from None
     return folder
 
@@ -138,7 +134,7 @@ def _check_name(name: str) -> None:
             "lower-case words of letters and digits with _ between them, at most "
             f"{MAX_CHARACTERS} characters, not auto and no keyword"
         )
-        raise InputError(explain(f"name {name!r}", allowed, "Choose a name such as my_kernel."))
+        raise InputError(f"name {name!r}", allowed, "Choose a name such as my_kernel.")
     from enginebay.registry import load_registry
 
     entries = load_registry(None).entries
@@ -146,9 +142,7 @@ def _check_name(name: str) -> None:
     if has_it or importlib.util.find_spec(f"enginebay_{name}") is not None:
         owner = has_it[0] if has_it else f"module enginebay_{name}"
         raise InputError(
-            explain(
-                f"the name {name!r} is taken by {owner}",
-                "a name that no installed part, plugin or module has",
-                "Choose another; `enginebay plugins` lists what is installed.",
-            )
+            f"the name {name!r} is taken by {owner}",
+            "a name that no installed part, plugin or module has",
+            "Choose another; `enginebay plugins` lists what is installed.",
         )

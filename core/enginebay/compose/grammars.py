@@ -12,7 +12,7 @@ from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO, GuidedLimits
 from enginebay.constraint import GrammarLibrary, Vocabulary
-from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.registry import Entry, Registry
 
 
@@ -33,11 +33,9 @@ class ChosenGrammars:
         """
         if self.entry is None:
             raise UnsupportedError(
-                explain(
-                    "a guided request without a library of grammars",
-                    "a plugin that registers one",
-                    "Install one, or leave the structure out.",
-                )
+                "a guided request without a library of grammars",
+                "a plugin that registers one",
+                "Install one, or leave the structure out.",
             )
         more = () if self.options is None else (self.options,)
         library: GrammarLibrary = self.registry.load(self.entry)(vocabulary, *more)
@@ -70,7 +68,7 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
         if not able:
             if options:
                 given = f"grammars with options {', '.join(options)}, and no library of grammars"
-                raise ConfigError(explain(given, "an installed library", "Install one."))
+                raise ConfigError(given, "an installed library", "Install one.")
             return ChosenGrammars(registry, None)
         entry = able[0]
     return ChosenGrammars(registry, entry, registry.options(entry, options), config.guided_limits)

@@ -10,7 +10,7 @@ from enginebay.compose.mask_messages import Mask
 from enginebay.compose.masks import FollowedGrammar, MaskWorker
 from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
-from enginebay.errors import RequestError, UnsupportedError, explain
+from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Grammar, Structure
 from enginebay.worker.process import (
     LimitedWorker,
@@ -45,15 +45,13 @@ class GuardedLibrary(GrammarLibrary):
             raise self._exceeded(structure, error.limit) from None
         except StartError as error:
             raise UnsupportedError(
-                explain(
-                    f"guided decoding without the worker process that compiles grammars: {error}",
-                    "a library that can be imported in a process of its own",
-                    "Mend its plugin, or choose other grammars.",
-                )
+                f"guided decoding without the worker process that compiles grammars: {error}",
+                "a library that can be imported in a process of its own",
+                "Mend its plugin, or choose other grammars.",
             ) from None
         except WorkerError as error:
             given = f"{structure.form} = {_shown(structure)}, on which the library fails: {error}"
-            raise RequestError(explain(given, "what it can compile", "Simplify it.")) from None
+            raise RequestError(given, "what it can compile", "Simplify it.") from None
         if "refused" in answer:
             raise RequestError(answer["refused"])
         self._masks.start()
@@ -76,7 +74,7 @@ class GuardedLibrary(GrammarLibrary):
             f"{structure.form} = {_shown(structure)}, "
             f"which exceeds the limit of {limit} when it is compiled"
         )
-        return RequestError(explain(given, allowed[limit], "Simplify it, or raise the limit."))
+        return RequestError(given, allowed[limit], "Simplify it, or raise the limit.")
 
 
 def _shown(structure: Structure) -> str:

@@ -106,7 +106,7 @@ def import_path(path: str, what: str) -> Any:
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         raise ConfigError(
-            explain(f"{what} {path!r}", 'a name, or "package.module:attribute"', "Correct it.")
+            f"{what} {path!r}", 'a name, or "package.module:attribute"', "Correct it."
         )
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
@@ -121,11 +121,9 @@ def import_path(path: str, what: str) -> Any:
         raise
     except Exception as error:  # a stranger's module may raise anything
         raise ConfigError(
-            explain(
-                f"{what} {path!r}: importing {module} failed: {reason_of(error)}",
-                f"a module that can be imported, from {here} too",
-                "Correct the path, or mend the module.",
-            )
+            f"{what} {path!r}: importing {module} failed: {reason_of(error)}",
+            f"a module that can be imported, from {here} too",
+            "Correct the path, or mend the module.",
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -135,9 +133,7 @@ def import_path(path: str, what: str) -> Any:
                 ", ".join(name for name in vars(found) if not name.startswith("_")) or "nothing"
             )
             raise ConfigError(
-                explain(
-                    f"{what} {path!r}: {module} has no {part!r}", public, f"{hint}Correct the path."
-                )
+                f"{what} {path!r}: {module} has no {part!r}", public, f"{hint}Correct the path."
             )
         found = getattr(found, part)
     return found

@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from enginebay.compose.folders import cache_folder, make_private
 from enginebay.config_sections import AUTO
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 
 log = logging.getLogger("enginebay.compose")
 
@@ -44,11 +44,9 @@ def configure_compile_cache(choice: str) -> Path | None:
     folder, problem = _find_folder(choice)
     if problem and choice != AUTO:
         raise ConfigError(
-            explain(
-                f"compile_cache = {choice!r}: {problem}",
-                "a folder of your own with mode 0700",
-                "Correct its mode, or choose another.",
-            )
+            f"compile_cache = {choice!r}: {problem}",
+            "a folder of your own with mode 0700",
+            "Correct its mode, or choose another.",
         )
     if problem:
         log.warning("compiled programs are not kept: %s", problem)

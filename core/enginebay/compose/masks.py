@@ -21,7 +21,7 @@ import numpy as np
 
 from enginebay.compose.mask_messages import Answer, Mask, pack_orders, unpack_answers
 from enginebay.config_sections import GuidedLimits
-from enginebay.errors import RequestError, StoppedError, explain
+from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.worker.process import (
     KilledError,
@@ -298,23 +298,19 @@ def _why(limits: GuidedLimits, order: Order, error: BaseException) -> RequestErr
             "depth": "structures within Python's recursion limit",
         }
         why = RequestError(
-            explain(
-                f"a constraint that exceeds the limit of {error.limit} at {place}",
-                values[error.limit],
-                "Simplify it, or raise the limit.",
-            )
+            f"a constraint that exceeds the limit of {error.limit} at {place}",
+            values[error.limit],
+            "Simplify it, or raise the limit.",
         )
         order.grammar.refuse(why)
         return why
     if isinstance(error, WorkerError):
         given = f"a constraint on which the library fails at {place}: {error}"
-        return RequestError(explain(given, "what it can follow", "Simplify it."))
+        return RequestError(given, "what it can follow", "Simplify it.")
     return RequestError(
-        explain(
-            f"a constraint that cannot be followed: {type(error).__name__}: {error}",
-            "a worker process that answers",
-            "Send the request again.",
-        )
+        f"a constraint that cannot be followed: {type(error).__name__}: {error}",
+        "a worker process that answers",
+        "Send the request again.",
     )
 
 

@@ -14,7 +14,7 @@ from enginebay.compose.candidates import candidates, interpreted_names
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO, PHASES, KernelChoice
 from enginebay.engine import AttentionProblem
-from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.select import Candidate, choose, common_layout
@@ -129,10 +129,8 @@ def choose_layout(registry: Registry, config: EngineConfig, env: Env, default: s
     layout = common_layout(lists)
     if layout is None:
         raise UnsupportedError(
-            explain(
-                f"attention kernels {', '.join(sorted(named))} share no cache layout",
-                "implementations with a common layout",
-                "Choose others for some phase.",
-            )
+            f"attention kernels {', '.join(sorted(named))} share no cache layout",
+            "implementations with a common layout",
+            "Choose others for some phase.",
         )
     return Reason("layout", layout, f"first that {', '.join(sorted(named))} share")

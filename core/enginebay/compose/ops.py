@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.config import Reason
-from enginebay.errors import PluginError, explain, unknown_name
+from enginebay.errors import PluginError, unknown_name
 from enginebay.ops.op import Op
 from enginebay.registry import Entry, Registry
 
@@ -39,7 +39,7 @@ def _record(registry: Registry, entry: Entry) -> Op[Any]:
     if isinstance(op, Op) and op.name == entry.name:
         return op
     given = f"op {entry.name!r} of plugin {entry.package!r} is {op!r}"
-    raise PluginError(explain(given, "an Op of the same name", "Mend the plugin."))
+    raise PluginError(given, "an Op of the same name", "Mend the plugin.")
 
 
 def _why_not_made_of(op: Op[Any], ops: Mapping[str, Op[Any]]) -> str | None:

@@ -6,7 +6,7 @@ import logging
 
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO
-from enginebay.errors import PluginError, UnsupportedError, explain
+from enginebay.errors import PluginError, UnsupportedError
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
 
@@ -39,12 +39,10 @@ def _make_platform(registry: Registry, entry: Entry) -> Platform:
         platform: Platform = target()
     except Exception as error:
         raise PluginError(
-            explain(
-                f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
-                f"{' '.join(f'{type(error).__name__}: {error}'.split())}",
-                "one that can be made without arguments",
-                "Mend the plugin or choose another platform.",
-            )
+            f"platform {entry.name!r} of plugin {entry.package!r} cannot be made: "
+            f"{' '.join(f'{type(error).__name__}: {error}'.split())}",
+            "one that can be made without arguments",
+            "Mend the plugin or choose another platform.",
         ) from error
     return platform
 
@@ -59,11 +57,9 @@ def pick_platform(
         able = {name: p for name, p in platforms.items() if p.why_not() is None}
         if not able:
             raise UnsupportedError(
-                explain(
-                    "no platform has a device",
-                    ", ".join(platforms) or "none is installed",
-                    "Install one that fits this machine.",
-                )
+                "no platform has a device",
+                ", ".join(platforms) or "none is installed",
+                "Install one that fits this machine.",
             )
         best = max(
             able, key=lambda name: (able[name].priority, registry.find("platform", name).built_in)
@@ -75,10 +71,8 @@ def pick_platform(
     if reason is not None:
         able_names = [n for n, p in platforms.items() if p.why_not() is None]
         raise UnsupportedError(
-            explain(
-                f"platform = {config.platform!r}: {reason}",
-                ", ".join(able_names) or "none here",
-                "Choose one of these, or auto.",
-            )
+            f"platform = {config.platform!r}: {reason}",
+            ", ".join(able_names) or "none here",
+            "Choose one of these, or auto.",
         )
     return platform

@@ -10,7 +10,7 @@ from typing import Any
 
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import AUTO
-from enginebay.errors import ConfigError, RequestError, explain, unknown_name
+from enginebay.errors import ConfigError, RequestError, unknown_name
 from enginebay.processor import LogitsProcessor, Processors, RowFacts, RowValues, row_values
 from enginebay.registry import Entry, Registry
 
@@ -55,11 +55,9 @@ class ChosenProcessors:
         if name not in known:
             return RequestError(str(unknown_name("logits processor", name, list(self.entries))))
         return RequestError(
-            explain(
-                f"logits processor {name!r}, which the engine was made without",
-                ", ".join(self.entries) or "none",
-                "Name it in the setting processors, or leave it out.",
-            )
+            f"logits processor {name!r}, which the engine was made without",
+            ", ".join(self.entries) or "none",
+            "Name it in the setting processors, or leave it out.",
         )
 
     def reads_tokens(self, values: tuple[RowValues, ...]) -> bool:

@@ -16,7 +16,7 @@ from enginebay.cache import KVLayout
 from enginebay.compose.folders import cache_folder
 from enginebay.config_sections import AUTO
 from enginebay.engine import AttentionProblem
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
@@ -77,11 +77,7 @@ def _user_tables(choice: str) -> list[TunedTable]:
         if choice == AUTO:
             return []
         raise ConfigError(
-            explain(
-                f"tuned_folder = {choice!r}",
-                "a folder that is there",
-                "Make it, or correct the path.",
-            )
+            f"tuned_folder = {choice!r}", "a folder that is there", "Make it, or correct the path."
         )
     tables = []
     for path in sorted(folder.glob("*.json")):
@@ -89,9 +85,7 @@ def _user_tables(choice: str) -> list[TunedTable]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                explain(
-                    f"table of tuned kernels {path}: {error}", "a readable JSON file", "Remove it."
-                )
+                f"table of tuned kernels {path}: {error}", "a readable JSON file", "Remove it."
             ) from None
         tables.append(read_table(text, str(path)))
     return tables

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.outputs import CompletionOutput
 from enginebay.types import SamplingParams
 
@@ -49,12 +49,10 @@ class Choice:
     def refuse_stream(self, num_made: int) -> None:
         """RequestError: which of `num_made` are returned is known when all have ended."""
         raise RequestError(
-            explain(
-                f"best_of = {num_made} with n = {self.num_returned} in a stream: which are the "
-                "best is known at the end",
-                f"best_of = None, or {self.num_returned}",
-                "Leave it out, or generate.",
-            )
+            f"best_of = {num_made} with n = {self.num_returned} in a stream: which are the "
+            "best is known at the end",
+            f"best_of = None, or {self.num_returned}",
+            "Leave it out, or generate.",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.grammar import Form, Grammar, Structure
 from enginebay.llm.guide_limits import check_size
 from enginebay.types import SamplingParams
@@ -94,7 +94,7 @@ def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) 
     form, *others = asked
     if others:
         raise RequestError(
-            explain(f"{' and '.join(asked)} in one request", "one of them", "Leave the others out.")
+            f"{' and '.join(asked)} in one request", "one of them", "Leave the others out."
         )
     check_size(form, asked[form], limits)
     if form == "json_schema":
@@ -118,9 +118,7 @@ def _schema_text(schema: Any) -> str:
 
 def _no_schema(reason: str) -> RequestError:
     return RequestError(
-        explain(
-            f"json_schema that cannot be read: {reason}",
-            "a JSON object, as a dict or as text",
-            "Correct it, or leave it out.",
-        )
+        f"json_schema that cannot be read: {reason}",
+        "a JSON object, as a dict or as text",
+        "Correct it, or leave it out.",
     )

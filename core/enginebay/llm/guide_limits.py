@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from enginebay.config_sections import GuidedLimits
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.grammar import Form
 
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
@@ -86,11 +86,9 @@ def _num_bytes(text: str) -> int:
 def _refuse_if(form: Form, what: str, field: str, given: int, most: int) -> None:
     if given > most:
         raise RequestError(
-            explain(
-                f"{form} with {given} {what} or more"
-                if field != "size_bytes"
-                else f"{form} of {given} {what} or more",
-                f"{most} (guided_limits.{field})",
-                "Simplify it, or raise the limit.",
-            )
+            f"{form} with {given} {what} or more"
+            if field != "size_bytes"
+            else f"{form} of {given} {what} or more",
+            f"{most} (guided_limits.{field})",
+            "Simplify it, or raise the limit.",
         )

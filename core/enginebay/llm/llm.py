@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from enginebay.compose.composition import Composed, Plan, Progress, build, make_plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
-from enginebay.errors import ConfigError, RequestError, StoppedError, explain
+from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.llm.events import AsyncEvents, Events
 from enginebay.llm.override import overridden
 from enginebay.llm.prepare import Abilities, Param, Params, Prepared, Preparer, check_streamable
@@ -56,7 +56,7 @@ class LLM:
         named = dict(choices) if model is None else {"model": model, **choices}
         if config is not None and named:
             given = f"config and {', '.join(named)}"
-            raise ConfigError(explain(given, "one of them", "Put the choices into the config."))
+            raise ConfigError(given, "one of them", "Put the choices into the config.")
         self._parts: Composed = build(make_plan(config or make_config(named)), progress)
         plan = self._parts.plan
         self.config = plan.config
@@ -335,7 +335,7 @@ class LLM:
             chosen = as_sampling_params(params)
             if chosen.n != 1:
                 given = f"n = {chosen.n} in astream"
-                raise RequestError(explain(given, "n = 1", "Start one stream for each completion."))
+                raise RequestError(given, "n = 1", "Start one stream for each completion.")
             options: Any = {"priority": priority, "tenant": tenant}
             return await self.asubmit(prompt, chosen, events=events, **options)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from enginebay.compose.composition import Composed, make_parts
 from enginebay.compose.override import overridden_plan
-from enginebay.errors import EnginebayError, RequestError, StoppedError, explain
+from enginebay.errors import EnginebayError, RequestError, StoppedError
 
 
 class EngineDriver(Protocol):
@@ -57,11 +57,9 @@ def overridden(
         count = driver.num_waiting + driver.num_running
         if count:
             raise RequestError(
-                explain(
-                    f"{count} requests are under way while implementations are to be swapped",
-                    "none",
-                    "Let them end, or end them, and try again.",
-                )
+                f"{count} requests are under way while implementations are to be swapped",
+                "none",
+                "Let them end, or end them, and try again.",
             )
         undo = engine.swap(make_parts(plan))
         forbidden, engine.compilations.forbidden = engine.compilations.forbidden, False

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 
 Priorities = int | Sequence[int]
 Tenants = str | Sequence[str] | None
@@ -54,11 +54,9 @@ def _each(num_prompts: int, given: Any, what: str) -> list[Any]:
         return [given] * num_prompts
     if len(given) != num_prompts:
         raise RequestError(
-            explain(
-                f"{len(given)} {what} for {num_prompts} prompts",
-                "one for all, or one per prompt",
-                "Give as many.",
-            )
+            f"{len(given)} {what} for {num_prompts} prompts",
+            "one for all, or one per prompt",
+            "Give as many.",
         )
     return list(given)
 
@@ -70,12 +68,10 @@ def _priority(given: Any) -> int:
         number = None
     if number is None or abs(number) > MAX_PRIORITY:
         raise RequestError(
-            explain(
-                f"priority = {given!r}",
-                f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
-                "of which larger is more urgent",
-                "Correct it.",
-            )
+            f"priority = {given!r}",
+            f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
+            "of which larger is more urgent",
+            "Correct it.",
         )
     return number
 
@@ -85,10 +81,6 @@ def _tenant(given: Any) -> str:
         return ""
     if not isinstance(given, str) or not given:
         raise RequestError(
-            explain(
-                f"tenant = {given!r}",
-                "a text that is not empty, or None",
-                "Name one, or leave it out.",
-            )
+            f"tenant = {given!r}", "a text that is not empty, or None", "Name one, or leave it out."
         )
     return given

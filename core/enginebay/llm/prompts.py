@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.llm.priority import is_list
 
 Prompt = str | Sequence[int]
@@ -40,4 +40,4 @@ def _no_prompt(value: object) -> RequestError:
     given = f"a prompt of type {type(value).__name__}"
     if is_list(value):
         given += " that holds other things than token ids"
-    return RequestError(explain(given, "text, or a list of token ids", "Convert it first."))
+    return RequestError(given, "text, or a list of token ids", "Convert it first.")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from enginebay.errors import RequestError, explain, shown
+from enginebay.errors import RequestError, shown
 from enginebay.llm.assemble import CompletionReader, output_of
 from enginebay.llm.events import AsyncEvents, Event, Events, Inbound, LoopWakers, RequestEnded
 from enginebay.llm.prepare import Prepared
@@ -207,11 +207,9 @@ class Requests:
                 name = one.prepared.request_id
                 if name in self._active:
                     raise RequestError(
-                        explain(
-                            f"request id {shown(name)}, which is under way",
-                            "one that is not",
-                            "Choose another, wait, or abort it.",
-                        )
+                        f"request id {shown(name)}, which is under way",
+                        "one that is not",
+                        "Choose another, wait, or abort it.",
                     )
             self._active |= {one.prepared.request_id: one for one in made}
 
@@ -220,7 +218,7 @@ def with_id(prepared: Prepared, request_id: str) -> Prepared:
     """The same under an id that a caller chose. RequestError for an empty one, or no text."""
     if not isinstance(request_id, str) or not request_id:
         raise RequestError(
-            explain(f"request id {shown(request_id)}", "text that is not empty", "Choose another.")
+            f"request id {shown(request_id)}", "text that is not empty", "Choose another."
         )
     requests = tuple(
         dataclasses.replace(r, request_id=f"{request_id}/{r.index}", parent_id=request_id)
@@ -232,5 +230,5 @@ def with_id(prepared: Prepared, request_id: str) -> Prepared:
 def _check_open(inbound: Inbound) -> None:
     if inbound.is_closed:
         raise RequestError(
-            explain("a request for events that were closed", "open ones", "Make new Events().")
+            "a request for events that were closed", "open ones", "Make new Events()."
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.engine import Engine
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.loop.request_table import RequestState, RequestTable
 
 Chunk = tuple[RequestState, int]
@@ -32,11 +32,9 @@ class Admission:
             return None
         prompt, new = len(tracked.request.prompt_token_ids), tracked.request.sampling.max_tokens
         return RequestError(
-            explain(
-                f"a prompt of {prompt} tokens and up to {new} new ones",
-                f"{most} together, which is all the cache there is",
-                "Shorten the prompt, lower max_tokens, or give the engine more cache.",
-            )
+            f"a prompt of {prompt} tokens and up to {new} new ones",
+            f"{most} together, which is all the cache there is",
+            "Shorten the prompt, lower max_tokens, or give the engine more cache.",
         )
 
     def let_in(

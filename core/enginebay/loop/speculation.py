@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.config import EngineConfig
-from enginebay.errors import InternalError, explain
+from enginebay.errors import InternalError
 from enginebay.loop.request_table import RequestState
 from enginebay.proposer import MAX_VERIFIED_ROWS, Proposer
 from enginebay.rows import RowTable
@@ -127,10 +127,8 @@ class Speculation:
         drafts = proposer.propose(token_ids, most)
         if len(drafts) > most or ((drafts < 0) | (drafts >= self.table.vocab_size)).any():
             raise InternalError(
-                explain(
-                    f"{type(proposer).__name__} proposes {drafts.tolist()}",
-                    f"at most {most} tokens of 0 to {self.table.vocab_size - 1}",
-                    "Mend the proposer, or choose another.",
-                )
+                f"{type(proposer).__name__} proposes {drafts.tolist()}",
+                f"at most {most} tokens of 0 to {self.table.vocab_size - 1}",
+                "Mend the proposer, or choose another.",
             )
         return drafts

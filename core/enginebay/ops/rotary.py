@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.ops.spec import RopeSpec
 
 
@@ -44,9 +44,7 @@ def rope_frequencies(spec: RopeSpec) -> tuple[np.ndarray, np.float32]:
         case unknown:
             given = f"rope scaling {unknown!r}"
             allowed = "default, linear, llama3, longrope, proportional, yarn"
-            raise UnsupportedError(
-                explain(given, allowed, "Name one of these in RopeSpec.scaling.")
-            )
+            raise UnsupportedError(given, allowed, "Name one of these in RopeSpec.scaling.")
     inv_freq = inv_freq.astype(np.float32)
     inv_freq.setflags(write=False)
     return inv_freq, np.float32(factor)

@@ -10,7 +10,7 @@ from typing import Any
 
 from enginebay.config import Reason
 from enginebay.config_sections import AUTO
-from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.errors import UnsupportedError, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +76,9 @@ def choose(
             )
             return first, Reason(setting, first.name, why, others)
     raise UnsupportedError(
-        explain(
-            f"{setting} = {wanted!r} cannot be used here "
-            f"({'; '.join(refused) or 'none is installed'})",
-            ", ".join(candidate.name for candidate in able) or "nothing that is installed",
-            "Choose one of these, or auto."
-            if able
-            else "`enginebay plugins` lists what is installed.",
-        )
+        f"{setting} = {wanted!r} cannot be used here ({'; '.join(refused) or 'none is installed'})",
+        ", ".join(candidate.name for candidate in able) or "nothing that is installed",
+        "Choose one of these, or auto." if able else "`enginebay plugins` lists what is installed.",
     )
 
 

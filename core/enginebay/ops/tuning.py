@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from enginebay.cache import KVLayout
-from enginebay.errors import ConfigError, UnsupportedError, explain
+from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, Mode
 from enginebay.validation import describe_validation
@@ -245,12 +245,10 @@ class TunedConfigs:
                     return found, source
         if self.mode == "require":
             raise UnsupportedError(
-                explain(
-                    f"{op} {impl.name} {impl.version} is not tuned for {place.text}, "
-                    f"on {device_kind(env)}",
-                    "problems that a table of tuned kernels has",
-                    'Run `enginebay tune`, or do not set tuned = "require".',
-                )
+                f"{op} {impl.name} {impl.version} is not tuned for {place.text}, "
+                f"on {device_kind(env)}",
+                "problems that a table of tuned kernels has",
+                'Run `enginebay tune`, or do not set tuned = "require".',
             )
         return default, "default"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cache import KVLayout
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 
 log = logging.getLogger("enginebay.runner")
 
@@ -35,11 +35,9 @@ def make_writable(path: str | Path, setting: str) -> Path:
             pass
     except OSError as error:
         raise InputError(
-            explain(
-                f"{setting} = {str(folder)!r}, which cannot be written ({error.strerror})",
-                "a folder",
-                "Choose another.",
-            )
+            f"{setting} = {str(folder)!r}, which cannot be written ({error.strerror})",
+            "a folder",
+            "Choose another.",
         ) from error
     return folder
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import EnginebayError, RequestError, UnsupportedError, explain
+from enginebay.errors import EnginebayError, RequestError, UnsupportedError
 from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 
 Message = Mapping[str, Any]
@@ -99,11 +99,9 @@ class ChatRenderer:
             "output": f"{limits.max_output_chars} characters (template_limits.max_output_chars)",
         }
         return RequestError(
-            explain(
-                f"a chat whose template exceeds the limit of {limit}",
-                allowed[limit],
-                "Mend the template, shorten the messages, or raise the limit.",
-            )
+            f"a chat whose template exceeds the limit of {limit}",
+            allowed[limit],
+            "Mend the template, shorten the messages, or raise the limit.",
         )
 
 
@@ -113,23 +111,21 @@ def check_chat(chat: Chat) -> None:
     _check_tools(chat.tools)
     if not isinstance(chat.template, str | None):
         given = f"chat_template of type {type(chat.template).__name__}"
-        raise RequestError(explain(given, "a Jinja text", "Leave it out for the model's own."))
+        raise RequestError(given, "a Jinja text", "Leave it out for the model's own.")
     if chat.variables is not None and not isinstance(chat.variables, Mapping):
         given = f"chat_template_kwargs of type {type(chat.variables).__name__}"
-        raise RequestError(explain(given, "a mapping of names to values", "Give a dict."))
+        raise RequestError(given, "a mapping of names to values", "Give a dict.")
     taken = sorted(RESERVED & (chat.variables or {}).keys())
     if taken:
         given = f"{', '.join(taken)} in chat_template_kwargs"
         raise RequestError(
-            explain(given, "other variables of the template", "Use the parameter of that name.")
+            given, "other variables of the template", "Use the parameter of that name."
         )
     if chat.continue_final_message and chat.add_generation_prompt:
         raise RequestError(
-            explain(
-                "continue_final_message with add_generation_prompt",
-                "one of them",
-                "Pass add_generation_prompt=False to continue the final message.",
-            )
+            "continue_final_message with add_generation_prompt",
+            "one of them",
+            "Pass add_generation_prompt=False to continue the final message.",
         )
 
 
@@ -140,12 +136,10 @@ def _check_tools(tools: Any) -> None:
     strange = next((t for t in tools if not isinstance(t, Mapping)), None) if listed else tools
     if not listed or strange is not None:
         raise RequestError(
-            explain(
-                f"tools with a {type(strange).__name__}",
-                "a list of mappings, each the JSON description of a function",
-                'Give a list such as [{"type": "function", "function": {"name": "f", '
-                '"parameters": {}}}].',
-            )
+            f"tools with a {type(strange).__name__}",
+            "a list of mappings, each the JSON description of a function",
+            'Give a list such as [{"type": "function", "function": {"name": "f", '
+            '"parameters": {}}}].',
         )
 
 
@@ -157,26 +151,20 @@ def check_messages(messages: Sequence[Message]) -> None:
     allowed = "mappings with a text for role, and a content"
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
-            explain(f"messages of type {type(messages).__name__}", "a list of mappings", todo)
+            f"messages of type {type(messages).__name__}", "a list of mappings", todo
         )
     if not messages:
-        raise RequestError(explain("no messages", "at least one", todo))
+        raise RequestError("no messages", "at least one", todo)
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(
-                explain(f"message {index} of type {type(message).__name__}", allowed, todo)
-            )
+            raise RequestError(f"message {index} of type {type(message).__name__}", allowed, todo)
         if not isinstance(message.get("role"), str) or not message["role"]:
-            raise RequestError(
-                explain(f"message {index} with role {message.get('role')!r}", allowed, todo)
-            )
+            raise RequestError(f"message {index} with role {message.get('role')!r}", allowed, todo)
         if "content" not in message or not isinstance(message["content"], str | list | None):
             raise RequestError(
-                explain(
-                    f"message {index} ({message['role']}) without a text or list as content",
-                    allowed,
-                    todo,
-                )
+                f"message {index} ({message['role']}) without a text or list as content",
+                allowed,
+                todo,
             )
 
 
@@ -229,9 +217,7 @@ def _template(own: Any, chat: Chat) -> str:
     if named:
         given = f"a model whose chat templates are {', '.join(map(str, named))}"
     raise RequestError(
-        explain(
-            given, "a Jinja text, or several of which one is named default", "Give chat_template."
-        )
+        given, "a Jinja text, or several of which one is named default", "Give chat_template."
     )
 
 
@@ -250,20 +236,16 @@ def _placeholder(value: Any) -> Any:
 
 def _no_template() -> UnsupportedError:
     return UnsupportedError(
-        explain(
-            "messages for a tokenizer without a chat template",
-            "a text, or a model that has one",
-            "Give chat_template, or use generate with a prompt.",
-        )
+        "messages for a tokenizer without a chat template",
+        "a text, or a model that has one",
+        "Give chat_template, or use generate with a prompt.",
     )
 
 
 def _refused(reason: str) -> RequestError:
     line = " ".join(reason.split())
     return RequestError(
-        explain(
-            f"messages that the chat template refuses: {line[:500]}",
-            "what the model was trained on",
-            "Change the messages.",
-        )
+        f"messages that the chat template refuses: {line[:500]}",
+        "what the model was trained on",
+        "Change the messages.",
     )

@@ -23,7 +23,7 @@ from enginebay.cli.options import (
 )
 from enginebay.cli.show import INTERRUPTED, print_shadow, print_table, progress
 from enginebay.config import make_config, read_toml
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay_bench.cli.kernels import (
     KERNEL_ROUNDS,
     OF_ENGINES,
@@ -98,9 +98,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     for flag in ("rounds", "prompt_len", "new_tokens", "num_requests"):
         value = getattr(args, flag)
         if value is not None and value < 1:
-            raise InputError(
-                explain(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it.")
-            )
+            raise InputError(f"--{flag.replace('_', '-')} {value}", "at least 1", "Correct it.")
     with ExitStack() as stack, progress() as report, traced(args):
         llms: dict[str, LLM] = {}
         for variant, values in _variants(args):
@@ -114,11 +112,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         new_tokens = args.new_tokens or prompt_len
         if prompt_len + new_tokens >= context:
             raise InputError(
-                explain(
-                    f"{prompt_len} prompt and {new_tokens} new tokens",
-                    f"fewer than {context} together",
-                    "Lower them, or raise --max-model-len.",
-                )
+                f"{prompt_len} prompt and {new_tokens} new tokens",
+                f"fewer than {context} together",
+                "Lower them, or raise --max-model-len.",
             )
         latency = args.what == "latency"
         rounds = (

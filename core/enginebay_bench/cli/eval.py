@@ -22,7 +22,7 @@ from enginebay.cli.options import (
 from enginebay.cli.show import print_table, progress
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.config_sections import PHASES
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
@@ -76,7 +76,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         value = getattr(args, flag)
         if value is not None and value < least:
             raise InputError(
-                explain(f"--{flag.replace('_', '-')} {value}", f"at least {least}", "Correct it.")
+                f"--{flag.replace('_', '-')} {value}", f"at least {least}", "Correct it."
             )
     given = make_config(
         OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args)
@@ -108,14 +108,12 @@ def read_text(path: str) -> str:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
-            explain(f"--text {path}: {error.strerror}", "a readable text file", "Correct the path.")
+            f"--text {path}: {error.strerror}", "a readable text file", "Correct the path."
         ) from None
     except UnicodeDecodeError as error:
-        raise InputError(
-            explain(f"--text {path}: {error}", "UTF-8 text", "Convert it first.")
-        ) from None
+        raise InputError(f"--text {path}: {error}", "UTF-8 text", "Convert it first.") from None
     if not text.strip():
-        raise InputError(explain(f"--text {path}, which is empty", "a text", "Take another file."))
+        raise InputError(f"--text {path}, which is empty", "a text", "Take another file.")
     return text
 
 
@@ -152,12 +150,10 @@ def reference_config(subject: EngineConfig, given: str | None) -> EngineConfig:
             )
         else:
             raise InputError(
-                explain(
-                    f"--reference {pair}",
-                    f"{', '.join(TEXTS)}, or a number for {', '.join(SIZES)}, "
-                    f"or a kernel for {', '.join(ops)}",
-                    "Correct it.",
-                )
+                f"--reference {pair}",
+                f"{', '.join(TEXTS)}, or a number for {', '.join(SIZES)}, "
+                f"or a kernel for {', '.join(ops)}",
+                "Correct it.",
             )
     return make_config({**values, "kernels": kernels})
 
