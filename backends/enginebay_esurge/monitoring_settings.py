@@ -36,29 +36,16 @@ class MonitoringSettings:
 
     def check(self) -> None:
         """InputError for a wrong value, DeprecationWarning for a value that nothing looks at."""
-        for name, value in (
-            ("dashboard_port", self.dashboard_port),
-            ("dashboard_host", self.dashboard_host),
-            ("enable_dashboard", self.enable_dashboard),
-        ):
-            if value is not None:
+        for name in ("dashboard_port", "dashboard_host", "enable_dashboard"):
+            if getattr(self, name) is not None:
                 text = f"{name} does nothing any more: Grafana shows the dashboard. Leave it out."
                 warnings.warn(text, DeprecationWarning, stacklevel=4)
-        wrong = [
-            (
-                f"log_interval = {self.log_interval}",
-                "seconds, more than 0",
-                not self.log_interval > 0,
-            ),
-            (f"history_size = {self.history_size}", "1 or more", self.history_size < 1),
-            *(
-                (f"{name} = {port}", f"{least} to 65535", not least <= port <= 65535)
-                for name, port, least in (
-                    ("prometheus_port", self.prometheus_port, 0),
-                    ("grafana_port", self.grafana_port, 1),
-                )
-            ),
-        ]
-        for given, allowed, is_wrong in wrong:
-            if is_wrong:
+        for name, allowed, is_right in (
+            ("log_interval", "seconds, more than 0", self.log_interval > 0),
+            ("history_size", "1 or more", self.history_size >= 1),
+            ("prometheus_port", "0 to 65535", 0 <= self.prometheus_port <= 65535),
+            ("grafana_port", "1 to 65535", 1 <= self.grafana_port <= 65535),
+        ):
+            if not is_right:
+                given = f"{name} = {getattr(self, name)}"
                 raise InputError(given, allowed, "Correct it, or leave it out.")

@@ -75,7 +75,14 @@ class Exporter(Observer):
         self._execute = _seconds(
             names.EXECUTION_DURATION, "Time of a step, overlaps left out.", registry, STEP_BUCKETS_S
         )
-        self._drafts = _Drafts(registry) if history.speculates else None
+        drafts = (
+            (names.DRAFTS, "Rows of steps that verified a draft."),
+            (names.DRAFT_TOKENS, "Tokens drafted and verified."),
+            (names.ACCEPTED_TOKENS, "Drafted tokens that held."),
+        )
+        self._drafts = [
+            Counter(name, what, registry=registry) for name, what in drafts if history.speculates
+        ]
         for name, what, read in (
             (names.WAITING, "Completions that wait.", lambda: service.num_waiting),
             (names.RUNNING, "Completions that run.", lambda: service.num_running),
@@ -101,8 +108,9 @@ class Exporter(Observer):
     def executed(self, execution: Execution) -> None:
         self._execute.observe(execution.execute_s)
         self._tokens.inc(execution.num_new_tokens)
-        if self._drafts is not None:
-            self._drafts.count(execution)
+        counts = (execution.num_drafts, execution.num_draft_tokens, execution.num_accepted_tokens)
+        for counter, count in zip(self._drafts, counts, strict=False):
+            counter.inc(count)
 
     def ended(self, ending: Ending) -> None:
         """Requests are counted where their completions come together, by `completed` and the
@@ -131,27 +139,6 @@ class _Requests:
         for status in ("completed", "failed"):
             family.add_metric([status], self._history.count(f"total_{status}"))
         yield family
-
-
-class _Drafts:
-    """What a proposer's drafts were worth; registered where there is one."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._drafts = Counter(
-            names.DRAFTS, "Rows of steps that verified a draft.", registry=registry
-        )
-        self._tokens = Counter(
-            names.DRAFT_TOKENS, "Tokens drafted and verified.", registry=registry
-        )
-        self._accepted = Counter(
-            names.ACCEPTED_TOKENS, "Drafted tokens that held.", registry=registry
-        )
-
-    def count(self, execution: Execution) -> None:
-        """A step was read."""
-        self._drafts.inc(execution.num_drafts)
-        self._tokens.inc(execution.num_draft_tokens)
-        self._accepted.inc(execution.num_accepted_tokens)
 
 
 class _Shadow:
