@@ -66,6 +66,8 @@ ATTENTION: Op[AttentionOp] = Op(
     "enginebay_xla.attention:xla_attention",
     "enginebay_xla.attention_quick:attention_cases",
     CLOSE,
+    kit="enginebay_testing.attention_suite:KIT",
+    bench="enginebay_bench.attention:BENCH",
 )
 LINEAR: Op[LinearOp] = Op(
     "linear",
@@ -73,6 +75,10 @@ LINEAR: Op[LinearOp] = Op(
     "enginebay_xla.linear:linear",
     "enginebay_xla.quick_cases:linear_cases",
     CLOSE,
+    kit="enginebay_xla.kit.kits:LINEAR",
+    bench="enginebay_xla.bench.plain:LINEAR",
+    cost="enginebay_xla.cost:linear_cost",
+    oracle="enginebay_testing.oracle:linear",
 )
 EMBEDDING: Op[EmbeddingOp] = Op(
     "embedding",
@@ -80,6 +86,9 @@ EMBEDDING: Op[EmbeddingOp] = Op(
     "enginebay_xla.linear:embedding",
     "enginebay_xla.quick_cases:embedding_cases",
     {},
+    kit="enginebay_xla.kit.kits:EMBEDDING",
+    bench="enginebay_xla.bench.plain:EMBEDDING",
+    cost="enginebay_xla.cost:embedding_cost",
 )
 RMS_NORM: Op[RmsNormOp] = Op(
     "rms_norm",
@@ -87,6 +96,10 @@ RMS_NORM: Op[RmsNormOp] = Op(
     "enginebay_xla.norm:rms_norm",
     "enginebay_xla.quick_cases:rms_norm_cases",
     CLOSE,
+    kit="enginebay_xla.kit.kits:RMS_NORM",
+    bench="enginebay_xla.bench.plain:RMS_NORM",
+    cost="enginebay_xla.cost:rms_norm_cost",
+    oracle="enginebay_testing.oracle:rms_norm",
 )
 ROPE: Op[RopeOp] = Op(
     "rope",
@@ -94,6 +107,10 @@ ROPE: Op[RopeOp] = Op(
     "enginebay_xla.rope:rope",
     "enginebay_xla.quick_cases:rope_cases",
     ANGLES,
+    kit="enginebay_xla.kit.kits:ROPE",
+    bench="enginebay_xla.bench.plain:ROPE",
+    cost="enginebay_xla.cost:rope_cost",
+    oracle="enginebay_testing.oracle:rope",
 )
 KV_WRITE: Op[KvWriteOp] = Op(
     "kv_write",
@@ -101,6 +118,9 @@ KV_WRITE: Op[KvWriteOp] = Op(
     "enginebay_xla.kv_write:kv_write",
     "enginebay_xla.quick_cases:kv_write_cases",
     {},
+    kit="enginebay_xla.kit.kits:KV_WRITE",
+    bench="enginebay_xla.bench.plain:KV_WRITE",
+    cost="enginebay_xla.cost:kv_write_cost",
 )
 SAMPLE: Op[SampleOp] = Op(
     "sample",
@@ -108,6 +128,9 @@ SAMPLE: Op[SampleOp] = Op(
     "enginebay_xla.sample:sample",
     "enginebay_xla.quick_cases:sample_cases",
     {},
+    kit="enginebay_xla.kit.kits:SAMPLE",
+    bench="enginebay_xla.bench.fused:SAMPLE",
+    cost="enginebay_xla.cost:sample_cost",
 )
 
 ADD_RMS_NORM: Op[AddRmsNormOp] = Op(
@@ -118,6 +141,9 @@ ADD_RMS_NORM: Op[AddRmsNormOp] = Op(
     CLOSE,
     made_of=("rms_norm",),
     composed="enginebay_xla.norm:composed_add_rms_norm",
+    kit="enginebay_xla.kit.kits:ADD_RMS_NORM",
+    bench="enginebay_xla.bench.fused:ADD_RMS_NORM",
+    cost="enginebay_xla.cost:add_rms_norm_cost",
 )
 ROPE_KV_WRITE: Op[RopeKvWriteOp] = Op(
     "rope_kv_write",
@@ -127,4 +153,7 @@ ROPE_KV_WRITE: Op[RopeKvWriteOp] = Op(
     ANGLES,
     made_of=("rope", "kv_write"),
     composed="enginebay_xla.rope_kv_write:composed_rope_kv_write",
+    kit="enginebay_xla.kit.kits:ROPE_KV_WRITE",
+    bench="enginebay_xla.bench.fused:ROPE_KV_WRITE",
+    cost="enginebay_xla.cost:rope_kv_write_cost",
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.ops.cost import attention_cost
+from enginebay.compose.ops import ATTENTION
+from enginebay.ops.cost import Cost
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, derive_batch
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,
+    OpBench,
     Parity,
     Problem,
     Step,
@@ -27,10 +30,11 @@ from enginebay_bench.problem import (
     spread,
     worst,
 )
-from enginebay_bench.shapes import Shape, bucket_lengths
+from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape, bucket_lengths
 from enginebay_testing import oracle
 from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
 
+COMPACT = "on a compact copy"
 MAX_TOKENS = 64
 ORACLE_WORK = 1e8
 """Products that the f64 reference may take: long contexts are checked in fewer tokens, two at
@@ -70,6 +74,59 @@ class _Facts:
     keys: np.ndarray
     values: np.ndarray
     queries: np.ndarray
+
+
+def attention_cost(
+    spec: AttnSpec,
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    kv_bytes: int = 2,
+    q_bytes: int = 2,
+) -> Cost:
+    """Attention over rows with q_lens[i] new tokens and kv_lens[i] tokens of context (the new ones
+    included).
+    """
+    v_dim = spec.v_head_dim or spec.head_dim
+    q, kv = np.asarray(q_lens, float), np.asarray(kv_lens, float)
+    first = (
+        kv - q + 1 if spec.causal else kv
+    )  # positions that the first new token sees; each later one sees one more
+    window = np.inf if spec.window is None else spec.window
+    seen = np.minimum(kv, window + q - 1)  # positions that any new token sees
+    num_growing = (
+        np.clip(window - first, 0, q) if spec.causal else q * 0
+    )  # tokens that see less than a window
+    pairs = (
+        num_growing * first
+        + num_growing * (num_growing - 1) / 2
+        + (q - num_growing) * np.minimum(kv, window)
+    ).sum()
+    row_bytes = (
+        spec.num_kv_heads * (spec.head_dim + (0 if spec.v_is_k_prefix else v_dim)) * kv_bytes
+    )
+    io_bytes = q.sum() * spec.num_q_heads * q_bytes
+    return Cost(
+        flops=2 * spec.num_q_heads * pairs * (spec.head_dim + v_dim),
+        bytes_read=seen.sum() * row_bytes + io_bytes * spec.head_dim,
+        bytes_written=q.sum() * row_bytes + io_bytes * v_dim,
+    )
+
+
+def attention_problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
+    """A step over pages; a decode step also on a compact copy of the rows' cache, for those that
+    engines would give one.
+    """
+    paged = attention_problem(shape, setting)
+    if shape.mode != "decode":
+        return [paged]
+    copied = attention_problem(shape, setting, compact=True)
+    return [
+        paged,
+        dataclasses.replace(
+            copied, label=COMPACT, is_for=lambda impl: bool(impl.caps.compact_decode)
+        ),
+    ]
 
 
 def attention_problem(shape: Shape, setting: BenchSetting, *, compact: bool = False) -> Problem:
@@ -113,7 +170,7 @@ def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:
         check=functools.partial(_check, rows),
         why_not=lambda impl: impl.caps.why_not(setting.env, spec, bucket, layout),
         config=lambda impl: setting.tuned.config(
-            "attention", impl, setting.env, spec, bucket, layout
+            ATTENTION, impl, setting.env, spec, bucket, layout
         ),
         key=TuningKey(spec, bucket, layout),
     )
@@ -226,3 +283,7 @@ def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
     """Whether two arrays of one dtype are equal bit by bit, NaNs too."""
     bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[a.dtype.itemsize]
     return (jax.lax.bitcast_convert_type(a, bits) == jax.lax.bitcast_convert_type(b, bits)).all()
+
+
+BENCH = OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, CONTEXTS)), attention_problems)
+"""The benchmark of the op attention."""

@@ -5,28 +5,27 @@ machine can do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from enginebay.ops.cost import Cost
+from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunableOp
-from enginebay_bench.attention import attention_problem
-from enginebay_bench.more_ops import add_rms_norm_problem, rope_kv_write_problem, sample_problem
-from enginebay_bench.plain_ops import (
-    PARTS,
-    embedding_problem,
-    kv_write_problem,
-    linear_problem,
-    rms_norm_problem,
-    rope_problem,
+from enginebay_bench.problem import (
+    BenchSetting,
+    Inputs,
+    Parity,
+    Problem,
+    asked_for,
+    bench_of,
+    with_config,
 )
-from enginebay_bench.problem import BenchSetting, Inputs, Parity, Problem, asked_for, with_config
 from enginebay_bench.roofline import Roofline
-from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
+from enginebay_bench.shapes import Shape
 from enginebay_bench.timing import (
     Contestant,
     Rotation,
@@ -44,33 +43,6 @@ comes back.
 POISON = float("nan")
 WRONG = "wrong"
 """How the reason begins why a configuration with a wrong result is not timed."""
-
-COMPACT = "on a compact copy"
-
-
-@dataclasses.dataclass(frozen=True)
-class OpBench:
-    """An op that can be measured: which shapes it has, and the problem of one."""
-
-    axes: Axes
-    problem: Callable[[Shape, BenchSetting], Problem]
-
-
-_ROWS = Axes(BATCHES, {"decode": (0,), "prefill": CONTEXTS, "mixed": (0,)})
-"""Of ops that see tokens alone: decode and mixed steps are the same in every context."""
-
-OPS: dict[str, OpBench] = {
-    "attention": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, CONTEXTS)), attention_problem),
-    "linear": OpBench(dataclasses.replace(_ROWS, parts=PARTS), linear_problem),
-    "rms_norm": OpBench(_ROWS, rms_norm_problem),
-    "rope": OpBench(_ROWS, rope_problem),
-    "kv_write": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (1024,))), kv_write_problem),
-    "embedding": OpBench(_ROWS, embedding_problem),
-    "add_rms_norm": OpBench(_ROWS, add_rms_norm_problem),
-    "rope_kv_write": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (1024,))), rope_kv_write_problem),
-    "sample": OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (0,))), sample_problem),
-}
-"""One row for each op."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,33 +90,29 @@ class Bench:
 
 
 def measure_shape(
-    bench: Bench, op: str, shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
+    bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Figure]:
-    """A figure for each implementation, in the candidates' order; one that a decode step would be
-    given a compact copy of the rows' cache for is measured on pages and on such a copy.
-    """
-    problem = OPS[op].problem(shape, setting)
-    figure = Figure(op, shape.name, setting.dtype, "")
-    reason = why_not_measured(problem, bench, setting.dtype)
+    """A figure for each implementation, in the candidates' order, on each problem that is for it."""
+    problems = bench_of(op).problems(shape, setting)
+    figure = Figure(op.name, shape.name, setting.dtype, "")
+    reason = why_not_measured(problems[0], bench, setting.dtype)
     refused: dict[str, str] = {}
     contestants: list[Contestant] = []
     for candidate in candidates:
-        why = candidate.unavailable or reason or problem.why_not(candidate.impl)
+        why = candidate.unavailable or reason or problems[0].why_not(candidate.impl)
         if why is not None:
             refused[candidate.name] = why
             continue
-        contestants.append(
-            _contestant(candidate.name, *_configured(op, candidate.impl, setting, problem))
-        )
-        if op == "attention" and shape.mode == "decode" and candidate.impl.caps.compact_decode:
-            copied = attention_problem(shape, setting, compact=True)
-            contestants.append(_contestant(f"{candidate.name} {COMPACT}", candidate.impl, copied))
+        for problem in (p for p in problems if p.is_for(candidate.impl)):
+            label = f"{candidate.name} {problem.label}".rstrip()
+            found = _configured(op.name, candidate.impl, setting, problem)
+            contestants.append(_contestant(label, *found))
     results = run_contestants(bench, contestants)
     figures = [
         dataclasses.replace(figure, implementation=n, reason=why) for n, why in refused.items()
     ]
     for contestant in contestants:
-        found = results[contestant.label]
+        result = results[contestant.label]
         named = dataclasses.replace(
             figure,
             implementation=contestant.label,
@@ -152,9 +120,9 @@ def measure_shape(
             config_source=None if contestant.config is None else contestant.source,
         )
         figures.append(
-            dataclasses.replace(named, reason=found)
-            if isinstance(found, str)
-            else _figures(named, contestant.problem, *found)
+            dataclasses.replace(named, reason=result)
+            if isinstance(result, str)
+            else _figures(named, contestant.problem, *result)
         )
     return figures
 

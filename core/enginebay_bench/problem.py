@@ -5,7 +5,9 @@ what comes out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
+from enginebay.errors import InputError, explain
 from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
+from enginebay.ops.op import Op
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.ops.tuning import OpProblem, Source, TunableOp, TunedConfigs
+from enginebay.registry import import_target
+from enginebay_bench.shapes import Axes, Shape
+from enginebay_testing.exact import Call, errors
 
 Step = Callable[..., tuple[Any, Any]]
 """step(state, *arrays) -> (out, state): one call as an engine makes it, inside jit, with `state`
@@ -91,7 +98,8 @@ class Problem:
 
     `make(poison)` makes the inputs; `poison` lies wherever nobody may look. `num_bytes` is the size
     of one set of them. `bind(impl, config)` gives the step, `check(inputs, out, state)` compares,
-    `inputs` being as they were before.
+    `inputs` being as they were before. An op may have several problems on one shape, each with a
+    `label`, for the implementations that it `is_for`.
     """
 
     name: str
@@ -101,8 +109,65 @@ class Problem:
     bind: Callable[[Any, Any], Step]
     check: Callable[[Inputs, Any, Any], Parity]
     why_not: Callable[[Any], str | None] = lambda _: None
+    is_for: Callable[[Any], bool] = lambda _: True
+    label: str = ""
     config: Callable[[Any], tuple[Any, Source]] = lambda _: (None, "default")
     key: TuningKey | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OpBench:
+    """An op that can be measured, which `Op.bench` names: which shapes it has, and the problems of
+    one. Engines run an implementation as in the last of the problems that are for it.
+    """
+
+    axes: Axes
+    problems: Callable[[Shape, BenchSetting], Sequence[Problem]]
+
+
+def bench_of(op: Op[Any]) -> OpBench:
+    """The benchmark of an op; InputError when it names none."""
+    if op.bench is None:
+        raise InputError(
+            explain(f"op {op.name!r} has no benchmark", "an op whose record names one", "Leave it.")
+        )
+    bench: OpBench = import_target(op.bench, f"the benchmark of op {op.name!r}")
+    return bench
+
+
+def cost_of(op: Op[Any], *arguments: Any, **keywords: Any) -> Cost:
+    """The ideal cost of a call: the op's own, or the bytes of arguments and results."""
+    if op.cost is not None:
+        cost: Cost = import_target(op.cost, f"the cost of op {op.name!r}")(*arguments, **keywords)
+        return cost
+    reference = import_target(op.reference, f"the reference of op {op.name!r}")
+    results = jax.eval_shape(functools.partial(reference, **keywords), *arguments)
+    read, written = (
+        float(sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(some)))
+        for some in (arguments, results)
+    )
+    return Cost(0.0, read, written)
+
+
+def call_problem(op: Op[Any], shape: Shape, call: Call) -> Problem:
+    """One call of an op, checked against its float64 results within the op's tolerance."""
+
+    def check(inputs: Inputs, out: Any, _: Any) -> Parity:
+        try:
+            found = errors(op, call, out)
+        except AssertionError as wrong:
+            return Parity(float("nan"), float("inf"), str(wrong))
+        error, allowed = (np.concatenate(rows) for rows in zip(*found, strict=True))
+        return worst(error, allowed, compared(error.size, error.size, "rows"))
+
+    return Problem(
+        name=shape.name,
+        cost=cost_of(op, *call.arguments, **call.keywords),
+        num_bytes=sum(array.nbytes for array in jax.tree.leaves(call.arguments)),
+        make=lambda _: Inputs((), tuple(jax.tree.map(jnp.asarray, call.arguments))),
+        bind=lambda impl, _: lambda state, *arrays: (impl(*arrays, **call.keywords), state),
+        check=check,
+    )
 
 
 def with_config(impl: TunableOp, config: Any) -> Any:

@@ -10,11 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from enginebay.compose.ops import ATTENTION
+from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import Place, TunableOp, TunedEntry, TunedTable, candidates_of, read_table
-from enginebay_bench.attention import attention_problem, bucket_problem
-from enginebay_bench.kernels import OPS, WRONG, Bench, run_contestants, why_not_measured
-from enginebay_bench.problem import BenchSetting, Problem, TuningKey, asked_for, with_config
+from enginebay_bench.attention import bucket_problem
+from enginebay_bench.kernels import WRONG, Bench, run_contestants, why_not_measured
+from enginebay_bench.problem import (
+    BenchSetting,
+    Problem,
+    TuningKey,
+    asked_for,
+    bench_of,
+    with_config,
+)
 from enginebay_bench.shapes import Shape
 from enginebay_bench.timing import Contestant
 
@@ -56,31 +65,21 @@ class Tuned:
 
 
 def tune_shape(
-    bench: Bench, shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
+    bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
     """Search each implementation's candidates for a shape, all of them timed in turn with one
     another.
 
-    An implementation that has no candidates is measured as it is, so that it can be compared with
-    the others. One that engines give a compact copy for decode steps is measured on such a copy.
+    An implementation of attention that has no candidates is measured as it is, so that it can be
+    compared with the others; of other ops nothing is measured then. Each is measured on the problem
+    that engines give it.
     """
-    paged = attention_problem(shape, setting)
-    copied = attention_problem(shape, setting, compact=True) if shape.mode == "decode" else paged
+    problems = bench_of(op).problems(shape, setting)
     entrants = [
-        (c, copied if c.impl is not None and c.impl.caps.compact_decode else paged)
+        (c, problems[0] if c.impl is None else [p for p in problems if p.is_for(c.impl)][-1])
         for c in candidates
     ]
-    return _tune(bench, "attention", setting, entrants)
-
-
-def tune_op(
-    bench: Bench, op: str, shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
-) -> list[Tuned]:
-    """The same for an op without phases. Nothing is measured of implementations that have nothing
-    to choose.
-    """
-    problem = OPS[op].problem(shape, setting)
-    return _tune(bench, op, setting, [(candidate, problem) for candidate in candidates])
+    return _tune(bench, op.name, setting, entrants)
 
 
 def tune_bucket(
@@ -88,7 +87,7 @@ def tune_bucket(
 ) -> list[Tuned]:
     """The same for a bucket of an engine's, as the engine runs it."""
     problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
-    return _tune(bench, "attention", setting, [(candidate, problem) for candidate in candidates])
+    return _tune(bench, ATTENTION, setting, [(candidate, problem) for candidate in candidates])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,14 +10,61 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from enginebay.cache import KVLayout
-from enginebay.ops.axes import ATTENTION, OpAxes, Row, Value
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuning import candidates_of
 from enginebay_testing.attention_cases import AttentionCase
-from enginebay_testing.attention_program import chosen_config, numbers_of
-from enginebay_testing.covering import PAIRS, TRIPLES, covering_rows
+from enginebay_testing.attention_program import chosen_config
+from enginebay_testing.covering import DTYPES, PAIRS, TRIPLES, OpAxes, Row, Value, covering_rows
+from enginebay_testing.op_kit import numbers_of
+
+WINDOWS = ("none", "over_blocks", "in_page", "one", "over_pages", "beyond")
+"""A window shorter than a page, of more than two pages, of more than a block of the kernel's,
+longer than any context.
+"""
+
+ATTENTION = OpAxes(
+    "attention",
+    {
+        "phase": ("decode", "mixed", "prefill"),
+        "dtype": DTYPES,
+        "head_dim": (64, 128, 80, 256),
+        "group": (4, 1, 3, 16, 2),
+        "kv_heads": (2, 1, 3),
+        "page": (16, 64, "row", 32, 128),
+        "layout": (),
+        "window": WINDOWS,
+        "softcap": (None, 2.0, 30.0),
+        "sinks": (False, True),
+        "scale": (None, 0.3),
+        "lse": (False, True),
+        "causal": (True, False),
+        "kv_shared": (False, True),
+        "deterministic": (False, True),
+        "rows": ("few", "one", "many"),
+        "context": ("blocks", "pages", "powers"),
+        "config": ("default", "small", "large"),
+        "scores": ("plain", "outlier", "low", "high"),
+        "sharing": (False, True),
+        "padding": ("some", "none", "holes"),
+        "poison": ("nan", "1e30"),
+    },
+    never=(
+        *(("window", window, "causal", False) for window in WINDOWS[1:]),
+        ("phase", "decode", "causal", False),
+        ("phase", "prefill", "sharing", True),
+        ("page", "row", "sharing", True),
+        ("rows", "one", "sharing", True),
+    ),
+)
+"""phase: Bucket.mode. page: tokens of a page, or "row" where a page holds a whole row. kv_shared: a
+layer that reads the cache of another. context: lengths around a page's borders; of at least three
+blocks; one more than powers of two. config: the kernel's default, its candidates of the smallest
+and of the largest numbers. scores: of about +200, of -200, one key of +200. sharing: rows whose
+first pages are the same. padding: rows and tokens that are none, "holes" between rows of a decode
+step.
+"""
 
 OTHER_SIZES = (96, 112, 192, 48, 32, 16, 8, 160, 512, 576, 1024)
 """What a kernel is asked for that claims none of an axis' own sizes."""

@@ -59,7 +59,7 @@ class AttentionCase:
 
     `contiguous` gives each row one page of `capacity` tokens; with `rows_are_pages` row i's is page
     i. `poison` is what lies in every place that holds no key or value. `max_kv_len` 0 means the
-    capacity. `scores` and `config` are the values of these axes (see enginebay.ops.axes). With
+    capacity. `scores` and `config` are the values of these axes (see `attention_axes`). With
     `shares_pages` rows begin with the same full pages as far as they can.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.tuning import candidates_of
 from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, contents
+from enginebay_testing.op_kit import numbers_of
 
 
 class Result(NamedTuple):
@@ -69,12 +69,3 @@ def chosen_config(impl: AttentionImpl, env: Env, case: AttentionCase, layout: KV
     return (min if case.config == "small" else max)(
         found, key=lambda config: sum(numbers_of(config))
     )
-
-
-def numbers_of(config: Any) -> list[int]:
-    """The whole numbers of a configuration (a dataclass, with slots or without), but for sizes of
-    memory.
-    """
-    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-    values = [getattr(config, field.name) for field in fields]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v < 1 << 16]

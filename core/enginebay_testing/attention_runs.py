@@ -9,10 +9,10 @@ import dataclasses
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.ops.axes import ATTENTION
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay_testing import kernels
+from enginebay_testing.attention_axes import ATTENTION
 from enginebay_testing.attention_cases import AttentionCase, AttentionProblem, make_problem
 from enginebay_testing.attention_program import AttentionProgram, Result
 

@@ -21,6 +21,9 @@ from enginebay_testing.attention_runs import (
     Runs,
     check_case,
 )
+from enginebay_testing.compile_suite import attention_programs
+from enginebay_testing.op_kit import Extent, OpCase, OpKit
+from enginebay_testing.traits import traits_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class AttentionCheck:
     """A case in a layout, and the function that holds the kernel to it; SkipTest says why the
     kernel does not do it.
 
-    `representative` cases have every pair of values of different axes (see enginebay.ops.axes).
+    `representative` cases have every pair of values of different axes (see `attention_axes`).
     """
 
     name: str
@@ -174,3 +177,15 @@ def _next(value: int, sizes: Sequence[int], claims: Callable[[int], bool]) -> in
     if claims(value):
         return value
     return next((size for size in sizes if size > value and claims(size)), value)
+
+
+def _cases(
+    kernel: AttentionImpl, env: Env, layouts: Sequence[type[KVLayout]], extent: Extent
+) -> Iterator[OpCase]:
+    for check in attention_checks(kernel, env, layouts, **dataclasses.asdict(extent)):
+        traits = traits_of(check.case.spec, check.case.bucket.mode, check.case.actual_page_size)
+        yield OpCase(check.name, check.run, check.representative, traits)
+
+
+KIT = OpKit(_cases, attention_programs)
+"""The kit of the op attention."""

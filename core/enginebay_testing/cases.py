@@ -8,13 +8,14 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
+from enginebay.compose.ops import ATTENTION
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Env
 from enginebay.ops.toolchains import Interpretable, KernelCompiler
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry, import_target
 from enginebay_testing import suites
-from enginebay_testing.op_cases import Extent, op_cases
+from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Run
 
@@ -145,7 +146,8 @@ def _kernel_cases(registry: Registry, entry: Entry, platform: Platform) -> Itera
     except PluginError:
         return
     env = platform.env()
-    for case in op_cases(entry.op, kernel, env, suites.kernel_layouts(registry, entry, kernel)):
+    layouts = suites.kernel_layouts(registry, entry, kernel)
+    for case in kit_of(registry, entry.op).cases(kernel, env, layouts, Extent()):
         run = functools.partial(suites.run_on, platform, case.run)
         yield Case("run", platform.name, case.name, run, case.representative, case.traits)
 
@@ -170,10 +172,8 @@ def _interpret_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
         yield _unsupported("interpret", str(error))
         return
     layouts = suites.kernel_layouts(registry, entry, interpreted)
-    cases = list(op_cases(entry.op, interpreted, HOST, layouts, Extent(interpreted=True)))
-    if not cases:
-        yield _unsupported("interpret", f"there is no suite of op {entry.op}")
-    for case in cases:
+    extent = Extent(interpreted=True)
+    for case in kit_of(registry, entry.op).cases(interpreted, HOST, layouts, extent):
         yield Case(
             "interpret", "interpreter", case.name, case.run, case.representative, case.traits
         )
@@ -199,10 +199,10 @@ def _compile_cases(registry: Registry, entry: Entry) -> Iterator[Case]:
     kernel = registry.load(entry)
     compiler: KernelCompiler = import_target(declared, f"compiler of {suites.label(entry)}")
     named = entry.declaration.capabilities.get("layouts") if entry.declaration else None
-    layouts = suites.layouts_of(registry, kernel) if entry.op == "attention" else []
+    layouts = suites.layouts_of(registry, kernel) if entry.op == ATTENTION else []
     layouts += [registry.load(registry.find("layout", name)) for name in named or ()]
     found = False
-    for check in compile_checks(entry.op, kernel, compiler, layouts):
+    for check in compile_checks(kit_of(registry, entry.op), kernel, compiler, layouts):
         found = True
         yield Case(
             "compile", check.target, check.name, check.run, check.representative, check.traits

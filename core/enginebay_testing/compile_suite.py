@@ -18,7 +18,7 @@ from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
 from enginebay.ops.toolchains import KernelCompiler
-from enginebay_testing.compile_problems import problems_of
+from enginebay_testing.op_kit import OpKit, OpProgram
 from enginebay_testing.traits import traits_of
 
 
@@ -125,33 +125,29 @@ def _spec(shape: Shape, dtype: str = "bfloat16") -> AttnSpec:
     )
 
 
+def attention_programs(
+    kernel: AttentionImpl, env: Env, number: int, layouts: Sequence[type[KVLayout]]
+) -> Iterator[OpProgram]:
+    """The programs of attention in the first layout, none without one; a few stand for all, other
+    ones for each target's number.
+    """
+    stands = {EVERYWHERE, *BY_TURNS[number : number + 1]}
+    for program in programs() if layouts else ():
+        at = _with_claimed_page(program, kernel)
+        yield attention_program(kernel, at, layouts[0], env, stands=at.name in stands)
+
+
 def compile_checks(
-    op: str, kernel: Any, compiler: KernelCompiler, layouts: Sequence[type[KVLayout]]
+    kit: OpKit, kernel: Any, compiler: KernelCompiler, layouts: Sequence[type[KVLayout]]
 ) -> Iterator[CompileCheck]:
-    """Every problem of an op for every target of a compiler; `layouts` are those that a kernel says
+    """Every program of an op for every target of a compiler; `layouts` are those that a kernel says
     it knows.
     """
-    for i, target in enumerate(compiler.targets):
-        short = {EVERYWHERE, *BY_TURNS[i : i + 1]}
-        if op != "attention":
-            for problem in problems_of(op, layouts):
-                run = functools.partial(
-                    _compile,
-                    compiler,
-                    target,
-                    problem.function(kernel),
-                    problem.arguments,
-                    problem.donated,
-                )
-                yield CompileCheck(
-                    target, problem.name, run, problem.representative, problem.traits
-                )
-            continue
-        for program in programs() if layouts else ():
-            at = _with_claimed_page(program, kernel)
-            run = functools.partial(compile_attention, kernel, at, layouts[0], compiler, target)
-            traits = traits_of(at.spec, at.mode, at.page_size)
-            yield CompileCheck(target, program.name, run, program.name in short, traits)
+    for number, target in enumerate(compiler.targets):
+        env = Env(compiler.platform, target)
+        for program in kit.programs(kernel, env, number, layouts):
+            run = functools.partial(compile_program, program, compiler, target)
+            yield CompileCheck(target, program.name, run, program.representative, program.traits)
 
 
 def _with_claimed_page(program: CompileProblem, kernel: AttentionImpl) -> CompileProblem:
@@ -162,41 +158,38 @@ def _with_claimed_page(program: CompileProblem, kernel: AttentionImpl) -> Compil
     return dataclasses.replace(program, page_size=claimed[0]) if claimed else program
 
 
-def compile_attention(
+def attention_program(
     kernel: AttentionImpl,
-    program: CompileProblem,
+    problem: CompileProblem,
     layout_type: type[KVLayout],
-    compiler: KernelCompiler,
-    target: str,
-) -> Mapping[str, int]:
-    """Compile one step of one layer with the cache donated; AssertionError when the program makes a
-    second cache.
-    """
-    spec, bucket, layout = program.spec, program.bucket(), program.layout(layout_type)
-    env = Env(compiler.platform, target)
-    reason = kernel.caps.why_not(env, spec, bucket, layout)
-    if reason is not None:
-        raise unittest.SkipTest(reason)
-    config = kernel.default_config(env, spec, bucket, layout)
+    env: Env,
+    *,
+    stands: bool = False,
+) -> OpProgram:
+    """One step of one layer with the cache donated, which stays where it is."""
+    spec, bucket, layout = problem.spec, problem.bucket(), problem.layout(layout_type)
 
     def step(q: Any, k: Any, v: Any, cache: Any, batch: AttnBatch) -> Any:
+        config = kernel.default_config(env, spec, bucket, layout)
         return kernel(q, k, v, cache, batch, spec=spec, layout=layout, config=config)
 
-    fresh = jax.ShapeDtypeStruct(
+    new = jax.ShapeDtypeStruct(
         (bucket.tokens, spec.num_kv_heads, spec.head_dim), jnp.dtype(spec.kv_dtype)
     )
-    k = v = fresh if "fused_write" in kernel.caps.features else None
+    k = v = new if "fused_write" in kernel.caps.features else None
     q = jax.ShapeDtypeStruct(
         (bucket.tokens, spec.num_q_heads, spec.head_dim), jnp.dtype(spec.q_dtype)
     )
-    figures = _compile(compiler, target, step, (q, k, v, layout.shapes(), batch_of(bucket)), (3,))
-    aliased, needed = figures.get("alias_bytes"), layout.num_bytes()
-    if aliased is not None and aliased < needed:
-        raise AssertionError(
-            f"{program.name}: {aliased} bytes of the results lie in donated arguments, the cache "
-            f"alone has {needed}: the program copies it"
-        )
-    return figures
+    return OpProgram(
+        problem.name,
+        step,
+        (q, k, v, layout.shapes(), batch_of(bucket)),
+        (3,),
+        stands,
+        traits_of(spec, problem.mode, problem.page_size),
+        layout.num_bytes(),
+        kernel.caps.why_not(env, spec, bucket, layout),
+    )
 
 
 def batch_of(bucket: Bucket) -> AttnBatch:
@@ -218,14 +211,20 @@ def batch_of(bucket: Bucket) -> AttnBatch:
     )
 
 
-def _compile(
-    compiler: KernelCompiler,
-    target: str,
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    donated: Sequence[int],
-) -> Mapping[str, int]:
-    reason = compiler.why_not(target)
+def compile_program(program: OpProgram, compiler: KernelCompiler, target: str) -> Mapping[str, int]:
+    """Compile a program for a target; AssertionError when its results have a copy of what was
+    donated.
+    """
+    reason = program.why_not or compiler.why_not(target)
     if reason is not None:
         raise unittest.SkipTest(reason)
-    return compiler.compile(function, arguments, target=target, donated=donated).figures
+    made = compiler.compile(
+        program.function, program.arguments, target=target, donated=program.donated
+    )
+    aliased, needed = made.figures.get("alias_bytes"), program.kept_bytes
+    if aliased is not None and aliased < needed:
+        raise AssertionError(
+            f"{program.name}: {aliased} bytes of the results lie in donated arguments, the cache "
+            f"alone has {needed}: the program copies it"
+        )
+    return made.figures

@@ -1,17 +1,48 @@
-"""Covering arrays: few rows of values in which every pair, or every triple, of values of different
-axes occurs.
+"""Axes, in which the problems of an op differ, and covering arrays of them: few rows of values in
+which every pair, or every triple, of values of different axes occurs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from enginebay.ops.axes import OpAxes, Row, Value
+Value = str | int | float | bool | None
+Row = Mapping[str, Value]
+"""A value for each axis."""
 
+
+@dataclasses.dataclass(frozen=True)
+class OpAxes:
+    """The axes of one op, by name, and the pairs of values that no problem has.
+
+    `never` lists (axis, value, other axis, other value).
+    """
+
+    op: str
+    values: Mapping[str, tuple[Value, ...]]
+    never: tuple[tuple[str, Value, str, Value], ...] = ()
+
+    def within(self, claims: Mapping[str, Callable[[Value], bool]]) -> OpAxes:
+        """The same with those values alone that `claims` allows, by axis; axes without a claim stay
+        as they are.
+        """
+        kept = {
+            axis: tuple(v for v in values if axis not in claims or claims[axis](v))
+            for axis, values in self.values.items()
+        }
+        return dataclasses.replace(self, values=kept)
+
+    def having(self, **values: tuple[Value, ...]) -> OpAxes:
+        """The same with other values of some axes."""
+        return dataclasses.replace(self, values={**self.values, **values})
+
+
+DTYPES = ("float32", "bfloat16", "float16")
 PAIRS, TRIPLES = 2, 3
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from enginebay.compose.ops import ATTENTION
 from enginebay.platform import Platform
 from enginebay.registry import Entry, Registry
 
@@ -56,7 +57,7 @@ def defaults_are_served(platform: Platform, registry: Registry) -> None:
     )
     assert platform.default_dtype in ("float32", "bfloat16", "float16")
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.state == "ready"]
-    assert any(e.op == "attention" for e in kernels), "no attention kernel is registered"
+    assert any(e.op == ATTENTION for e in kernels), "no attention kernel is registered"
     for op in sorted({e.op for e in kernels}):
         able = [e.name for e in kernels if e.op == op and _serves_defaults(platform, registry, e)]
         assert able, (
@@ -71,7 +72,7 @@ def _serves_defaults(platform: Platform, registry: Registry, entry: Entry) -> bo
         return False
     if entry.declaration.platforms and platform.name not in entry.declaration.platforms:
         return False
-    if entry.op != "attention":
+    if entry.op != ATTENTION:
         return True
     caps = registry.load(entry).caps
     return (

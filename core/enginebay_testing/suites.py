@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from enginebay.cache import KVLayout
 from enginebay.cli.command import Command
+from enginebay.compose.ops import ATTENTION
 from enginebay.config import EngineConfig
 from enginebay.config_sections import Choice
 from enginebay.errors import PluginError, UnsupportedError, unknown_name
@@ -145,7 +146,7 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         assert target.name == entry.name, (
             f"the op calls itself {target.name!r}, it is registered as {entry.name!r}"
         )
-    if entry.op == "attention":
+    if entry.op == ATTENTION:
         assert target.name == entry.name, (
             f"the kernel calls itself {target.name!r}, it is registered as {entry.name!r}"
         )
@@ -326,11 +327,10 @@ def op_checks(registry: Registry, entry: Entry, kernel: Any, env: Env) -> list[C
     All pairs of values of the op's axes, the cases of attention that have names, and no triples:
     these are run by `enginebay check --all`.
     """
-    from enginebay_testing.op_cases import Extent, op_cases
+    from enginebay_testing.op_kit import Extent, kit_of
 
-    cases = op_cases(
-        entry.op, kernel, env, kernel_layouts(registry, entry, kernel), Extent(triples=False)
-    )
+    layouts = kernel_layouts(registry, entry, kernel)
+    cases = kit_of(registry, entry.op).cases(kernel, env, layouts, Extent(triples=False))
     return [(case.name, case.run) for case in cases]
 
 
@@ -338,7 +338,7 @@ def kernel_layouts(registry: Registry, entry: Entry, kernel: Any) -> list[type[K
     """The layouts that a kernel is checked in: those that it declares, all for an op that declares
     none.
     """
-    if entry.op == "attention":
+    if entry.op == ATTENTION:
         return layouts_of(registry, kernel)
     declared = {} if entry.declaration is None else entry.declaration.capabilities
     names = declared.get("layouts") or registry.names("layout")

@@ -33,6 +33,14 @@ class InexactError(AssertionError):
         self.bound = bound
 
 
+def expect(holds: object, what: str) -> None:
+    """Raise AssertionError with `what` unless a result holds: for the checks of an op's own kit,
+    whose findings are INCORRECT as those of the kit are.
+    """
+    if not holds:
+        raise AssertionError(what)
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """A verdict with what led to it. `error` and `bound` are known of results that were compared

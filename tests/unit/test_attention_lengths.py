@@ -6,9 +6,8 @@ import dataclasses
 from typing import Any
 
 from enginebay.cache import BUILTIN_LAYOUTS
-from enginebay.ops.axes import ATTENTION
 from enginebay.ops.caps import Env
-from enginebay_testing.attention_axes import DEVICE, case_of
+from enginebay_testing.attention_axes import ATTENTION, DEVICE, case_of
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_runs import FEW_REPEATS, Runs, repeats_of
 from tests.zoo.right.split_attention import SplitAttention

@@ -16,13 +16,14 @@ import pytest
 
 from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.compose.candidates import candidates
+from enginebay.compose.ops import usable_ops
 from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunedEntry, TunedTable
 from enginebay.registry import load_registry
-from enginebay_bench.kernels import OPS, Bench, Figure, Limits, judged, measure_shape
-from enginebay_bench.problem import BenchSetting
+from enginebay_bench.kernels import Bench, Figure, Limits, judged, measure_shape
+from enginebay_bench.problem import BenchSetting, bench_of
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
 from enginebay_bench.tune import Tuned, merge, tune_shape, write_table
@@ -30,6 +31,7 @@ from enginebay_bench.tune import Tuned, merge, tune_shape, write_table
 ENV = Env("cpu", "", "a processor")
 TINY = LayerShape("tiny", 32, 4, 2, 16, 64, 96, window=20, softcap=5.0)
 REGISTRY = load_registry(["xla", "native"])
+OPS, _ = usable_ops(REGISTRY)
 RATES = Roofline(1e10, {"float32": 1e11, "bfloat16": 1e11}, 1e-6)
 
 
@@ -53,7 +55,7 @@ def only(figures: list[Figure], name: str = "xla") -> Figure:
 
 
 def test_shapes_are_named_by_what_they_are_and_beginnings_stand_for_the_rest() -> None:
-    axes = OPS["attention"].axes
+    axes = bench_of(OPS["attention"]).axes
     (one,) = parse_shapes(["llama-3.1-8b/decode/b3/c100"], axes)
     assert (one.layer, one.mode, one.batch, one.context) == (
         LAYERS["llama-3.1-8b"],
@@ -68,7 +70,7 @@ def test_shapes_are_named_by_what_they_are_and_beginnings_stand_for_the_rest() -
     everything = parse_shapes(["all"], axes)
     assert {s.layer.name for s in everything} == set(LAYERS)
     assert parse_shapes([s.name for s in everything], axes) == everything
-    heads = parse_shapes(["qwen3-0.6b/decode/b8/head"], OPS["linear"].axes)
+    heads = parse_shapes(["qwen3-0.6b/decode/b8/head"], bench_of(OPS["linear"]).axes)
     assert [s.name for s in heads] == ["qwen3-0.6b/decode/b8/head"]
 
 
@@ -84,7 +86,7 @@ def test_shapes_are_named_by_what_they_are_and_beginnings_stand_for_the_rest() -
 )
 def test_names_without_a_meaning_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="Allowed"):
-        parse_shapes([name], OPS["attention"].axes)
+        parse_shapes([name], bench_of(OPS["attention"]).axes)
 
 
 @pytest.mark.parametrize("mode", ["decode", "prefill", "mixed"])
@@ -103,7 +105,7 @@ def test_ragged_rows_fit_their_bucket_and_the_first_is_whole(mode: Any) -> None:
 def test_attention_is_measured_beside_its_parity(mode: Any) -> None:
     figures = measure_shape(
         bench(),
-        "attention",
+        OPS["attention"],
         Shape(TINY, mode, 3, 40),
         setting(),
         candidates(REGISTRY, "attention", ENV),
@@ -131,9 +133,9 @@ def test_attention_is_measured_beside_its_parity(mode: Any) -> None:
 def test_plain_ops_are_measured_beside_their_parity(op: str) -> None:
     (shape, *_) = [
         dataclasses.replace(s, layer=TINY, batch=3)
-        for s in parse_shapes(["smollm2-135m/decode/b1"], OPS[op].axes)
+        for s in parse_shapes(["smollm2-135m/decode/b1"], bench_of(OPS[op]).axes)
     ]
-    figure = only(measure_shape(bench(), op, shape, setting("bfloat16"), [xla(op)]))
+    figure = only(measure_shape(bench(), OPS[op], shape, setting("bfloat16"), [xla(op)]))
     assert figure.reason is None
     assert figure.parity is not None
     assert figure.parity.is_right, figure.parity
@@ -168,7 +170,9 @@ def wrong(change: Callable[..., Any]) -> Candidate:
 def test_wrong_results_are_told(change: Callable[..., Any]) -> None:
     # The prefill's bucket has padding behind its 40 tokens.
     shape = Shape(TINY, "prefill", 1, 40)
-    figure = only(measure_shape(bench(), "attention", shape, setting(), [wrong(change)]), "wrong")
+    figure = only(
+        measure_shape(bench(), OPS["attention"], shape, setting(), [wrong(change)]), "wrong"
+    )
     assert figure.parity is not None
     assert not figure.parity.is_right
     assert figure.timing is not None
@@ -179,15 +183,16 @@ def test_what_fails_and_what_does_not_fit_is_listed_with_the_reason() -> None:
         raise ValueError("out of registers")
 
     shape = Shape(TINY, "prefill", 1, 40)
-    figures = measure_shape(bench(), "attention", shape, setting(), [wrong(fail), xla()])
+    figures = measure_shape(bench(), OPS["attention"], shape, setting(), [wrong(fail), xla()])
     assert only(figures, "wrong").reason == "ValueError: out of registers"
     assert only(figures).timing is not None
     assert "are free" in (
-        only(measure_shape(bench(free=1000), "attention", shape, setting(), [xla()])).reason or ""
+        only(measure_shape(bench(free=1000), OPS["attention"], shape, setting(), [xla()])).reason
+        or ""
     )
     slow = dataclasses.replace(bench(), limits=Limits(1 << 40, 1e-9))
     assert "the limit is" in (
-        only(measure_shape(slow, "attention", shape, setting(), [xla()])).reason or ""
+        only(measure_shape(slow, OPS["attention"], shape, setting(), [xla()])).reason or ""
     )
 
 
@@ -230,7 +235,9 @@ def tunable(good: int) -> Candidate:
 
 
 def test_the_fastest_right_configuration_is_found() -> None:
-    (one,) = tune_shape(bench(rounds=3), Shape(TINY, "prefill", 1, 40), setting(), [tunable(3)])
+    (one,) = tune_shape(
+        bench(rounds=3), OPS["attention"], Shape(TINY, "prefill", 1, 40), setting(), [tunable(3)]
+    )
     assert one.entry is not None
     assert one.entry.config == {"size": 3}
     assert one.entry.median_s < one.entry.default_median_s
@@ -240,7 +247,9 @@ def test_the_fastest_right_configuration_is_found() -> None:
 
 
 def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
-    (one,) = tune_shape(bench(rounds=1), Shape(TINY, "decode", 2, 40), setting(), [xla()])
+    (one,) = tune_shape(
+        bench(rounds=1), OPS["attention"], Shape(TINY, "decode", 2, 40), setting(), [xla()]
+    )
     assert one.entry is not None
     assert one.entry.config is None, "decode steps on a compact copy have nothing to choose"
     other = one.entry.model_copy(update={"page_size": 4})
@@ -289,7 +298,7 @@ def test_the_program_measures_and_tunes_and_engines_find_it(
     ("command", "work"),
     [
         (("bench", "kernels"), "enginebay_bench.kernels.measure_shape"),
-        (("tune",), "enginebay_bench.tune.tune_op"),
+        (("tune",), "enginebay_bench.tune.tune_shape"),
     ],
 )
 def test_ctrl_c_leaves_what_was_measured(

@@ -267,7 +267,7 @@ def test_a_wrong_result_makes_the_exit_code_of_a_benchmark_1(
 ) -> None:
     printed: list[str] = []
 
-    def measure(bench: Any, op: str, shape: Any, setting: Any, candidates: Any) -> list[Figure]:
+    def measure(bench: Any, op: Any, shape: Any, setting: Any, candidates: Any) -> list[Figure]:
         printed.append(shape.name)
         return [dataclasses.replace(figure(share), shape=shape.name)]
 
@@ -289,7 +289,7 @@ def test_a_wrong_configuration_makes_the_exit_code_of_tuning_1(
     found = [
         Tuned("rms_norm", "xla", "1", "prefill", "float32", reason="it has nothing to choose here")
     ]
-    monkeypatch.setattr("enginebay_bench.tune.tune_op", lambda *_: found)
+    monkeypatch.setattr("enginebay_bench.tune.tune_shape", lambda *_: found)
     command = ("tune", "--op", "rms_norm", "--shapes", "smollm2-135m/prefill")
     assert run(*command)[0] == 0
     found[0] = dataclasses.replace(
@@ -344,7 +344,7 @@ def test_a_named_kernel_of_another_platform_is_interpreted_for_a_benchmark(
     monkeypatch.setattr("enginebay.registry.load_registry", lambda: with_parts(part))
     seen: list[Any] = []
 
-    def measure(bench: Any, op: str, shape: Any, setting: Any, candidates: Any) -> list[Figure]:
+    def measure(bench: Any, op: Any, shape: Any, setting: Any, candidates: Any) -> list[Figure]:
         seen.extend(candidates)
         return []
 

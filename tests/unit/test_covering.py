@@ -7,8 +7,11 @@ import itertools
 
 import pytest
 
-from enginebay.ops.axes import ATTENTION, AXES, OpAxes, Row
-from enginebay_testing.covering import PAIRS, TRIPLES, covering_rows
+from enginebay_testing.attention_axes import ATTENTION
+from enginebay_testing.covering import PAIRS, TRIPLES, OpAxes, Row, covering_rows
+from enginebay_xla.kit import axes as axes_of_ops
+
+AXES = {a.op: a for a in (ATTENTION, *vars(axes_of_ops).values()) if isinstance(a, OpAxes)}
 
 SMALL = OpAxes(
     "small",

@@ -21,9 +21,9 @@ from enginebay.errors import UnknownNameError
 from enginebay.ops.caps import Env
 from enginebay.ops.sampling import gumbel_noise
 from enginebay.registry import load_registry
-from enginebay_testing import sample_op
 from enginebay_testing.sampling_oracle import Params, kept_tokens
 from enginebay_xla import sample as xla
+from enginebay_xla.kit import sample as sample_op
 from tests.unit.test_samplers import greedy_state
 
 sample = xla.sample

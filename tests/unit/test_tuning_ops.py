@@ -24,7 +24,7 @@ from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import OpProblem, TunableOp, TunedConfigs, TunedEntry, TunedTable
 from enginebay_bench.kernels import measure_shape
 from enginebay_bench.shapes import Shape
-from enginebay_bench.tune import tune_op
+from enginebay_bench.tune import tune_shape
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.ops import RMS_NORM
 from tests.unit.test_bench_kernels import ENV, TINY, bench, setting, xla
@@ -114,8 +114,8 @@ def test_the_rules_are_those_of_attention_with_rows_for_the_bucket() -> None:
 
 def test_the_fastest_right_configuration_of_an_op_is_found() -> None:
     candidates = [Candidate("tiled", 0, TiledNorm()), xla("rms_norm")]
-    tiled, plain = tune_op(
-        bench(rounds=3), "rms_norm", Shape(TINY, "decode", 4, 0), setting(), candidates
+    tiled, plain = tune_shape(
+        bench(rounds=3), RMS_NORM, Shape(TINY, "decode", 4, 0), setting(), candidates
     )
     assert tiled.entry is not None
     assert (tiled.entry.config, tiled.entry.bucket, tiled.entry.spec) == (
@@ -131,9 +131,7 @@ def test_the_fastest_right_configuration_of_an_op_is_found() -> None:
 def test_benchmarks_measure_what_is_tuned_and_say_so() -> None:
     shape = Shape(TINY, "decode", 4, 0)
     tuned = dataclasses.replace(setting(), tuned=tables(entry(4, 3)))
-    (figure,) = measure_shape(
-        bench(), "rms_norm", shape, tuned, [Candidate("tiled", 0, TiledNorm())]
-    )
+    (figure,) = measure_shape(bench(), RMS_NORM, shape, tuned, [Candidate("tiled", 0, TiledNorm())])
     assert (figure.config, figure.config_source) == ({"size": 3}, "tuned")
     assert figure.parity is not None
     assert figure.parity.is_right

@@ -9,9 +9,8 @@ from typing import get_args
 
 import pytest
 
-from enginebay.ops.axes import AXES
 from tests.zoo.faults import Fault, Kind, source_text
-from tests.zoo.runs import Finding, find
+from tests.zoo.runs import OPS, Finding, find
 from tests.zoo.table import put_into, summary
 from tests.zoo.zoo import FAULTS, RIGHT, SAMPLE
 
@@ -33,7 +32,7 @@ def test_a_fault_is_one_line_that_stands_once_in_its_source(fault: Fault) -> Non
 def test_half_a_has_every_op_and_every_kind_of_fault_and_few_that_are_interpreted() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert len(HALF_A) >= 80
-    assert {fault.op for fault in HALF_A} == set(AXES)
+    assert {fault.op for fault in HALF_A} == set(OPS)
     assert {fault.kind for fault in HALF_A} == set(get_args(Kind))
     assert sum(not fault.is_plain for fault in FAULTS) <= 12
 
@@ -41,8 +40,8 @@ def test_half_a_has_every_op_and_every_kind_of_fault_and_few_that_are_interprete
 def test_ci_runs_twelve_faults_of_all_ops() -> None:
     ops = collections.Counter(fault.op for fault in FAULTS if fault.name in SAMPLE)
     assert sum(ops.values()) == len(SAMPLE) == 12
-    assert set(ops) == set(AXES)
-    assert {op for op, _ in RIGHT} == set(AXES)
+    assert set(ops) == set(OPS)
+    assert {op for op, _ in RIGHT} == set(OPS)
 
 
 def named(name: str) -> Fault:

@@ -7,11 +7,15 @@ import time
 from typing import Any
 
 from enginebay.cache import BUILTIN_LAYOUTS
+from enginebay.compose.ops import usable_ops
 from enginebay.ops.caps import Env
 from enginebay.registry import load_registry
-from enginebay_testing.op_cases import Extent, op_cases
+from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from tests.zoo.faults import DEVICE_PACKAGES, Fault, planted, right_kernel
+
+REGISTRY = load_registry()
+OPS, _ = usable_ops(REGISTRY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,7 @@ def layouts_of(op: str, kernel: Any, package: str) -> list[Any]:
     if op == "attention":
         return [BUILTIN_LAYOUTS[name] for name in kernel.caps.layouts]
     declared: tuple[str, ...] = ()
-    for entry in load_registry().entries:
+    for entry in REGISTRY.entries:
         if (entry.kind, entry.op, entry.package) == ("kernel", op, package) and entry.declaration:
             declared = tuple(entry.declaration.capabilities.get("layouts", ()))
     return [BUILTIN_LAYOUTS[name] for name in declared or BUILTIN_LAYOUTS]
@@ -48,8 +52,7 @@ def find(fault: Fault, *, triples: bool = True) -> Finding:
     kernel = planted(fault)
     extent = Extent(triples=triples, interpreted=not fault.is_plain)
     count = 0
-    for case in op_cases(
-        fault.op,
+    for case in kit_of(REGISTRY, fault.op).cases(
         kernel,
         Env("cpu"),
         layouts_of(fault.op, kernel, _entry_point(fault.package)),
@@ -78,7 +81,8 @@ def wrong_verdicts(op: str, kernel: str, *, num_seeds: int) -> tuple[list[str], 
     made = right_kernel(kernel)
     extent = Extent(triples=False, interpreted=package in DEVICE_PACKAGES, num_seeds=num_seeds)
     found, count = [], 0
-    for case in op_cases(op, made, Env("cpu"), layouts_of(op, made, _entry_point(package)), extent):
+    layouts = layouts_of(op, made, _entry_point(package))
+    for case in kit_of(REGISTRY, op).cases(made, Env("cpu"), layouts, extent):
         if not case.representative:
             continue
         outcome = judge(case.run)

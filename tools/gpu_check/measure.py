@@ -26,9 +26,9 @@ import shapes
 from enginebay import LLM, SamplingParams
 from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.compose.platform_startup import start_jax
-from enginebay.ops.cost import attention_cost
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.registry import load_registry
+from enginebay_bench.attention import attention_cost
 from enginebay_testing.suites import best_platform
 from enginebay_testing.verdicts import FAULTS
 from lifetime import end_with_parent

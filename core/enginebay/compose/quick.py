@@ -86,7 +86,7 @@ def _difference(
                 f"expected {theirs.shape} {theirs.dtype}"
             )
         bound = 0.0 if name in case.exact else op.tolerance.get(str(theirs.dtype), 0.0)
-        error, allowed = _errors(mine, theirs, bound)
+        error, allowed = row_errors(mine, theirs, bound)
         wrong = np.flatnonzero(~(error <= allowed))
         if wrong.size:
             row = int(wrong[0])
@@ -95,8 +95,10 @@ def _difference(
     return None
 
 
-def _errors(mine: np.ndarray, theirs: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray]:
-    """The largest error of each row, NaN where one of the two alone is NaN, and the allowed one."""
+def row_errors(mine: np.ndarray, theirs: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray]:
+    """(error, allowed) of each row (first axis): the largest error, NaN where one of the two alone
+    is NaN, and `bound` times the largest number of the row.
+    """
     x, y = (each.astype(np.float64).reshape(len(each), -1) for each in (mine, theirs))
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):

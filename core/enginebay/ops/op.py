@@ -34,6 +34,15 @@ class Op(Generic[SignatureT]):
     implementation of it is as good as theirs. `composed` is "module:attribute" of a function
     (implementations of `made_of`, in this order) -> an implementation, which serves elsewhere.
     Ops that are not fused have an implementation in every plan.
+
+    The others are for tools. `oracle` is "module:attribute" of a function of the op's arguments as
+    NumPy arrays that returns its results in float64; without one the reference runs in float64.
+    `cost` is "module:attribute" of a function of the op's arguments, as arrays or as shapes, that
+    returns the Cost of the call; without one a call reads its arguments and writes its results.
+    `kit` is "module:attribute" of an `enginebay_testing.op_kit.OpKit`, by which `check` checks
+    implementations and compiles them for devices that are not there; without one the quick cases
+    are run. `bench` is "module:attribute" of an `enginebay_bench.problem.OpBench`, on whose shapes
+    `bench kernels` and `tune` measure.
     """
 
     name: str
@@ -43,6 +52,10 @@ class Op(Generic[SignatureT]):
     tolerance: Mapping[str, float]
     made_of: tuple[str, ...] = ()
     composed: str | None = None
+    oracle: str | None = None
+    cost: str | None = None
+    kit: str | None = None
+    bench: str | None = None
 
     def why_not_called(self, function: Callable[..., Any]) -> str | None:
         """Why a function cannot be called as the op's signature says, or None."""

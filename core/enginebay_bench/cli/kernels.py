@@ -22,6 +22,7 @@ from enginebay_testing.report import has_text
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
     from enginebay.ops.caps import Env
+    from enginebay.ops.op import Op
     from enginebay.ops.select import Candidate
     from enginebay.platform import Platform
     from enginebay.registry import Registry
@@ -137,6 +138,8 @@ class Session:
     bench: Bench
     settings: dict[str, BenchSetting]
     """By dtype."""
+    ops: dict[str, Op[Any]]
+    """The wanted ops, by name."""
     candidates: dict[str, list[Candidate]]
     """By op."""
     command: str
@@ -169,8 +172,8 @@ def open_session(
     configure_compile_cache(config.compile_cache)
     platform = find_platform(registry, config)
     device, memory = platform.devices()[0], platform.hardware().memory_bytes
-    candidates = _candidates(args, registry, platform.env())
-    _check_cases(args, candidates)
+    ops, candidates = _candidates(args, registry, platform.env())
+    _check_cases(args, ops.values())
     settings = _settings(args, registry, platform, config, ragged=ragged)
     bench = Bench(
         measure_roofline(device, settings, platform.compile_options()),
@@ -200,41 +203,41 @@ def open_session(
     }
     words = [f"--{flag.replace('_', '-')}={value}" for flag, value in told.items()]
     words += [f"--case={text}" for text in args.case] + ["--interpret"] * bool(args.interpret)
-    return Session(bench, settings, candidates, f"enginebay {command} {shlex.join(words)}")
+    return Session(bench, settings, ops, candidates, f"enginebay {command} {shlex.join(words)}")
 
 
 def _candidates(
     args: argparse.Namespace, registry: Registry, env: Env
-) -> dict[str, list[Candidate]]:
-    """The wanted implementations by op."""
+) -> tuple[dict[str, Op[Any]], dict[str, list[Candidate]]]:
+    """The wanted ops, and the wanted implementations of each."""
     from enginebay.compose.candidates import candidates
-    from enginebay_bench.kernels import OPS
+    from enginebay.compose.ops import ATTENTION, usable_ops
 
-    ops = listed(args.op or "attention")
+    known_ops = {name: op for name, op in usable_ops(registry)[0].items() if op.bench is not None}
+    ops = listed(args.op or ATTENTION)
     for op in ops:
-        if op not in OPS:
-            raise unknown_name("op", op, OPS, "Others have no benchmark.")
+        if op not in known_ops:
+            raise unknown_name("op", op, known_ops, "Others have no benchmark.")
     wanted = listed(args.impl or "")
     if args.interpret and not wanted:
         given = "--interpret without --impl"
         raise InputError(explain(given, "kernels that are named", "Pass --impl NAME."))
-    found = {
-        op: candidates(registry, op, env, interpret=wanted if args.interpret else ()) for op in ops
-    }
+    may = wanted if args.interpret else ()
+    found = {op: candidates(registry, op, env, interpret=may) for op in ops}
     known = {candidate.name for some in found.values() for candidate in some}
     for name in wanted:
         if name not in known:
             raise unknown_name(f"kernel of {', '.join(ops)}", name, known)
     chosen = {op: [c for c in some if not wanted or c.name in wanted] for op, some in found.items()}
-    if args.target is None:
-        return chosen
-    if args.target not in (env.platform, INTERPRETER):
+    if args.target not in (None, env.platform, INTERPRETER):
         raise unknown_name("target", args.target, (env.platform, INTERPRETER))
-    is_there = args.target == INTERPRETER
-    return {op: [c for c in some if c.interpreted == is_there] for op, some in chosen.items()}
+    if args.target is not None:
+        is_there = args.target == INTERPRETER
+        chosen = {op: [c for c in some if c.interpreted == is_there] for op, some in chosen.items()}
+    return {op: known_ops[op] for op in ops}, chosen
 
 
-def _check_cases(args: argparse.Namespace, ops: Iterable[str]) -> None:
+def _check_cases(args: argparse.Namespace, ops: Iterable[Op[Any]]) -> None:
     """InputError for a text of --case that is in the name of no shape; nothing is measured then."""
     names = sorted({shape.name for op in ops for shape in shapes_of(args, op, every=True)})
     for text in args.case:
@@ -284,30 +287,28 @@ def _check_numbers(args: argparse.Namespace) -> None:
     for flag in ("rounds", "page_size", "max_call_s"):
         value = getattr(args, flag)
         if value is not None and value <= 0:
-            raise InputError(
-                explain(f"--{flag.replace('_', '-')} {value}", "more than 0", "Correct it.")
-            )
+            given = f"--{flag.replace('_', '-')} {value}"
+            raise InputError(explain(given, "more than 0", "Correct it."))
 
 
 def _shape_names(args: argparse.Namespace) -> list[str]:
     return listed(args.shapes) if args.shapes else list(SHAPES)
 
 
-def shapes_of(args: argparse.Namespace, op: str, *, every: bool = False) -> list[Shape]:
+def shapes_of(args: argparse.Namespace, op: Op[Any], *, every: bool = False) -> list[Shape]:
     """The shapes to measure an op on: without --shapes a small model's, in one context; with --case
     some (or `every` one).
     """
-    from enginebay_bench.kernels import OPS
+    from enginebay_bench.problem import bench_of
     from enginebay_bench.shapes import parse_shapes
 
-    axes = OPS[op].axes
+    axes = bench_of(op).axes
     if not args.shapes:
         one = {mode: (1024,) if lens != (0,) else lens for mode, lens in axes.contexts.items()}
         axes = dataclasses.replace(axes, contexts=one)
     shapes = parse_shapes(_shape_names(args), axes)
-    if every or not args.case:
-        return list(shapes)
-    return [shape for shape in shapes if any(has_text(shape.name, text) for text in args.case)]
+    texts = [] if every else args.case
+    return [s for s in shapes if not texts or any(has_text(s.name, text) for text in texts)]
 
 
 def run_kernels(args: argparse.Namespace) -> int:
@@ -320,7 +321,7 @@ def run_kernels(args: argparse.Namespace) -> int:
     session = open_session(args, "bench kernels", ragged=args.lengths == "ragged")
     work = [
         (op, dtype, shape)
-        for op in session.candidates
+        for op in session.ops.values()
         for dtype in session.settings
         for shape in shapes_of(args, op)
     ]
@@ -329,9 +330,9 @@ def run_kernels(args: argparse.Namespace) -> int:
     with interruptible() as stop, progress() as report:
         for number, (op, dtype, shape) in enumerate(work):
             if report is not None:
-                report(f"measuring {op} of {shape.name}", number, len(work))
+                report(f"measuring {op.name} of {shape.name}", number, len(work))
             setting = session.settings[dtype]
-            found = measure_shape(session.bench, op, shape, setting, session.candidates[op])
+            found = measure_shape(session.bench, op, shape, setting, session.candidates[op.name])
             figures += found
             for figure in found if not args.json else ():
                 _print(rows, judged(figure, session.bench.roofline))

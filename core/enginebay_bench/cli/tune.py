@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from enginebay.cli.command import Command
 from enginebay.cli.rows import Rows
 from enginebay.cli.show import INTERRUPTED, interruptible, progress
+from enginebay.compose.ops import ATTENTION
 from enginebay.config import make_config, read_toml
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, explain
@@ -91,7 +92,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     """Search, write a table for each implementation, and print what was found."""
     from enginebay.compose.tuned import tuned_folder
 
-    if args.config and args.op not in (None, "attention"):
+    if args.config and args.op not in (None, ATTENTION):
         given = f"--op {args.op} with --config"
         fix = "Name the shapes to tune other ops on, without --config."
         raise InputError(explain(given, "attention, whose buckets an engine tells", fix))
@@ -136,16 +137,14 @@ def run(name: str, args: argparse.Namespace) -> int:
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     """The searches for the named shapes."""
     from enginebay.ops.tuning import TunedConfigs
-    from enginebay_bench.tune import tune_op, tune_shape
+    from enginebay_bench.tune import tune_shape
 
     session = open_session(args, "tune", ragged=args.lengths != "full")
     off = {d: dataclasses.replace(s, tuned=TunedConfigs()) for d, s in session.settings.items()}
     bench = session.bench
     return session, [
-        functools.partial(tune_shape, bench, shape, setting, candidates)
-        if op == "attention"
-        else functools.partial(tune_op, bench, op, shape, setting, candidates)
-        for op, candidates in session.candidates.items()
+        functools.partial(tune_shape, bench, op, shape, setting, session.candidates[op.name])
+        for op in session.ops.values()
         for setting in off.values()
         for shape in shapes_of(args, op)
     ]
@@ -175,7 +174,7 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     work: dict[TuningKey, Search] = {}
     for one in configs:
         wanted = named or ([one.implementation] if one.source is not None else [])
-        candidates = [c for c in session.candidates["attention"] if c.name in wanted]
+        candidates = [c for c in session.candidates[ATTENTION] if c.name in wanted]
         key = TuningKey(one.spec, one.bucket, one.layout)
         if candidates:
             work[key] = functools.partial(tune_bucket, session.bench, key, setting, candidates)

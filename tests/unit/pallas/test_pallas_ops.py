@@ -24,7 +24,8 @@ from enginebay_pallas.generations import generation
 from enginebay_pallas.kv_write import IN_FLIGHT, RUN, kv_write
 from enginebay_pallas.rms_norm import rms_norm
 from enginebay_pallas.sample import sample
-from enginebay_testing import kernels, sample_op
+from enginebay_testing import kernels
+from enginebay_xla.kit import sample as sample_op
 
 NEWEST = ("v5e", "v6e", "7x")
 

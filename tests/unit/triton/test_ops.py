@@ -18,10 +18,10 @@ import numpy as np
 from enginebay.cache import HndLayout, KVLayout, NhdLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay_testing import fused, kernels
-from enginebay_testing.sample_op import VOCABS, check_sample, sample_cases, sample_checks
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import SampleConfig, sample
 from enginebay_triton.write import kv_write, rope_kv_write
+from enginebay_xla.kit.sample import VOCABS, check_sample, sample_cases, sample_checks
 from enginebay_xla.norm import rms_norm as xla_rms_norm
 
 LAYOUTS = (NhdLayout, HndLayout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -11,34 +12,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.cost import (
-    Cost,
-    embedding_cost,
-    kv_write_cost,
-    linear_cost,
-    rms_norm_cost,
-    rope_cost,
-)
+from enginebay.ops.op import Op
 from enginebay.ops.spec import RopeSpec
 from enginebay_bench.attention import same_bits
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,
+    OpBench,
     Parity,
     Problem,
     Step,
     compared,
+    cost_of,
     noise,
     spread,
     worst,
 )
-from enginebay_bench.shapes import Shape
+from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape
 from enginebay_testing import oracle
+from enginebay_xla import ops
 
 MAX_ROWS, MAX_COLUMNS = 32, 256
 """Outputs that are computed again in f64, spread over all."""
 
 EPS_OF_NORM = 1e-5
+OF_ROWS = Axes(BATCHES, {"decode": (0,), "prefill": CONTEXTS, "mixed": (0,)})
+"""Of ops that see tokens alone: decode and mixed steps are the same in every context."""
+
+WRITES = Axes(BATCHES, dict.fromkeys(BATCHES, (1024,)))
+"""Of ops that write a cache."""
+
 PARTS = ("qkv", "o", "gate_up", "down", "head")
 """Products of a layer, those fused that models fuse, and the head."""
 
@@ -48,16 +51,17 @@ Arrays = tuple[tuple[tuple[int, ...], str], ...]
 
 
 def _plain(
+    op: Op[Any],
     shape: Shape,
-    cost: Cost,
     arrays: Arrays,
-    call: Callable[..., Any],
     check: Callable[..., Parity],
     make: Callable[[], tuple[Any, ...]] | None = None,
+    **keywords: Any,
 ) -> Problem:
-    """A problem without state: `call(impl, *arrays)` inside jit, `check(out, *arrays)` on the host.
-    `make` None: noise.
+    """A problem without state: a call with `keywords` inside jit, `check(out, *arrays)` on the
+    host. `make` None: noise.
     """
+    structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arrays]
 
     def inputs(_: float) -> Inputs:
         made = (
@@ -67,10 +71,10 @@ def _plain(
 
     return Problem(
         name=shape.name,
-        cost=cost,
+        cost=cost_of(op, *structs, **keywords),
         num_bytes=sum(math.prod(size) * jnp.dtype(dtype).itemsize for size, dtype in arrays),
         make=inputs,
-        bind=lambda impl, _: lambda state, *arrays: (call(impl, *arrays), state),
+        bind=lambda impl, _: lambda state, *arrays: (impl(*arrays, **keywords), state),
         check=lambda inputs, out, _: check(np.asarray(out), *map(np.asarray, inputs.arrays)),
     )
 
@@ -79,7 +83,7 @@ def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """A product of the step's tokens with a weight [out, in] of the layer, or of its rows with the
     head.
     """
-    layer, item = shape.layer, jnp.dtype(setting.dtype).itemsize
+    layer = shape.layer
     heads = layer.num_q_heads * layer.head_dim
     sizes = {
         "qkv": (layer.hidden, heads + 2 * layer.num_kv_heads * layer.head_dim),
@@ -99,13 +103,8 @@ def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
         error = np.abs(out[np.ix_(some, columns)].astype(np.float64) - exact)
         return worst(error, allowed, compared(error.size, rows * num_out, "values"))
 
-    return _plain(
-        shape,
-        linear_cost(rows, num_in, num_out, weight_bytes=item, io_bytes=item),
-        (((rows, num_in), setting.dtype), ((num_out, num_in), setting.dtype)),
-        lambda impl, x, weight: impl(x, weight),
-        check,
-    )
+    arrays = (((rows, num_in), setting.dtype), ((num_out, num_in), setting.dtype))
+    return _plain(ops.LINEAR, shape, arrays, check)
 
 
 def rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -120,13 +119,8 @@ def rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
             np.abs(out[some].astype(np.float64) - exact), allowed, compared(some.size, rows, "rows")
         )
 
-    return _plain(
-        shape,
-        rms_norm_cost(rows, features, io_bytes=jnp.dtype(setting.dtype).itemsize),
-        (((rows, features), setting.dtype), ((features,), setting.dtype)),
-        lambda impl, x, weight: impl(x, weight, eps=EPS_OF_NORM),
-        check,
-    )
+    arrays = (((rows, features), setting.dtype), ((features,), setting.dtype))
+    return _plain(ops.RMS_NORM, shape, arrays, check, eps=EPS_OF_NORM)
 
 
 def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -145,12 +139,12 @@ def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
         )
 
     return _plain(
+        ops.ROPE,
         shape,
-        rope_cost(*size, layer.head_dim, io_bytes=jnp.dtype(setting.dtype).itemsize),
         ((size, setting.dtype), ((rows,), "int32")),
-        lambda impl, x, positions: impl(x, positions, spec=spec),
         check,
         lambda: (noise(size, setting.dtype, 1), np.arange(rows, dtype=np.int32)),
+        spec=spec,
     )
 
 
@@ -163,10 +157,9 @@ def embedding_problem(shape: Shape, setting: BenchSetting) -> Problem:
         return worst(error, 0.0, compared(rows, rows, "rows, exactly"))
 
     return _plain(
+        ops.EMBEDDING,
         shape,
-        embedding_cost(rows, layer.hidden, io_bytes=jnp.dtype(setting.dtype).itemsize),
         (((layer.vocab, layer.hidden), setting.dtype), ((rows,), "int32")),
-        lambda impl, table, ids: impl(table, ids),
         check,
         lambda: (
             noise((layer.vocab, layer.hidden), setting.dtype, 1),
@@ -183,7 +176,8 @@ def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
         pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype
     )
     size = (rows, layer.num_kv_heads, layer.head_dim)
-    item = jnp.dtype(setting.dtype).itemsize
+    new = jax.ShapeDtypeStruct(size, jnp.dtype(setting.dtype))
+    places = jax.ShapeDtypeStruct((rows,), jnp.int32)
 
     def make(_: float) -> Inputs:
         slots = (
@@ -204,8 +198,8 @@ def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
     return Problem(
         name=shape.name,
-        cost=kv_write_cost(*size, kv_bytes=item),
-        num_bytes=layout.num_bytes() + 2 * int(np.prod(size)) * item,
+        cost=cost_of(ops.KV_WRITE, layout.shapes(), places, new, new, layout=layout),
+        num_bytes=layout.num_bytes() + 2 * math.prod(size) * new.dtype.itemsize,
         make=make,
         bind=bind,
         check=check,
@@ -217,3 +211,10 @@ def _same_layout(name: str, impl: Any) -> str | None:
     """A kernel of kv_write may say in its `caps` which layouts it writes."""
     caps = getattr(impl, "caps", None)
     return None if caps is None or name in caps.layouts else f"does not support layout {name}"
+
+
+LINEAR = OpBench(dataclasses.replace(OF_ROWS, parts=PARTS), lambda *at: [linear_problem(*at)])
+RMS_NORM = OpBench(OF_ROWS, lambda *at: [rms_norm_problem(*at)])
+ROPE = OpBench(OF_ROWS, lambda *at: [rope_problem(*at)])
+EMBEDDING = OpBench(OF_ROWS, lambda *at: [embedding_problem(*at)])
+KV_WRITE = OpBench(WRITES, lambda *at: [kv_write_problem(*at)])

@@ -1,33 +1,36 @@
-"""Benchmarks of ops that are fused of others, and of the draw of a token."""
+"""The fused ops and the draw of a token as benchmarks."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.cost import Cost, rms_norm_cost, rope_cost
 from enginebay.ops.spec import RopeSpec
 from enginebay_bench.attention import same_bits
-from enginebay_bench.plain_ops import EPS_OF_NORM, MAX_ROWS, kv_write_problem
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,
+    OpBench,
     Parity,
     Problem,
     Step,
     compared,
+    cost_of,
     noise,
     spread,
     worst,
 )
-from enginebay_bench.shapes import Shape
+from enginebay_bench.shapes import BATCHES, Axes, Shape
 from enginebay_testing import oracle
-from enginebay_testing.sample_op import gumbel_noise
 from enginebay_testing.sampling_oracle import Params, kept_tokens
+from enginebay_xla import ops
+from enginebay_xla.bench.plain import EPS_OF_NORM, MAX_ROWS, OF_ROWS, WRITES, kv_write_problem
+from enginebay_xla.kit.sample import gumbel_noise
 
 TOP_K, TOP_P = 50, 0.95
 """What the rows of the sample benchmark ask for."""
@@ -39,16 +42,13 @@ SLACK = 1e-6
 def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """The sum of a branch with the residual, and its norm."""
     rows, features = shape.num_tokens(), shape.layer.hidden
-    item = jnp.dtype(setting.dtype).itemsize
-    norm, size = rms_norm_cost(rows, features, io_bytes=item), 1.0 * rows * features
-    cost = Cost(norm.flops + size, norm.bytes_read + size * item, norm.bytes_written + size * item)
+    sizes = ((rows, features), (rows, features), (features,))
+    shapes = [jax.ShapeDtypeStruct(size, jnp.dtype(setting.dtype)) for size in sizes]
+    cost = cost_of(ops.ADD_RMS_NORM, *shapes, eps=EPS_OF_NORM)
 
     def make(_: float) -> Inputs:
-        sizes = ((rows, features), (rows, features), (features,))
-        return Inputs(
-            (),
-            tuple(jnp.asarray(noise(size, setting.dtype, seed)) for seed, size in enumerate(sizes)),
-        )
+        arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))
+        return Inputs((), tuple(map(jnp.asarray, arrays)))
 
     def bind(impl: Any, _: Any) -> Step:
         return lambda state, x, residual, weight: (
@@ -69,7 +69,7 @@ def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
         error = np.abs(normed[some].astype(np.float64) - exact)
         return worst(error, allowed, compared(some.size, rows, "rows"))
 
-    return Problem(shape.name, cost, int(3 * size) * item, make, bind, check)
+    return Problem(shape.name, cost, int(cost.bytes_read), make, bind, check)
 
 
 def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -77,15 +77,6 @@ def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
     layer, rows = shape.layer, shape.num_tokens()
     spec = RopeSpec(layer.rope_theta, layer.head_dim)
     written = kv_write_problem(shape, setting)
-    item = jnp.dtype(setting.dtype).itemsize
-    heads = layer.num_q_heads + layer.num_kv_heads
-    turned = rope_cost(rows, heads, layer.head_dim, layer.head_dim, io_bytes=item)
-    queries = 1.0 * rows * layer.num_q_heads * layer.head_dim * item
-    cost = Cost(
-        turned.flops,
-        written.cost.bytes_read + queries + 4.0 * rows,
-        written.cost.bytes_written + queries,
-    )
     size = (rows, layer.num_q_heads, layer.head_dim)
 
     def make(poison: float) -> Inputs:
@@ -98,6 +89,13 @@ def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
     layout = setting.layout_type(
         pages, setting.page_size, layer.num_kv_heads, layer.head_dim, setting.dtype
     )
+
+    dtype, places = jnp.dtype(setting.dtype), jax.ShapeDtypeStruct((rows,), jnp.int32)
+    q, new = (
+        jax.ShapeDtypeStruct((rows, heads, layer.head_dim), dtype)
+        for heads in (layer.num_q_heads, layer.num_kv_heads)
+    )
+    of_call = (q, new, new, layout.shapes(), places, places)
 
     def bind(impl: Any, _: Any) -> Step:
         return lambda cache, q, k, v, positions, slots: impl(
@@ -126,8 +124,8 @@ def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
 
     return dataclasses.replace(
         written,
-        cost=cost,
-        num_bytes=written.num_bytes + int(queries),
+        cost=cost_of(ops.ROPE_KV_WRITE, *of_call, spec=spec, layout=layout),
+        num_bytes=written.num_bytes + math.prod(size) * dtype.itemsize,
         make=make,
         bind=bind,
         check=check,
@@ -139,7 +137,8 @@ def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
     share TOP_P.
     """
     rows, vocab = shape.batch, shape.layer.vocab
-    size = 4.0 * rows * vocab
+    z = jax.ShapeDtypeStruct((rows, vocab), jnp.float32)
+    cost = cost_of(ops.SAMPLE, z, None, top_k=TOP_K, top_p=TOP_P, min_p=0.0)
 
     def make(_: float) -> Inputs:
         logits = 2.0 * noise((rows, vocab), "float32", 5)
@@ -173,6 +172,9 @@ def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
         behind = np.where(may, behind, np.nan)
         return worst(behind, 1e-5 * (1.0 + np.abs(best)), compared(some.size, rows, "rows"))
 
-    return Problem(
-        shape.name, Cost(2.0 * rows * vocab, size, 4.0 * rows), int(size), make, bind, check
-    )
+    return Problem(shape.name, cost, int(cost.bytes_read), make, bind, check)
+
+
+ADD_RMS_NORM = OpBench(OF_ROWS, lambda *at: [add_rms_norm_problem(*at)])
+ROPE_KV_WRITE = OpBench(WRITES, lambda *at: [rope_kv_write_problem(*at)])
+SAMPLE = OpBench(Axes(BATCHES, dict.fromkeys(BATCHES, (0,))), lambda *at: [sample_problem(*at)])

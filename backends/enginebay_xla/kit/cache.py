@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay_testing.plain_cases import PlainCase, hold_turned, rope_positions, rope_spec
+from enginebay_testing.op_kit import PlainCase
+from enginebay_testing.verdicts import expect
+from enginebay_xla.kit.plain import hold_turned, rope_positions, rope_spec
 
-Layouts = Mapping[str, type[KVLayout]]
 
-
-def _layout(case: PlainCase, layouts: Layouts) -> KVLayout:
+def _layout(case: PlainCase) -> KVLayout:
     """Pages for all tokens, and two more."""
     page = case.int("page")
     sizes = (-(-case.int("tokens") // page) + 2, page, case.int("kv_heads"), case.int("head_dim"))
-    return layouts[str(case.row["layout"])](*sizes, str(case.row["dtype"]))
+    return case.layouts[str(case.row["layout"])](*sizes, str(case.row["dtype"]))
 
 
 def _slots(case: PlainCase, layout: KVLayout) -> np.ndarray:
@@ -43,11 +42,11 @@ def _poisoned(layout: KVLayout) -> dict[str, np.ndarray]:
     return {name: np.full(s.shape, np.nan, s.dtype) for name, s in layout.shapes().items()}
 
 
-def check_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
+def check_kv_write(kernel: Any, case: PlainCase) -> None:
     """New tokens lie where the layout's own write puts them, and not a bit of any other place has
     changed.
     """
-    layout = _layout(case, layouts)
+    layout = _layout(case)
     slots = _slots(case, layout)
     k, v = (
         case.rng()
@@ -63,14 +62,16 @@ def check_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
 
     got, (now, wanted) = case.run(both, _poisoned(layout))
     shapes = {name: (s.shape, jnp.dtype(s.dtype)) for name, s in layout.shapes().items()}
-    assert {n: (a.shape, a.dtype) for n, a in got.items()} == shapes, (
-        f"the cache is not what it was: {list(got)}"
+    expect(
+        {n: (a.shape, a.dtype) for n, a in got.items()} == shapes,
+        f"the cache is not what it was: {list(got)}",
     )
     for name, found, expected in zip("kv", now, wanted, strict=True):
         different = found.view(np.uint8) != expected.view(np.uint8)
-        assert not different.any(), (
+        expect(
+            not different.any(),
             f"{name}: {int(different.any(axis=-1).sum())} heads of places differ from the "
-            "layout's own write"
+            "layout's own write",
         )
 
 
@@ -78,9 +79,9 @@ def _read(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
     return layout.read(cache, jnp.arange(layout.num_pages))
 
 
-def check_rope_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
+def check_rope_kv_write(kernel: Any, case: PlainCase) -> None:
     """q and the written k are rotated, v lies as it came, and no other place has changed."""
-    layout, spec = _layout(case, layouts), rope_spec(case)
+    layout, spec = _layout(case), rope_spec(case)
     slots = _slots(case, layout)
     positions = rope_positions(case, slots.size)
     rng, shape = case.rng(), (slots.size, layout.num_kv_heads, layout.head_dim)
@@ -98,9 +99,9 @@ def check_rope_kv_write(kernel: Any, case: PlainCase, layouts: Layouts) -> None:
     written = slots >= 0
     places = slots[written]
     hold_turned(keys[places], k[written], positions[written], spec, "k")
-    assert (values[places] == v[written]).all(), "v is not at its slots"
+    expect((values[places] == v[written]).all(), "v is not at its slots")
     others = np.delete(np.arange(keys.shape[0]), places)
     for name, array in (("k", keys), ("v", values)):
-        assert np.isnan(array[others].astype(np.float64)).all(), (
-            f"{name}: other places have changed"
+        expect(
+            np.isnan(array[others].astype(np.float64)).all(), f"{name}: other places have changed"
         )

@@ -13,9 +13,11 @@ import jax
 import numpy as np
 
 from enginebay.ops import sampling
-from enginebay.ops.axes import Row
 from enginebay.ops.bound import SampleOp
+from enginebay_testing.covering import Row
+from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.sampling_oracle import Params, kept_tokens
+from enginebay_testing.verdicts import expect
 
 Check = tuple[str, Callable[[], None]]
 
@@ -106,22 +108,23 @@ def check_sample(op: SampleOp, case: SampleCase, seed: int = 0) -> None:
     seeds = telling_seeds(case, seed)
     tokens = _run(op, case, seeds)
     wanted = (len(case.params),)
-    assert (tokens.shape, str(tokens.dtype)) == (wanted, "int32"), f"{tokens.shape} {tokens.dtype}"
+    expect((tokens.shape, str(tokens.dtype)) == (wanted, "int32"), f"{tokens.shape} {tokens.dtype}")
     scores = case.z.astype(np.float64) + gumbel_noise(seeds, np.arange(case.z.shape[1]))
     for row, (token, params) in enumerate(zip(tokens, case.params, strict=True)):
         what = f"{case.name}, row {row} ({params}): token {token}"
-        assert 0 <= token < case.z.shape[1], f"{what} is not in the vocabulary"
+        expect(0 <= token < case.z.shape[1], f"{what} is not in the vocabulary")
         if params.top_k == 1:
             best = int(np.argmax(case.z[row]))
-            assert token == best, f"{what}, the first best is {best}"
+            expect(token == best, f"{what}, the first best is {best}")
             continue
-        assert _kept(case.z[row], params, SLACK)[token], f"{what} is not kept"
+        expect(_kept(case.z[row], params, SLACK)[token], f"{what} is not kept")
         rivals = np.where(_kept(case.z[row], params, -SLACK), scores[row], -np.inf)
         rival = int(np.argmax(rivals))
         behind = rivals[rival] - scores[row, token]
         allowed = SCORE_BOUND * (1.0 + abs(rivals[rival]))
-        assert behind <= allowed, (
-            f"{what} scores {behind:.3g} less than {rival}, allowed {allowed:.3g}"
+        expect(
+            behind <= allowed,
+            f"{what} scores {behind:.3g} less than {rival}, allowed {allowed:.3g}",
         )
 
 
@@ -173,8 +176,9 @@ def _rows_are_independent(op: SampleOp) -> None:
         alone = [row] * NUM_ROWS
         easy = dataclasses.replace(case, z=case.z[alone], params=(case.params[row],) * NUM_ROWS)
         got = _run(op, easy, seeds[alone])
-        assert (got == together[row]).all(), (
-            f"row {row}: token {together[row]} beside others, {got} beside itself"
+        expect(
+            (got == together[row]).all(),
+            f"row {row}: token {together[row]} beside others, {got} beside itself",
         )
 
 
@@ -215,20 +219,21 @@ TOP_P = {"all": 1.0, "most": 0.95, "some": 0.6, "least": 1e-9}
 MIN_P = {"none": 0.0, "some": 0.05, "one": 1.0}
 
 
-def check_sample_row(op: SampleOp, row: Row, seed: int, repeats: int) -> None:
+def check_sample_row(op: SampleOp, given: PlainCase) -> None:
     """`check_sample` of a row of values of the op's axes; every second row keeps all, so that rows
     differ in what they need.
 
     A repeated step gives the same tokens each time.
     """
-    case = _case_of(row, seed)
+    case = _case_of(given.row, given.seed)
     call = jax.jit(op)
-    check_sample(call, case, seed)
-    seeds = telling_seeds(case, seed)
+    check_sample(call, case, given.seed)
+    seeds = telling_seeds(case, given.seed)
     first = _run(call, case, seeds).tobytes()
-    for turn in range(1, repeats):
-        assert _run(call, case, seeds).tobytes() == first, (
-            f"run {turn + 1} of the same step gives other tokens"
+    for turn in range(1, given.repeats):
+        expect(
+            _run(call, case, seeds).tobytes() == first,
+            f"run {turn + 1} of the same step gives other tokens",
         )
 
 

@@ -7,96 +7,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.axes import Row
-from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
-from enginebay.ops.tuning import OpProblem, TunableOp
 from enginebay_testing import oracle
-from enginebay_testing.attention_program import numbers_of
+from enginebay_testing.exact import hold
 from enginebay_testing.kernels import ROPE_SPECS
-from enginebay_testing.verdicts import InexactError
+from enginebay_testing.op_kit import PlainCase, configured
+from enginebay_testing.verdicts import expect
 
 EPS_F32 = oracle.EPS["float32"]
 
 
-@dataclasses.dataclass(frozen=True)
-class PlainCase:
-    """A row of values, the seed of its arrays, and how often a step runs, which must give the same
-    bits each time.
-    """
-
-    row: Row
-    seed: int
-    repeats: int
-
-    def rng(self) -> np.random.Generator:
-        """The source of the arrays."""
-        return np.random.default_rng([self.seed, 7])
-
-    def int(self, axis: str) -> int:
-        """A value that is a number."""
-        return int(cast("int", self.row[axis]))
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the arrays."""
-        return jnp.dtype(str(self.row["dtype"]))
-
-    @property
-    def eps(self) -> float:
-        """Distance from 1 to the next value of the dtype."""
-        return oracle.EPS[str(self.row["dtype"])]
-
-    def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The results as NumPy arrays; AssertionError where a second call gives other bits."""
-        step = jax.jit(call)
-        first = jax.tree.map(np.asarray, step(*arguments))
-        for turn in range(1, self.repeats):
-            again = jax.tree.map(np.asarray, step(*arguments))
-            same = [
-                a.tobytes() == b.tobytes()
-                for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True)
-            ]
-            assert all(same), f"run {turn + 1} of the same step gives other bits than the first"
-        return first
-
-
-def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None = None) -> None:
-    """Raise InexactError where an error exceeds what is allowed, or the root mean square of error /
-    allowed exceeds `rms`.
-    """
-    error, allowed = np.broadcast_arrays(error, allowed)
-    bad = ~(error <= allowed)
-    if bad.any():
-        at = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        raise InexactError(
-            f"{what}: place {tuple(map(int, at))} is off by {error[at]:.3g}, "
-            f"allowed {allowed[at]:.3g}",
-            float(error[at]),
-            float(allowed[at]),
-        )
-    if rms is None or not error.size:
-        return
-    share = float(np.sqrt(np.mean((error / np.where(allowed > 0, allowed, 1.0)) ** 2)))
-    bound = rms + 2.0 / np.sqrt(error.size)
-    if share > bound:
-        text = (
-            f"{what}: the root mean square of {error.size} errors is {share:.3g} of what one may "
-            f"be, allowed {bound:.3g}"
-        )
-        raise InexactError(text, share, bound)
-
-
 def _same_type(got: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
-    assert (got.shape, got.dtype) == (shape, jnp.dtype(dtype)), (
-        f"{got.shape} {got.dtype}, expected {shape} {dtype}"
+    expect(
+        (got.shape, got.dtype) == (shape, jnp.dtype(dtype)),
+        f"{got.shape} {got.dtype}, expected {shape} {dtype}",
     )
 
 
@@ -134,7 +63,7 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
     if row["bias"] == "cancelling" and x.shape[0]:
         bias = -oracle.linear(x[:1], weight)[0].astype(case.dtype)
     out_dtype = row["out_dtype"]
-    call = functools.partial(_configured(kernel, str(row["config"])), out_dtype=out_dtype)
+    call = functools.partial(configured(kernel, str(row["config"])), out_dtype=out_dtype)
     got = case.run(call, x, weight, bias)
     expected = oracle.linear(x, weight, bias)
     wanted = str(out_dtype or row["dtype"])
@@ -146,21 +75,6 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
     allowed = oracle.EPS[wanted] * np.abs(expected) + sums + smallest
     error = np.abs(got.astype(np.float64) - expected)
     hold(error[finite], allowed[finite], "linear", rms=None if wanted == "float32" else 0.36)
-
-
-def _configured(kernel: Any, config: str) -> Any:
-    """The kernel with its default configurations, or with its candidates of the smallest or largest
-    numbers.
-    """
-    if config == "default" or not isinstance(kernel, TunableOp):
-        return kernel
-    env = Env("cpu")
-
-    def choose(problem: OpProblem) -> Any:
-        found = [kernel.default_config(env, problem), *kernel.candidates(env, problem)]
-        return (min if config == "small" else max)(found, key=lambda c: sum(numbers_of(c)))
-
-    return kernel.tuned(choose)
 
 
 NORM_SCALES = {
@@ -235,7 +149,7 @@ def check_add_rms_norm(kernel: Any, case: PlainCase) -> None:
     normed, total = case.run(functools.partial(kernel, eps=case.row["eps"]), x, residual, weight)
     _same_type(total, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64))
-    assert (total == x + residual)[real].all(), "the sum differs from that of its dtype"
+    expect((total == x + residual)[real].all(), "the sum differs from that of its dtype")
     _hold_norm(normed, total, weight, case, "the norm of the sum")
 
 
@@ -271,7 +185,7 @@ def hold_turned(
     if not x.size:
         return
     kept = got[..., spec.rotary_dim :], x[..., spec.rotary_dim :]
-    assert (kept[0] == kept[1]).all(), f"{what}: features past rotary_dim have changed"
+    expect((kept[0] == kept[1]).all(), f"{what}: features past rotary_dim have changed")
     factor = oracle.rope_frequencies(spec)[1]
     wide = np.abs(x.astype(np.float64))
     half = spec.rotary_dim // 2
@@ -314,4 +228,4 @@ def check_embedding(kernel: Any, case: PlainCase) -> None:
     ids = kinds[str(case.row["ids"])].astype(np.int32)
     got = case.run(kernel, table, ids)
     _same_type(got, (tokens, table.shape[1]), table.dtype)
-    assert got.tobytes() == table[ids].tobytes(), "rows differ from the table's"
+    expect(got.tobytes() == table[ids].tobytes(), "rows differ from the table's")

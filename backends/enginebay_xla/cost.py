@@ -1,0 +1,82 @@
+"""The ideal costs of calls of the built-in ops without phases, each a function of the op's arguments,
+as arrays or as shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+from enginebay.ops.cost import Cost
+from enginebay.ops.spec import RopeSpec
+
+
+def _bytes(array: Any) -> float:
+    return float(math.prod(array.shape)) * array.dtype.itemsize
+
+
+def linear_cost(x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None) -> Cost:
+    """A product of [rows, in] with a weight [out, in], each read once."""
+    rows, num_in = x.shape[0], math.prod(x.shape[1:])
+    num_out = math.prod(weight.shape) // num_in
+    item = x.dtype.itemsize if out_dtype is None else jnp.dtype(out_dtype).itemsize
+    read = _bytes(weight) + _bytes(x) + (0.0 if bias is None else _bytes(bias))
+    return Cost(2.0 * rows * num_in * num_out, read, 1.0 * rows * num_out * item)
+
+
+def rms_norm_cost(x: Any, weight: Any, *, eps: float) -> Cost:
+    """Rows squared, summed, scaled and weighted."""
+    return Cost(4.0 * math.prod(x.shape), _bytes(x) + _bytes(weight), _bytes(x))
+
+
+def add_rms_norm_cost(x: Any, residual: Any, weight: Any, *, eps: float) -> Cost:
+    """The same with a sum, which is read and written too."""
+    norm, size = rms_norm_cost(x, weight, eps=eps), _bytes(x)
+    return Cost(norm.flops + math.prod(x.shape), norm.bytes_read + size, norm.bytes_written + size)
+
+
+def rope_cost(x: Any, positions: Any, *, spec: RopeSpec) -> Cost:
+    """Two products and a sum for each rotated feature; angles are not counted."""
+    turned = 3.0 * x.shape[0] * x.shape[1] * spec.rotary_dim
+    return Cost(turned, _bytes(x) + _bytes(positions), _bytes(x))
+
+
+def embedding_cost(table: Any, ids: Any) -> Cost:
+    """One row of the table for each id."""
+    size = 1.0 * ids.shape[0] * table.shape[1] * table.dtype.itemsize
+    return Cost(0.0, size + _bytes(ids), size)
+
+
+def kv_write_cost(cache: CacheArrays, slots: Any, k: Any, v: Any, *, layout: KVLayout) -> Cost:
+    """Keys and values read once and written once, with a slot each."""
+    size = _bytes(k) + _bytes(v)
+    return Cost(0.0, size + _bytes(slots), size)
+
+
+def rope_kv_write_cost(
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: CacheArrays,
+    positions: Any,
+    slots: Any,
+    *,
+    spec: RopeSpec,
+    layout: KVLayout,
+) -> Cost:
+    """Queries and keys rotated, keys and values written."""
+    written = kv_write_cost(cache, slots, k, v, layout=layout)
+    flops = rope_cost(q, positions, spec=spec).flops + rope_cost(k, positions, spec=spec).flops
+    return Cost(
+        flops,
+        written.bytes_read + _bytes(q) + _bytes(positions),
+        written.bytes_written + _bytes(q),
+    )
+
+
+def sample_cost(z: Any, seeds: Any, *, top_k: Any, top_p: Any, min_p: Any) -> Cost:
+    """Every score is looked at once."""
+    return Cost(2.0 * math.prod(z.shape), _bytes(z), 4.0 * z.shape[0])

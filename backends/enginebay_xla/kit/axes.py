@@ -1,0 +1,128 @@
+"""Axes of the built-in ops without phases: in what their problems differ.
+
+A value of an axis is plain data. Where a number would depend on the kernel (its blocks) the value
+is a word. The first value of each axis is the ordinary one, which names of cases leave out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from enginebay_testing.covering import DTYPES, OpAxes
+
+LINEAR = OpAxes(
+    "linear",
+    {
+        "dtype": DTYPES,
+        "rows": (3, 1, 2, 8, 17, 129, 5, 0),
+        "inputs": (40, 64, 129, 1025, 300, 7),
+        "outputs": (48, 1, 65, 257, 1030, 30),
+        "in_dims": (1, 2),
+        "out_dims": (1, 2),
+        "bias": ("none", "plain", "cancelling"),
+        "out_dtype": (None, "float32"),
+        "data": ("plain", "one_sign", "outlier", "rows_apart", "nan_row"),
+        "config": ("default", "small", "large"),
+    },
+)
+"""in_dims, out_dims: how many dimensions are contracted, and made. A cancelling bias leaves a small
+sum of large terms. rows_apart: rows of very different size; nan_row: one of NaN, which no other may
+feel.
+"""
+
+RMS_NORM = OpAxes(
+    "rms_norm",
+    {
+        "dtype": DTYPES,
+        "rows": (5, 1, 2, 17, 129, 8),
+        "features": (64, 40, 128, 1, 257, 1025, 4096),
+        "dims": (2, 3),
+        "eps": (1e-5, 1e-6, 1e-2),
+        "size": ("plain", "tiny", "large", "zero", "outlier", "nan_row"),
+        "weight": ("plain", "signed_and_zero"),
+    },
+)
+"""size: entries so small that eps counts, so large that their squares leave float16, rows of zeros,
+one large entry.
+"""
+
+ADD_RMS_NORM = dataclasses.replace(RMS_NORM, op="add_rms_norm")
+
+ROPE = OpAxes(
+    "rope",
+    {
+        "dtype": DTYPES,
+        "tokens": (6, 1, 17, 129, 2),
+        "heads": (3, 1, 8),
+        "head_dim": (64, 128, 80, 16),
+        "rotary": ("whole", "half"),
+        "rule": (
+            "default",
+            "linear",
+            "llama3",
+            "yarn",
+            "yarn_untruncated",
+            "yarn_mscale",
+            "yarn_attention_factor",
+        ),
+        "positions": ("mixed", "far", "descending", "equal"),
+    },
+)
+
+EMBEDDING = OpAxes(
+    "embedding",
+    {
+        "dtype": DTYPES,
+        "vocab": (11, 1, 257, 1000, 70_000),
+        "features": (8, 1, 64, 129),
+        "tokens": (4, 1, 17, 129),
+        "ids": ("mixed", "last", "equal", "all"),
+    },
+    never=(
+        ("vocab", 70_000, "features", 64),
+        ("vocab", 70_000, "features", 129),
+    ),
+)
+"""vocab: the largest one has ids that 16 bits do not hold, signed or not; its rows are short."""
+
+KV_WRITE = OpAxes(
+    "kv_write",
+    {
+        "dtype": DTYPES,
+        "layout": (),
+        "tokens": (4, 1, 17, 65, 2),
+        "kv_heads": (2, 1, 3, 8),
+        "head_dim": (16, 64, 128, 80),
+        "page": (8, 16, 64, 24),
+        "slots": ("mixed", "dropped", "run", "last", "some_dropped"),
+    },
+)
+"""slots: scattered, none written, following each other over the border of a page, the last page's
+last, half dropped.
+"""
+
+ROPE_KV_WRITE = OpAxes(
+    "rope_kv_write",
+    {
+        **KV_WRITE.values,
+        "group": (3, 1, 4),
+        "rotary": ROPE.values["rotary"],
+        "rule": ROPE.values["rule"],
+        "positions": ROPE.values["positions"],
+    },
+)
+
+SAMPLE = OpAxes(
+    "sample",
+    {
+        "vocab": (700, 40, 257, 1025, 2),
+        "rows": (16, 1, 3),
+        "top_k": ("all", "few", "one", "most", "all_but_one"),
+        "top_p": ("all", "most", "some", "least"),
+        "min_p": ("none", "some", "one"),
+        "logits": ("spread", "flat", "peaked", "equals", "holes"),
+    },
+)
+"""logits: of several spreads, nearly equal, one far above the others, few different values, with
+tokens of -inf.
+"""

@@ -1,0 +1,107 @@
+"""One call of an op beside its float64 results: how ops are checked and measured that need no check of
+their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.compose.quick import row_errors
+from enginebay.ops.op import Op
+from enginebay.registry import import_target
+from enginebay_testing.op_kit import PlainCase, configured
+from enginebay_testing.verdicts import InexactError
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The arguments of one call of an op: NumPy arrays, and what is given by name."""
+
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def hold(error: np.ndarray, allowed: np.ndarray, what: str, *, rms: float | None = None) -> None:
+    """Raise InexactError where an error exceeds what is allowed, or the root mean square of error /
+    allowed exceeds `rms`.
+    """
+    error, allowed = np.broadcast_arrays(error, allowed)
+    bad = ~(error <= allowed)
+    if bad.any():
+        at = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        raise InexactError(
+            f"{what}: place {tuple(map(int, at))} is off by {error[at]:.3g}, "
+            f"allowed {allowed[at]:.3g}",
+            float(error[at]),
+            float(allowed[at]),
+        )
+    if rms is None or not error.size:
+        return
+    share = float(np.sqrt(np.mean((error / np.where(allowed > 0, allowed, 1.0)) ** 2)))
+    bound = rms + 2.0 / np.sqrt(error.size)
+    if share > bound:
+        text = (
+            f"{what}: the root mean square of {error.size} errors is {share:.3g} of what one may "
+            f"be, allowed {bound:.3g}"
+        )
+        raise InexactError(text, share, bound)
+
+
+def exact_results(op: Op[Any], call: Call) -> list[np.ndarray]:
+    """The results of a call by the op's float64 oracle, or by its reference in float64."""
+    if op.oracle is not None:
+        oracle = import_target(op.oracle, f"the oracle of op {op.name!r}")
+        found = oracle(*call.arguments, **call.keywords)
+    else:
+        with jax.enable_x64(True):
+            found = _reference(op)(*jax.tree.map(_widened, call.arguments), **call.keywords)
+    return [np.asarray(array) for array in jax.tree.leaves(found)]
+
+
+def _reference(op: Op[Any]) -> Any:
+    return import_target(op.reference, f"the reference of op {op.name!r}")
+
+
+def _widened(array: np.ndarray) -> Any:
+    is_real = jnp.issubdtype(array.dtype, jnp.floating)
+    return jnp.asarray(array, jnp.float64) if is_real else array
+
+
+def errors(op: Op[Any], call: Call, got: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(error, allowed) of each row of each result of a call; AssertionError where a result has
+    another shape or dtype than the reference's.
+    """
+    step = functools.partial(_reference(op), **call.keywords)
+    wanted = jax.tree.leaves(jax.eval_shape(step, *call.arguments))
+    found = [np.asarray(array) for array in jax.tree.leaves(got)]
+    shapes = [(array.shape, str(array.dtype)) for array in found]
+    expected = [(array.shape, str(array.dtype)) for array in wanted]
+    assert shapes == expected, f"{op.name} returns {shapes}, expected {expected}"
+    return [
+        row_errors(array, exact, op.tolerance.get(str(array.dtype), 0.0))
+        for array, exact in zip(found, exact_results(op, call), strict=True)
+    ]
+
+
+def within_tolerance(
+    op: Op[Any], call_of: Callable[[PlainCase], Call]
+) -> Callable[[Any, PlainCase], None]:
+    """A check of an implementation of an op in a case: every row of its results is within the op's
+    tolerance of the float64 results, and repeated calls give the same bits.
+    """
+
+    def check(kernel: Any, case: PlainCase) -> None:
+        call = call_of(case)
+        chosen = configured(kernel, str(case.row.get("config", "default")))
+        got = case.run(functools.partial(chosen, **call.keywords), *call.arguments)
+        for error, allowed in errors(op, call, got):
+            hold(error, allowed, op.name)
+
+    return check

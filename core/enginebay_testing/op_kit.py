@@ -1,0 +1,237 @@
+"""What the kit does with an op: the record that `Op.kit` names. The checks of a kernel are the cases
+of its op; ops without phases get them from their axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.compose.quick import quick_check
+from enginebay.ops.caps import Env
+from enginebay.ops.op import CheckSetting, Op
+from enginebay.ops.spec import AttnSpec
+from enginebay.ops.tuning import OpProblem, TunableOp
+from enginebay.registry import Registry, import_target
+from enginebay_testing.covering import PAIRS, TRIPLES, OpAxes, Row, covering_rows
+from enginebay_testing.oracle import EPS
+
+REPEATS = 20
+"""How often a step runs that must give the same bits each time."""
+
+Layouts = Sequence[type[KVLayout]]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpCase:
+    """One check of one kernel. `representative` cases have every pair of values of the op's axes;
+    the others are run with --all.
+
+    `traits` are what the case is about, by axis of the support matrix.
+    """
+
+    name: str
+    run: Callable[[], None]
+    representative: bool = True
+    traits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """How much of an op's cases. Without `triples` pairs alone; `interpreted` kernels get short
+    rows and few repeats.
+
+    Each case runs with `num_seeds` sets of arrays.
+    """
+
+    triples: bool = True
+    interpreted: bool = False
+    num_seeds: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class OpProgram:
+    """A program that the compiler of a kernel must take: a function of positional arguments, and
+    these as shapes.
+
+    `kept_bytes` of the results must lie in donated arguments. `why_not`: why the kernel does not
+    serve the program.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+    representative: bool = False
+    traits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    kept_bytes: int = 0
+    why_not: str | None = None
+
+
+def _no_programs(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterable[OpProgram]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class OpKit:
+    """How implementations of an op are checked.
+
+    `cases` (implementation, where it runs, layouts of caches that it knows, extent) are its checks,
+    the representative ones first. `programs` (implementation, target, the target's number, layouts)
+    are compiled for a device that is not there.
+    """
+
+    cases: Callable[[Any, Env, Layouts, Extent], Iterator[OpCase]]
+    programs: Callable[[Any, Env, int, Layouts], Iterable[OpProgram]] = _no_programs
+
+
+def kit_of(registry: Registry, op: str) -> OpKit:
+    """The kit of a registered op. An op that names none is checked by its quick cases."""
+    record: Op[Any] = registry.load(registry.find("op", op))
+    if record.kit is None:
+        return OpKit(functools.partial(_quick_cases, record))
+    kit: OpKit = import_target(record.kit, f"the kit of op {op!r}")
+    return kit
+
+
+def _quick_cases(
+    op: Op[Any], kernel: Any, env: Env, layouts: Layouts, extent: Extent
+) -> Iterator[OpCase]:
+    setting = CheckSetting(env, [AttnSpec(4, 2, 16)], layouts[0], "float32", page_size=16)
+    run = functools.partial(quick_check, op, kernel, setting, "the kernel", "no check")
+    yield OpCase(f"{op.name}[quick_cases]", lambda: cast("None", run()))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainCase:
+    """A row of values, the seed of its arrays, how often a step runs, which must give the same
+    bits each time, and layouts by the names that the axis `layout` has.
+    """
+
+    row: Row
+    seed: int = 0
+    repeats: int = 1
+    layouts: Mapping[str, type[KVLayout]] = dataclasses.field(default_factory=dict)
+
+    def rng(self) -> np.random.Generator:
+        """The source of the arrays."""
+        return np.random.default_rng([self.seed, 7])
+
+    def int(self, axis: str) -> int:
+        """A value that is a number."""
+        return int(cast("int", self.row[axis]))
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the arrays."""
+        return jnp.dtype(str(self.row["dtype"]))
+
+    @property
+    def eps(self) -> float:
+        """Distance from 1 to the next value of the dtype."""
+        return EPS[str(self.row["dtype"])]
+
+    def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """The results as NumPy arrays; AssertionError where a second call gives other bits."""
+        step = jax.jit(call)
+        first = jax.tree.map(np.asarray, step(*arguments))
+        for turn in range(1, self.repeats):
+            again = jax.tree.map(np.asarray, step(*arguments))
+            same = [
+                a.tobytes() == b.tobytes()
+                for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True)
+            ]
+            assert all(same), f"run {turn + 1} of the same step gives other bits than the first"
+        return first
+
+
+def covering_cases(
+    axes: OpAxes,
+    check: Callable[[Any, PlainCase], None],
+    named: Callable[[Any], Iterable[tuple[str, Callable[[], None]]]] = lambda _: (),
+) -> Callable[[Any, Env, Layouts, Extent], Iterator[OpCase]]:
+    """The cases of an op without phases: `check` (implementation, case) for every row of a covering
+    array of `axes`, behind the checks that are `named`.
+
+    An axis `layout` gets the names of the layouts, and an axis `config` ("default", "small",
+    "large", see `configured`) its values where the implementation has a configuration.
+    """
+
+    def cases(kernel: Any, env: Env, layouts: Layouts, extent: Extent) -> Iterator[OpCase]:
+        yield from (OpCase(name, run) for name, run in named(kernel))
+        kinds = {kind.__name__: kind for kind in layouts}
+        claimed = _claimed(axes, kernel, tuple(kinds))
+        found = set()
+        for strength in (PAIRS, TRIPLES) if extent.triples else (PAIRS,):
+            for row in covering_rows(claimed, strength):
+                name = f"{axes.op}[{_name(claimed, row)}]"
+                if name not in found:
+                    found.add(name)
+                    run = functools.partial(_run, check, kernel, row, kinds, extent)
+                    traits = {"dtype": str(row["dtype"])} if "dtype" in row else {}
+                    yield OpCase(name, run, strength == PAIRS, traits)
+
+    return cases
+
+
+def _claimed(axes: OpAxes, kernel: Any, layouts: tuple[str, ...]) -> OpAxes:
+    """The axes with the kernel's layouts, and its other configurations where it has some."""
+    if "layout" in axes.values:
+        axes = axes.having(layout=layouts)
+    if "config" in axes.values and not isinstance(kernel, TunableOp):
+        axes = axes.having(config=("default",))
+    return axes
+
+
+def _name(axes: OpAxes, row: Row) -> str:
+    """The row's values that are not the ordinary ones, with their axis; dtype and layout always."""
+    always = [str(row[axis]) for axis in ("dtype", "layout") if axis in row]
+    others = [
+        f"{axis}_{value}"
+        for axis, value in row.items()
+        if axis not in ("dtype", "layout") and value != axes.values[axis][0]
+    ]
+    return "-".join([*always, *others]) or "ordinary"
+
+
+def _run(
+    check: Callable[[Any, PlainCase], None],
+    kernel: Any,
+    row: Row,
+    layouts: Mapping[str, type[KVLayout]],
+    extent: Extent,
+) -> None:
+    for seed in range(extent.num_seeds):
+        repeats = 1 if extent.interpreted or seed else REPEATS
+        check(kernel, PlainCase(row, seed, repeats, layouts))
+
+
+def configured(kernel: Any, config: str) -> Any:
+    """The kernel with its default configurations, or with its candidates of the smallest or largest
+    numbers.
+    """
+    if config == "default" or not isinstance(kernel, TunableOp):
+        return kernel
+    env = Env("cpu")
+
+    def choose(problem: OpProblem) -> Any:
+        found = [kernel.default_config(env, problem), *kernel.candidates(env, problem)]
+        return (min if config == "small" else max)(found, key=lambda c: sum(numbers_of(c)))
+
+    return kernel.tuned(choose)
+
+
+def numbers_of(config: Any) -> list[int]:
+    """The whole numbers of a configuration (a dataclass, with slots or without), but for sizes of
+    memory.
+    """
+    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+    values = [getattr(config, field.name) for field in fields]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v < 1 << 16]
