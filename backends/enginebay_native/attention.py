@@ -57,7 +57,6 @@ class NativeAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: None = None,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
@@ -65,10 +64,10 @@ class NativeAttention:
             raise InternalError(
                 "native attention decodes, and is given keys that kv_write has put into the cache"
             )
-        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
-            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
+        if spec.v_head_dim not in (None, spec.head_dim):
+            given = f"v_head_dim {spec.v_head_dim}"
             raise UnsupportedError(
-                explain(given, f"v_head_dim {spec.head_dim}, no scales", "Choose another kernel.")
+                explain(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
             )
         shapes = (
             jax.ShapeDtypeStruct(q.shape, q.dtype),

@@ -115,14 +115,13 @@ class PallasFlashAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: FlashConfig,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl; every row's q_len is its
         kv_len.
         """
-        if k is None or v is None or scales is not None or sinks is not None:
-            given = "a step without new keys and values, with scales or with sinks"
+        if k is None or v is None or sinks is not None:
+            given = "a step without new keys and values, or with sinks"
             raise UnsupportedError(
                 explain(given, "new keys and values alone", "Choose another kernel for prefill.")
             )

@@ -81,11 +81,10 @@ class CudnnPrefill:
         spec: AttnSpec,
         layout: KVLayout,
         config: None = None,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl."""
-        if scales is not None or sinks is not None or (spec.window is not None and not spec.causal):
+        if sinks is not None or (spec.window is not None and not spec.causal):
             given = "scaled cache values, sinks, or a window that is not causal"
             raise UnsupportedError(explain(given, "none of these", "Choose another kernel."))
         if k is None or v is None:

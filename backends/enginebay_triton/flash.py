@@ -134,13 +134,12 @@ class FlashPrefill:
         spec: AttnSpec,
         layout: KVLayout,
         config: FlashConfig,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
-        if scales is not None or spec.v_head_dim not in (None, spec.head_dim):
-            given = "scaled cache values" if scales is not None else f"v_head_dim {spec.v_head_dim}"
-            allowed = f"v_head_dim {spec.head_dim}, no scales"
+        if spec.v_head_dim not in (None, spec.head_dim):
+            given = f"v_head_dim {spec.v_head_dim}"
+            allowed = f"v_head_dim {spec.head_dim}"
             raise UnsupportedError(explain(given, allowed, "Choose another kernel."))
         if k is None or v is None:
             raise InternalError(f"{self.name} attends from new keys and values, and got none")

@@ -176,9 +176,10 @@ def attend(
     spec: RopeSpec | None,
     *,
     shared: bool = False,
+    sinks: np.ndarray | None = None,
 ) -> Any:
     """(out, k, v of the cache) of a decode step over two rows."""
-    attn = AttnSpec(4, 2, 16, kv_shared=shared)
+    attn = AttnSpec(4, 2, 16, kv_shared=shared, sinks=sinks is not None)
     info = ModelInfo("x", 8, 8, 64, (), {"full": attn})
     placement = make_placement(
         jax.devices(), {"tensor": shards} if shards > 1 else {}, {"kv_heads": "tensor"}
@@ -206,7 +207,7 @@ def attend(
         lens = jnp.array([3, 9])
         batch = derive_batch(jnp.ones(2, jnp.int32), lens, jnp.arange(2)[:, None], 16, bucket)
         new = (None, None) if shared else (k, v)
-        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec)
+        return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec, sinks=sinks)
 
     out, after = step(q, k, v, history)
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))
@@ -259,3 +260,13 @@ def test_a_layer_that_shares_anothers_cache_rotates_its_queries_and_writes_nothi
         np.testing.assert_array_equal(got, expected)
     turned = attend(XlaAttention(), plain, shards, spec, shared=True)[0]
     assert not np.array_equal(turned, attend(XlaAttention(), plain, shards, None, shared=True)[0])
+
+
+def test_a_model_passes_sinks_which_are_split_as_its_heads_are() -> None:
+    """A large sink takes its head's weight from every key."""
+    sinks = np.array([0.0, 1.0, -2.0, 40.0], np.float32)
+    whole, split = (attend(XlaAttention(), PLAIN, n, None, sinks=sinks)[0] for n in (1, 2))
+    plain = attend(XlaAttention(), PLAIN, 1, None)[0]
+    np.testing.assert_allclose(split, whole, rtol=1e-6, atol=1e-7)
+    assert np.abs(whole[:, 3]).max() < 1e-12
+    assert (np.abs(whole[:, :3]) < np.abs(plain[:, :3])).all()

@@ -256,4 +256,3 @@ def test_what_it_does_not_serve_has_a_reason(attention: Any) -> None:
         Env("cpu"), spec(2, 16), dataclasses.replace(bucket, mode="prefill")
     )
     assert "dtype float16" in why(Env("cpu"), spec(2, 16, "float16"), bucket)
-    assert "cache scale tensor" in why(Env("cpu"), spec(2, 16, kv_scale="tensor"), bucket)

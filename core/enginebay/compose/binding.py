@@ -43,13 +43,14 @@ class OpsBinder:
             *,
             spec: AttnSpec,
             rope: RopeSpec | None = None,
+            sinks: jax.Array | None = None,
         ) -> tuple[jax.Array, CacheArrays]:
             turns_at_write = not writes_cache(impl) and k is not None
             if rope is not None and not turns_at_write:
                 q = plain["rope"](q, batch.positions, spec=rope)
                 k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
                 rope = None
-            args = (q, k, v, cache, batch)
+            args = (q, k, v, cache, batch, sinks)
             return self._attention(impl, plain, bucket, by_spec[spec], spec, rope, args)
 
         return Ops({**plain, ATTENTION: attention})
@@ -80,6 +81,7 @@ class OpsBinder:
             v: jax.Array | None,
             cache: CacheArrays,
             batch: AttnBatch,
+            sinks: jax.Array | None,
         ) -> tuple[jax.Array, CacheArrays]:
             if not writes_cache(impl) and k is not None:
                 if rope is None:
@@ -91,7 +93,7 @@ class OpsBinder:
                     )
                 k = v = None
             out, cache, _ = impl(
-                q, k, v, cache, batch, spec=local_spec, layout=local, config=config
+                *(q, k, v, cache, batch), spec=local_spec, layout=local, config=config, sinks=sinks
             )
             return out, cache
 
@@ -105,7 +107,7 @@ class OpsBinder:
         sharded = jax.shard_map(
             run,
             mesh=self.placement.mesh,
-            in_specs=(heads, heads, heads, arrays, PartitionSpec()),
+            in_specs=(heads, heads, heads, arrays, PartitionSpec(), PartitionSpec(heads[1])),
             out_specs=(heads, arrays),
             check_vma=False,
         )

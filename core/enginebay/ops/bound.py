@@ -46,7 +46,6 @@ class AttentionImpl(Protocol):
         spec: AttnSpec,
         layout: KVLayout,
         config: Any,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, Dv], cache, log-sum-exp f32 [T, Hq] or None)."""
@@ -57,7 +56,8 @@ class AttentionOp(Protocol):
 
     With `rope` q and k come as they are and are rotated to batch.positions first, in one with the
     write of the cache where a kernel does both. k and v are None in a layer that reads another's
-    cache (spec.kv_shared).
+    cache (spec.kv_shared). A spec with `sinks` comes with sinks f32 [Hq], a score for each query head
+    that takes part in its softmax without a key.
     """
 
     def __call__(
@@ -70,6 +70,7 @@ class AttentionOp(Protocol):
         *,
         spec: AttnSpec,
         rope: RopeSpec | None = None,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays]: ...
 
 

@@ -43,7 +43,6 @@ class Caps:
     modes: frozenset[str] = frozenset({"decode", "prefill", "mixed"})
     q_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
     kv_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
-    kv_scales: frozenset[str] = frozenset({"none"})
     features: frozenset[str] = frozenset()
     arch: Callable[[str], bool] = _always
     head_dim: Callable[[int], bool] = _always
@@ -80,7 +79,6 @@ class Caps:
             (bucket.mode in self.modes, f"mode {bucket.mode}"),
             (spec.q_dtype in self.q_dtypes, f"dtype {spec.q_dtype}"),
             (spec.kv_dtype in self.kv_dtypes, f"cache dtype {spec.kv_dtype}"),
-            (spec.kv_scale in self.kv_scales, f"cache scale {spec.kv_scale}"),
             (self.head_dim(spec.head_dim), f"head_dim {spec.head_dim}"),
             (self.group(spec.group), f"{spec.group} query heads per KV head"),
             (self.page_size(layout.page_size), f"page size {layout.page_size}"),

@@ -64,7 +64,6 @@ class SimpleAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: None = None,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, None]:
         """(out [T, Hq, D] in q's dtype, the cache as it came, None). See AttentionImpl; kv_write

@@ -32,7 +32,6 @@ class AttnSpec:
     sinks: bool = False
     q_dtype: str = "float32"
     kv_dtype: str = "float32"
-    kv_scale: Literal["none", "tensor", "head", "token_head"] = "none"
     kv_shared: bool = False
     v_is_k_prefix: bool = False
     return_lse: bool = False

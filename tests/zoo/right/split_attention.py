@@ -87,7 +87,6 @@ class SplitAttention:
         spec: AttnSpec,
         layout: KVLayout,
         config: SplitConfig,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         if k is not None and v is not None:

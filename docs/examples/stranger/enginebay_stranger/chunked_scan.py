@@ -81,7 +81,6 @@ class ChunkedScan:
         spec: AttnSpec,
         layout: KVLayout,
         config: ChunkConfig,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """q [T, Hq, D] -> (out [T, Hq, D], the same cache, log-sum-exp f32 [T, Hq] or None)."""

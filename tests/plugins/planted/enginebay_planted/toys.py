@@ -66,7 +66,6 @@ class Toy:
         spec: AttnSpec,
         layout: KVLayout,
         config: Any,
-        scales: jax.Array | None = None,
         sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         assert k is not None, "it writes the cache itself"
