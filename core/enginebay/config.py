@@ -92,8 +92,10 @@ class EngineConfig(Validated):
         description="a kernel for another platform that is chosen by name is interpreted, where it "
         "can be",
     )
-    shadow: dict[Literal["attention"], ShadowChoice] = Field(
-        default_factory=dict, description="op -> candidate that is compared on a share of the steps"
+    shadow: dict[str, ShadowChoice] = Field(
+        default_factory=dict,
+        max_length=1,
+        description="op -> candidate that is compared on a share of the steps",
     )
     processors: tuple[str, ...] | Literal["auto"] = Field(
         default="auto",

@@ -163,7 +163,7 @@ def test_flags_and_sections_say_the_same() -> None:
         ({"shadow": {"attention": "auto@0.5"}}, ("shadow.attention.name = .auto.*Allowed: the name "
             "of a kernel")),
         ({"shadow": {"attention": "@0.5"}}, "shadow"),
-        ({"shadow": {"rope": "xla@0.5"}}, "shadow"),
+        ({"shadow": {"rope": "xla@0.5", "linear": "xla"}}, "shadow"),
         ({"shadow": {"attention": "xla@0.5"}, "forbid_compiling": True}, ("shadow together with "
             "forbid_compiling")),
     ],

@@ -208,10 +208,12 @@ def print_shadow(report: ShadowReport | None, where: str = "") -> None:
             others = sum(m.num_cache_differences for m in mine)
             took, its = phase.candidate_s * 1e3, phase.chosen_s * 1e3
             lines.append(f"    largest difference {off:.3g}, relative {relative:.3g}")
-            lines.append(f"    furthest off is layer {worst.layer} of {worst.group}")
+            what = "layer" if report.op == "attention" else "call"
+            lines.append(f"    furthest off is {what} {worst.layer} of {worst.group}")
             lines.append(f"    values that are not finite: {sum(m.num_nonfinite for m in mine)}")
             lines.append(f"    tokens with other keys or values: {others}")
-            lines.append(f"    attention of a step: {took:.3g} ms, the chosen one {its:.3g} ms")
+            timed = "attention" if report.op == "attention" else "all layers"
+            lines.append(f"    {timed} of a step: {took:.3g} ms, the chosen one {its:.3g} ms")
     if report.error is not None:
         lines.append(f"  failed on {report.num_failed} programs, first {report.error}")
     print("\n".join(lines), file=sys.stderr)

@@ -4,7 +4,8 @@ steps.
 Nothing that the live step reads or gives is touched: before a sampled step is launched, a program
 of its own computes the queries, keys and values of each layer; then, layer by layer, both
 implementations attend to them over a copy of the pages of the step's rows, one after the other and
-timed. The live step is the same program as ever.
+timed. Of another op a program compares both at every call of the model; then the model runs with
+the one and with the other, timed. The live step is the same program as ever.
 """
 
 from __future__ import annotations
@@ -23,177 +24,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheArrays
-from enginebay.model import Model, Weights
+from enginebay.model import Model
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay.runner import device
-from enginebay.runner.compacting import compact_rows
 from enginebay.runner.inputs import DecodeInputs, PrefillInputs, RunnerView
 from enginebay.runner.keys import StepKey
-from enginebay.runner.step import Layouts, OpsFactory, StepState
+from enginebay.runner.shadow_steps import (
+    Form,
+    attend,
+    capture,
+    compare,
+    compare_calls,
+    hidden_states,
+)
+from enginebay.runner.step import Layouts, OpsFactory
 
 log = logging.getLogger("enginebay.runner")
 
 MAX_TIMES = 1024
 """The last so many steps are what medians are taken of."""
 
-QKV = tuple[jax.Array, jax.Array | None, jax.Array | None]
-"""What a layer gives attention; no k and v where it shares the cache of another."""
-
-Captured = Mapping[str, tuple[QKV, ...]]
-"""q, k and v of each layer by cache group."""
-
 
 @dataclasses.dataclass(frozen=True)
 class ShadowParts:
-    """A candidate for attention: its name, the share of steps, the ops that have it, and the phases
-    it is for.
+    """A candidate for an op: its name, the share of steps, the ops that have it, and the phases it
+    is for.
 
-    `compact_decode`: it wants decode steps on one page a row. `chosen` are the names of the chosen
-    implementations by phase.
+    `compact_decode`: attention that wants decode steps on one page a row. `chosen` are the names of
+    the chosen implementations by phase.
     """
 
+    op: str
     name: str
     share: float
     ops: OpsFactory
     compact_decode: bool
     chosen: Mapping[str, str]
     """Only the phases in which the candidate is compared."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """How a copy of the rows' pages lies: one page a row, or as many as the step's tables have; and
-    the step's bucket for it.
-    """
-
-    layouts: Layouts
-    bucket: Bucket
-    compact: bool
-
-    @staticmethod
-    def of(layouts: Layouts, bucket: Bucket, *, compact: bool) -> Form:
-        """The form for a step of `bucket` over a cache of `layouts`."""
-        seqs, pages = bucket.seqs, 1 if compact else bucket.pages_per_seq
-        size = bucket.max_kv_len if compact else None
-        small = {
-            g: layout.resized(num_pages=seqs * pages, page_size=size)
-            for g, layout in layouts.items()
-        }
-        return Form(
-            small,
-            dataclasses.replace(bucket, pages_per_seq=pages, rows_are_pages=pages == 1),
-            compact,
-        )
-
-    def copy(
-        self, layouts: Layouts, group: str, cache: CacheArrays, table: jax.Array
-    ) -> dict[str, jax.Array]:
-        """One layer's pages of the rows, in the order of the table int32 [S, P]."""
-        if self.compact:
-            return compact_rows(layouts[group], cache, table, self.bucket.max_kv_len)[1]
-        return {name: array[table.reshape(-1)] for name, array in cache.items()}
-
-    def batch(self, group: str, q_lens: jax.Array, kv_lens: jax.Array) -> AttnBatch:
-        """The rows as they lie in a copy."""
-        bucket = self.bucket
-        places = jnp.arange(bucket.seqs * bucket.pages_per_seq, dtype=jnp.int32)
-        table = places.reshape(bucket.seqs, bucket.pages_per_seq)
-        return derive_batch(q_lens, kv_lens, table, self.layouts[group].page_size, bucket)
-
-
-def capture(
-    model: Model,
-    make_ops: OpsFactory,
-    layouts: Layouts,
-    form: Form,
-    weights: Weights,
-    state: StepState,
-    inputs: tuple[jax.Array, ...],
-    tables: Mapping[str, jax.Array],
-) -> tuple[Captured, jax.Array, jax.Array]:
-    """The first token's worth of a step again: q, k, v of every layer, and the rows' q_lens and
-    kv_lens int32 [S].
-
-    inputs: (token_ids, q_lens, kv_lens) of a prefill, (row_ids,) of a decode. The cache is only
-    read.
-    """
-    if form.bucket.mode == "decode":
-        rows = state.rows.take(inputs[0], 1)
-        token_ids = rows.last_token
-        q_lens, kv_lens = jnp.ones_like(token_ids), jnp.where(rows.finished, 0, rows.length)
-    else:
-        token_ids, q_lens, kv_lens = inputs
-    ops = make_ops(form.bucket, form.layouts)
-    rotate, attention_chosen = ops.named("rope"), ops.named("attention")
-    groups = {spec: group for group, spec in model.info.attention.items()}
-    seen: dict[str, list[QKV]] = {group: [] for group in layouts}
-
-    def attention(
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
-        cache: CacheArrays,
-        batch: AttnBatch,
-        *,
-        spec: AttnSpec,
-        rope: RopeSpec | None = None,
-    ) -> tuple[jax.Array, CacheArrays]:
-        group = groups[spec]
-        if rope is not None:  # both implementations are given the same rotated vectors
-            q = rotate(q, batch.positions, spec=rope)
-            k = None if k is None else rotate(k, batch.positions, spec=rope)
-        seen[group].append((q, k, v))
-        copy = form.copy(layouts, group, cache, tables[group])
-        return attention_chosen(q, k, v, copy, batch, spec=spec)[0], cache
-
-    batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
-    model.hidden(weights, ops.replaced("attention", attention), token_ids, state.cache, batches)
-    return {group: tuple(layers) for group, layers in seen.items()}, q_lens, kv_lens
-
-
-def attend(
-    make_ops: OpsFactory,
-    form: Form,
-    group: str,
-    spec: AttnSpec,
-    copy: CacheArrays,
-    qkv: QKV,
-    q_lens: jax.Array,
-    kv_lens: jax.Array,
-) -> tuple[CacheArrays, tuple[jax.Array, ...]]:
-    """One layer's attention over a copy, which is donated: (copy, (out, new keys, new values,
-    whether a token is real)).
-    """
-    batch = form.batch(group, q_lens, kv_lens)
-    out, after = make_ops(form.bucket, form.layouts).named("attention")(
-        *qkv, copy, batch, spec=spec
-    )
-    k, v = form.layouts[group].read_tokens(after, jnp.maximum(batch.slots, 0))
-    return after, (out, k, v, batch.seq_ids < form.bucket.seqs)
-
-
-@jax.jit
-def compare(
-    chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]
-) -> tuple[jax.Array, ...]:
-    """(largest difference, that over the largest value, values not finite, tokens with other keys
-    or values, tokens).
-    """
-    out, k, v, real = chosen
-    mine = real[:, None, None]
-    want, got = (jnp.where(mine, x, 0).astype(jnp.float32) for x in (out, candidate[0]))
-    bad = ~jnp.isfinite(got)
-    off = jnp.where(bad | ~jnp.isfinite(want), 0, jnp.abs(got - want)).max()
-    largest = jnp.where(jnp.isfinite(want), jnp.abs(want), 0).max()
-    same = [
-        ((a == b) | (jnp.isnan(a) & jnp.isnan(b))).all(axis=(1, 2))
-        for a, b in ((k, candidate[1]), (v, candidate[2]))
-    ]
-    others = (real & ~(same[0] & same[1])).sum()
-    relative = jnp.where(off > 0, off / jnp.maximum(largest, jnp.finfo(jnp.float32).tiny), 0)
-    return off, relative, bad.sum(), others, real.sum()
 
 
 class _Phase:
@@ -258,7 +125,7 @@ class Shadow:
         layers = tuple(self._layers.values())
         parts = self.parts
         return ShadowReport(
-            "attention", parts.name, parts.share, phases, layers, self._num_failed, self._error
+            parts.op, parts.name, parts.share, phases, layers, self._num_failed, self._error
         )
 
     def _compare(
@@ -272,10 +139,13 @@ class Shadow:
         factories = (runner.program.make_ops, self.parts.ops)
         tables = {group: jnp.asarray(table) for group, table in inputs.tables.items()}
         run = functools.partial(self._run, runner, (key, tuple(layouts.items())))
-        step = functools.partial(capture, runner.program.model, factories[0], layouts, forms[0])
-        captured, q_lens, kv_lens = run(
-            "capture", step, (runner.weights, runner.state, _arrays(inputs), tables)
-        )[0]
+        given = (runner.weights, runner.state, _arrays(inputs), tables)
+        model = runner.program.model
+        if self.parts.op != "attention":
+            self._compare_op(run, model, factories, (layouts, forms[0]), given, phase)
+            return
+        step = functools.partial(capture, model, factories[0], layouts, forms[0])
+        captured, q_lens, kv_lens = run("capture", step, given)[0]
         totals = [0.0, 0.0]
         for group, layers in captured.items():
             spec = runner.info.attention[group]
@@ -296,6 +166,28 @@ class Shadow:
                     outs.append(out)
                 self._note(bucket.mode, group, layer, compare(*outs))
         phase.times.append((totals[0], totals[1]))
+        phase.num_compared += 1
+
+    def _compare_op(
+        self,
+        run: Callable[..., tuple[Any, float]],
+        model: Model,
+        factories: tuple[OpsFactory, OpsFactory],
+        copies: tuple[Layouts, Form],
+        given: tuple[Any, ...],
+        phase: _Phase,
+    ) -> None:
+        """Both implementations at each call of the model, and the model's time with each."""
+        op, mode = self.parts.op, copies[1].bucket.mode
+        comparing = functools.partial(compare_calls, op, model, *factories, *copies)
+        (calls, num_tokens), _ = run("compare", comparing, given)
+        for number, (off, relative, bad) in enumerate(np.asarray(calls)):
+            self._note(mode, op, number, (off, relative, bad, 0, num_tokens))
+        seconds = []
+        for side, make_ops in enumerate(factories):
+            whole = functools.partial(hidden_states, model, make_ops, *copies)
+            seconds.append(run(("model", side), whole, given)[1])
+        phase.times.append((seconds[0], seconds[1]))
         phase.num_compared += 1
 
     def _run(
@@ -319,7 +211,7 @@ class Shadow:
         result = jax.block_until_ready(program(*args))
         return result, time.perf_counter() - began_s
 
-    def _note(self, phase: str, group: str, layer: int, found: tuple[jax.Array, ...]) -> None:
+    def _note(self, phase: str, group: str, layer: int, found: tuple[Any, ...]) -> None:
         off, relative, bad, others, tokens = (np.asarray(x).item() for x in found)
         new = LayerDifference(
             phase, group, layer, off, relative, int(bad), int(others), int(tokens)

@@ -1,0 +1,206 @@
+"""What a shadow compiles: a step of the model again over copies of its rows' pages, and comparisons of
+what two implementations of an op return there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays
+from enginebay.errors import UnsupportedError, explain
+from enginebay.model import Model, Weights
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
+from enginebay.runner.compacting import compact_rows
+from enginebay.runner.step import Layouts, OpsFactory, StepState
+
+QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
+"""q, k, v and sinks of a layer; no k and v where it shares the cache of another."""
+
+Captured = Mapping[str, tuple[QKV, ...]]
+"""What each layer gives attention, by cache group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a copy of the rows' pages lies: one page a row, or as many as the step's tables have; and
+    the step's bucket for it.
+    """
+
+    layouts: Layouts
+    bucket: Bucket
+    compact: bool
+
+    @staticmethod
+    def of(layouts: Layouts, bucket: Bucket, *, compact: bool) -> Form:
+        """The form for a step of `bucket` over a cache of `layouts`."""
+        seqs, pages = bucket.seqs, 1 if compact else bucket.pages_per_seq
+        size = bucket.max_kv_len if compact else None
+        small = {
+            g: layout.resized(num_pages=seqs * pages, page_size=size)
+            for g, layout in layouts.items()
+        }
+        return Form(
+            small,
+            dataclasses.replace(bucket, pages_per_seq=pages, rows_are_pages=pages == 1),
+            compact,
+        )
+
+    def copy(
+        self, layouts: Layouts, group: str, cache: CacheArrays, table: jax.Array
+    ) -> dict[str, jax.Array]:
+        """One layer's pages of the rows, in the order of the table int32 [S, P]."""
+        if self.compact:
+            return compact_rows(layouts[group], cache, table, self.bucket.max_kv_len)[1]
+        return {name: array[table.reshape(-1)] for name, array in cache.items()}
+
+    def batch(self, group: str, q_lens: jax.Array, kv_lens: jax.Array) -> AttnBatch:
+        """The rows as they lie in a copy."""
+        bucket = self.bucket
+        places = jnp.arange(bucket.seqs * bucket.pages_per_seq, dtype=jnp.int32)
+        table = places.reshape(bucket.seqs, bucket.pages_per_seq)
+        return derive_batch(q_lens, kv_lens, table, self.layouts[group].page_size, bucket)
+
+
+def run_model(
+    model: Model,
+    make_ops: OpsFactory,
+    layouts: Layouts,
+    form: Form,
+    weights: Weights,
+    state: StepState,
+    inputs: tuple[jax.Array, ...],
+    tables: Mapping[str, jax.Array],
+) -> tuple[jax.Array, Captured, jax.Array, jax.Array]:
+    """The first token's worth of a step again: the hidden states [T, hidden], q, k, v of every
+    layer, and the rows' q_lens and kv_lens int32 [S].
+
+    inputs: (token_ids, q_lens, kv_lens) of a prefill, (row_ids,) of a decode. The cache is only
+    read.
+    """
+    if form.bucket.mode == "decode":
+        rows = state.rows.take(inputs[0], 1)
+        token_ids = rows.last_token
+        q_lens, kv_lens = jnp.ones_like(token_ids), jnp.where(rows.finished, 0, rows.length)
+    else:
+        token_ids, q_lens, kv_lens = inputs
+    ops = make_ops(form.bucket, form.layouts)
+    rotate, attention_chosen = ops.named("rope"), ops.named("attention")
+    groups = {spec: group for group, spec in model.info.attention.items()}
+    seen: dict[str, list[QKV]] = {group: [] for group in layouts}
+
+    def attention(
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        rope: RopeSpec | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays]:
+        group = groups[spec]
+        if rope is not None:  # both implementations are given the same rotated vectors
+            q = rotate(q, batch.positions, spec=rope)
+            k = None if k is None else rotate(k, batch.positions, spec=rope)
+        seen[group].append((q, k, v, sinks))
+        copy = form.copy(layouts, group, cache, tables[group])
+        return attention_chosen(q, k, v, copy, batch, spec=spec, sinks=sinks)[0], cache
+
+    batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
+    hidden, _ = model.hidden(
+        weights, ops.replaced("attention", attention), token_ids, state.cache, batches
+    )
+    return hidden, {group: tuple(layers) for group, layers in seen.items()}, q_lens, kv_lens
+
+
+def capture(*args: Any) -> tuple[Captured, jax.Array, jax.Array]:
+    """`run_model` without the hidden states."""
+    return run_model(*args)[1:]
+
+
+def compare_calls(
+    op: str, model: Model, chosen: OpsFactory, candidate: OpsFactory, *args: Any
+) -> tuple[jax.Array, jax.Array]:
+    """(differences f32 [calls, 3] of an op in a step, new tokens of the step): the largest, that
+    over the largest value, and values not finite. `args` are the others of `run_model`.
+    """
+    found: list[jax.Array] = []
+
+    def make_ops(bucket: Bucket, layouts: Layouts) -> Ops:
+        first, second = (make(bucket, layouts).named(op) for make in (chosen, candidate))
+
+        def both(*given: Any, **named: Any) -> Any:
+            wanted, got = first(*given, **named), second(*given, **named)
+            parts = zip(jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True)
+            each = jnp.stack([jnp.stack(difference(*pair)) for pair in parts])
+            found.append(jnp.concatenate([each[:, :2].max(axis=0), each[:, 2:].sum(axis=0)]))
+            return wanted
+
+        return chosen(bucket, layouts).replaced(op, both)
+
+    q_lens = run_model(model, make_ops, *args)[2]
+    if not found:
+        given = f"shadow.{op}: the model's layers do not call op {op!r}"
+        raise UnsupportedError(explain(given, "an op that they call", "Name another op."))
+    return jnp.stack(found), q_lens.sum()
+
+
+def difference(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """f32 (largest difference, that over the largest value, values of `got` that are not finite)."""
+    want, mine = wanted.astype(jnp.float32), got.astype(jnp.float32)
+    bad = ~jnp.isfinite(mine)
+    off = jnp.where(bad | ~jnp.isfinite(want), 0, jnp.abs(mine - want)).max()
+    largest = jnp.where(jnp.isfinite(want), jnp.abs(want), 0).max()
+    relative = jnp.where(off > 0, off / jnp.maximum(largest, jnp.finfo(jnp.float32).tiny), 0)
+    return off, relative, bad.sum(dtype=jnp.float32)
+
+
+def attend(
+    make_ops: OpsFactory,
+    form: Form,
+    group: str,
+    spec: AttnSpec,
+    copy: CacheArrays,
+    qkv: QKV,
+    q_lens: jax.Array,
+    kv_lens: jax.Array,
+) -> tuple[CacheArrays, tuple[jax.Array, ...]]:
+    """One layer's attention over a copy, which is donated: (copy, (out, new keys, new values,
+    whether a token is real)).
+    """
+    batch = form.batch(group, q_lens, kv_lens)
+    out, after = make_ops(form.bucket, form.layouts).named("attention")(
+        *qkv[:3], copy, batch, spec=spec, sinks=qkv[3]
+    )
+    k, v = form.layouts[group].read_tokens(after, jnp.maximum(batch.slots, 0))
+    return after, (out, k, v, batch.seq_ids < form.bucket.seqs)
+
+
+@jax.jit
+def compare(
+    chosen: tuple[jax.Array, ...], candidate: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    """(largest difference, that over the largest value, values not finite, tokens with other keys
+    or values, tokens).
+    """
+    out, k, v, real = chosen
+    mine = real[:, None, None]
+    off, relative, bad = difference(*(jnp.where(mine, x, 0) for x in (out, candidate[0])))
+    same = [
+        ((a == b) | (jnp.isnan(a) & jnp.isnan(b))).all(axis=(1, 2))
+        for a, b in ((k, candidate[1]), (v, candidate[2]))
+    ]
+    others = (real & ~(same[0] & same[1])).sum()
+    return off, relative, bad, others, real.sum()
+
+
+def hidden_states(*args: Any) -> jax.Array:
+    """`run_model`'s hidden states alone."""
+    return run_model(*args)[0]
