@@ -36,6 +36,7 @@ class Variant:
 
     The later fields are those of Gemma: the rotary embedding of layers with a window, the factor on
     scores, norms of what is added to the stream, and what RmsNorm and Decoder say of theirs.
+    `mlp` makes the MLP of a layer, as `Mlp` is made and called.
     """
 
     windows: tuple[int | None, ...]
@@ -49,6 +50,7 @@ class Variant:
     norm_offset: float = 0.0
     embed_scale: float | None = None
     logit_cap: float | None = None
+    mlp: type[Mlp] = Mlp
 
 
 def build_decoder(
@@ -148,7 +150,7 @@ def _layer(
 
     return DecoderLayer(
         Attention(f"{name}.self_attn", attention),
-        Mlp(
+        variant.mlp(
             f"{name}.mlp",
             size,
             config.intermediate_size,

@@ -1,0 +1,64 @@
+"""The op swiglu by blocks of columns: what a block's two products give is used while it is at hand,
+so a whole [T, out] of them never lies in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from enginebay.ops.caps import Env
+from enginebay.ops.tuning import OpProblem
+from enginebay_swiglu import plain
+
+BLOCKS = (32, 64, 128, 256, 512, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What may be tuned: columns of the result that are computed together."""
+
+    columns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockedSwiglu:
+    """Columns that a block does not divide are computed in one piece.
+
+    `choose` returns the configuration of a call: the default, unless tables were bound.
+    """
+
+    name: str = "blocks"
+    version: str = "1"
+    choose: Callable[[OpProblem], Block] | None = None
+
+    def default_config(self, env: Env, problem: OpProblem) -> Block:
+        """The largest block of at most 256 columns that divides the result; else all columns."""
+        columns = int(dict(problem.sizes)["out"])
+        return Block(max((b for b in BLOCKS if b <= 256 and columns % b == 0), default=columns))
+
+    def candidates(self, env: Env, problem: OpProblem) -> list[Block]:
+        """Every block that divides the result, for `enginebay tune`."""
+        columns = int(dict(problem.sizes)["out"])
+        return [Block(b) for b in BLOCKS if b < columns and columns % b == 0]
+
+    def tuned(self, choose: Callable[[OpProblem], Block]) -> BlockedSwiglu:
+        """The same kernel, which asks `choose` while a call is traced."""
+        return dataclasses.replace(self, choose=choose)
+
+    def __call__(self, x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """By the contract of SwigluOp."""
+        columns, features = gate.shape
+        sizes = (("in", features), ("out", columns), ("dtype", str(x.dtype)))
+        problem = OpProblem(x.shape[0], sizes)
+        config = self.choose(problem) if self.choose else self.default_config(Env("cpu"), problem)
+        if config.columns >= columns:
+            return plain.swiglu(x, gate, up)
+        weights = (w.reshape(-1, config.columns, features) for w in (gate, up))
+        blocks = jax.lax.map(lambda pair: plain.swiglu(x, *pair), tuple(weights))
+        return blocks.transpose(1, 0, 2).reshape(x.shape[0], columns)
+
+
+swiglu = BlockedSwiglu()

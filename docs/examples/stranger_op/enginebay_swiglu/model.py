@@ -1,0 +1,49 @@
+"""A model family that calls the op: the decoder of Llama, with one call for the two products of its
+MLP and their activation. Checkpoints are those of Llama under another architecture's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from enginebay.model import Model, ModelFamily
+from enginebay.ops.bound import Ops
+from enginebay_models.blocks import Mlp
+from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.hf_config import read_decoder
+from enginebay_swiglu.op import SWIGLU
+from enginebay_xla.ops import LINEAR
+
+
+class SwigluMlp(Mlp):
+    """The gated MLP without biases."""
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """x [T, hidden] -> [T, hidden]."""
+        return ops[LINEAR](ops[SWIGLU](x, self.gate[...], self.up[...]), self.down[...])
+
+
+class SwigluLlamaFamily(ModelFamily):
+    """Llama without biases."""
+
+    name = "swiglu_llama"
+    architectures = ("SwigluLlamaForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        """As enginebay.model.ModelFamily says."""
+        decoder = read_decoder(config, max_model_len=max_model_len)
+        variant = Variant(windows=(None,) * decoder.num_layers, mlp=SwigluMlp)
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+family = SwigluLlamaFamily()
