@@ -54,3 +54,10 @@ def register_kernels(register: Register) -> None:
             summary=summary,
             capabilities=capabilities,
         )
+
+
+@hookimpl
+def register_layouts(register: Register) -> None:
+    """That of TPU kernels."""
+    summary = "packed and padded to TPU tiles"
+    register("tpu_rpa", "enginebay_pallas.layout:TpuRpaLayout", summary=summary)

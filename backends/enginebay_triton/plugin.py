@@ -74,3 +74,10 @@ def _register_plain(register: Register) -> None:
             summary=summary,
             capabilities=CAPABILITIES | more,
         )
+
+
+@hookimpl
+def register_layouts(register: Register) -> None:
+    """That of GPU kernels."""
+    summary = "tokens, heads, key and value: GPU kernels"
+    register("nhd", "enginebay_triton.layout:NhdLayout", summary=summary)

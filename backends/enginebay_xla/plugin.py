@@ -53,11 +53,6 @@ def register_kernels(register: Register) -> None:
 
 @hookimpl
 def register_layouts(register: Register) -> None:
-    """The core's layouts, under their names."""
-    register(
-        "hnd", "enginebay.cache:HndLayout", summary="heads, tokens, features: XLA on CPU, cuDNN"
-    )
-    register(
-        "nhd", "enginebay.cache:NhdLayout", summary="tokens, heads, key and value: GPU kernels"
-    )
-    register("tpu_rpa", "enginebay.cache:TpuRpaLayout", summary="packed and padded to TPU tiles")
+    """That of XLA on CPU."""
+    summary = "heads, tokens, features: XLA on CPU, cuDNN"
+    register("hnd", "enginebay_xla.layout:HndLayout", summary=summary)

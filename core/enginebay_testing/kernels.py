@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import BUILTIN_LAYOUTS, KVLayout
+from enginebay.cache import KVLayout
 from enginebay.ops.bound import AttentionImpl, RopeOp
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
@@ -24,6 +24,7 @@ from enginebay_testing.attention_cases import (
     make_problem,
 )
 from enginebay_testing.attention_program import AttentionProgram
+from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.verdicts import InexactError
 
 __all__ = [
@@ -61,8 +62,9 @@ NARROW_FACTOR = 2.0
 
 
 def preferred_layout(impl: AttentionImpl) -> type[KVLayout]:
-    """The first of the implementation's layouts that the core knows."""
-    return BUILTIN_LAYOUTS[next(name for name in impl.caps.layouts if name in BUILTIN_LAYOUTS)]
+    """The first of the implementation's layouts that is installed."""
+    known = installed_layouts()
+    return known[next(name for name in impl.caps.layouts if name in known)]
 
 
 def why_not(

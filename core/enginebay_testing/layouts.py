@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
+from enginebay.registry import load_registry
 from enginebay.runner.compacting import compact_rows
 
 PAGES_ASKED_FOR = (2, 3)
@@ -218,3 +219,10 @@ def _check_page_shapes(layout: KVLayout, read: tuple[np.ndarray, ...]) -> None:
     shape = (*PAGES_ASKED_FOR, layout.page_size, layout.num_kv_heads, layout.head_dim)
     for array in read:
         assert array.shape == shape, f"{layout.name}: read gives {array.shape}, expected {shape}"
+
+
+@functools.cache
+def installed_layouts() -> dict[str, type[KVLayout]]:
+    """The cache layouts that plugins register, by name."""
+    registry = load_registry()
+    return {name: registry.load(registry.find("layout", name)) for name in registry.names("layout")}

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import HndLayout, KVLayout
+from enginebay.cache import KVLayout
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.model import Model, ModelCache, ModelInfo, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.sharding import Placement, make_placement
+from enginebay_testing.layouts import installed_layouts
 
 Layouts = Mapping[str, KVLayout]
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
@@ -94,8 +95,9 @@ class ModelHarness:
         self.weights = weights
         self.placement = placement
         self._make_ops = make_ops(model.info, placement)
+        kind = installed_layouts()["hnd"]
         self.layouts: dict[str, KVLayout] = {
-            group.name: HndLayout(
+            group.name: kind(
                 num_rows,
                 capacity,
                 group.num_kv_heads,

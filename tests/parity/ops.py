@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from enginebay.cache import HndLayout, KVLayout
+from enginebay.cache import KVLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import usable_ops
@@ -17,6 +17,7 @@ from enginebay.registry import load_registry
 from enginebay.runner.sharding import Placement
 from enginebay_xla.attention import xla_attention
 from enginebay_xla.kv_write import kv_write
+from enginebay_xla.layout import HndLayout
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.rope import rope

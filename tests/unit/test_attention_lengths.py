@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.ops.caps import Env
 from enginebay_testing.attention_axes import ATTENTION, DEVICE, case_of
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_testing.attention_runs import FEW_REPEATS, Runs, repeats_of
+from tests.layouts import BUILTIN_LAYOUTS
 from tests.zoo.right.split_attention import SplitAttention
 
 HND = BUILTIN_LAYOUTS["hnd"]

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.compose.candidates import candidates
 from enginebay.compose.ops import usable_ops
 from enginebay.errors import InputError
@@ -27,6 +26,7 @@ from enginebay_bench.problem import BenchSetting, bench_of
 from enginebay_bench.roofline import Roofline, measure_roofline
 from enginebay_bench.shapes import LAYERS, LayerShape, Shape, parse_shapes
 from enginebay_bench.tune import Tuned, merge, tune_shape, write_table
+from tests.layouts import BUILTIN_LAYOUTS
 
 ENV = Env("cpu", "", "a processor")
 TINY = LayerShape("tiny", 32, 4, 2, 16, 64, 96, window=20, softcap=5.0)

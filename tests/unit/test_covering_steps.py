@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from enginebay.cache import HndLayout
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.keys import StepKey, covering
 from enginebay.types import StepVariant
 from enginebay_oengine.geometry import Geometry
+from enginebay_xla.layout import HndLayout
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 

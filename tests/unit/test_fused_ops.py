@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import HndLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_plan
 from enginebay.compose.fused import COMPOSED, Part, choose_fused
@@ -30,6 +29,7 @@ from enginebay.runner.sharding import make_placement
 from enginebay_testing import fused, kernels
 from enginebay_xla.attention import CAPS, XlaAttention
 from enginebay_xla.kv_write import kv_write
+from enginebay_xla.layout import HndLayout
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
 from enginebay_xla.ops import ATTENTION

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import HndLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_testing import kernels, oracle
 from enginebay_testing.attention_cases import AttentionProblem, make_problem
 from enginebay_testing.kernels import AttentionCase
+from enginebay_xla.layout import HndLayout
 
 pytestmark = pytest.mark.xdist_group("native")
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from enginebay.cache import HndLayout
 from enginebay.compose.ops import usable_ops
 from enginebay.compose.quick import quick_check
 from enginebay.errors import IncorrectError, UnsupportedError
@@ -19,6 +18,7 @@ from enginebay.ops.spec import AttnSpec
 from enginebay.registry import load_registry
 from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.kv_write import kv_write
+from enginebay_xla.layout import HndLayout
 from enginebay_xla.rope_kv_write import rope_kv_write
 from enginebay_xla.sample import sample
 

@@ -9,7 +9,6 @@ import dataclasses
 import jax
 import pytest
 
-from enginebay.cache import HndLayout
 from enginebay.errors import UnknownNameError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.cost import Cost
@@ -17,6 +16,7 @@ from enginebay.ops.select import Candidate, choose, common_layout
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_bench.attention import attention_cost
 from enginebay_xla.cost import linear_cost
+from enginebay_xla.layout import HndLayout
 
 SPEC = AttnSpec(num_q_heads=8, num_kv_heads=2, head_dim=64)
 BUCKET = Bucket(tokens=4, seqs=4, pages_per_seq=1, max_q_len=1, max_kv_len=64, mode="decode")

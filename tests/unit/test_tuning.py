@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from enginebay.cache import HndLayout
 from enginebay.compose.composition import kernel_configs, make_engine, make_plan
 from enginebay.compose.tuned import load_tuned, table_name, tuned_folder
 from enginebay.config import make_config
@@ -31,6 +30,7 @@ from enginebay.ops.tuning import (
     spec_key,
 )
 from enginebay.registry import Entry, Registry
+from enginebay_xla.layout import HndLayout
 from enginebay_xla.ops import ATTENTION
 
 ENV = Env("cpu", "", "a processor")

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from enginebay.cache import CacheGroup, HndLayout
+from enginebay.cache import CacheGroup
 from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.runner.buckets import default_sizes
 from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.ledger import PageLedger
+from enginebay_xla.layout import HndLayout
 from tests.fake_engine import FakeEngine
 from tests.fakes import compose_fake, expected_tokens
 from tests.parity import tiny

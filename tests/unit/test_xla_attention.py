@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
-from enginebay.cache import CacheArrays, HndLayout, KVLayout
+from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay_testing import kernels
@@ -24,6 +24,7 @@ from enginebay_testing.attention_cases import make_problem
 from enginebay_testing.kernels import AttentionCase, attention_cases
 from enginebay_xla import attention_decode
 from enginebay_xla.attention import XlaAttention, xla_attention
+from enginebay_xla.layout import HndLayout
 
 CASES = list(attention_cases())
 

@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import BUILTIN_LAYOUTS, HndLayout
 from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_testing import kernels, oracle
 from enginebay_testing.layouts import check_layout
 from enginebay_xla.kv_write import kv_write
+from enginebay_xla.layout import HndLayout
 from enginebay_xla.linear import linear
 from enginebay_xla.rope import rope
+from tests.layouts import BUILTIN_LAYOUTS
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -11,8 +11,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays, HndLayout, KVLayout, NhdLayout
+from enginebay.cache import CacheArrays, KVLayout
 from enginebay_testing.layouts import check_layout
+from enginebay_triton.layout import NhdLayout
+from enginebay_xla.layout import HndLayout
 
 Check = tuple[str, Callable[[], None]]
 Arrays = dict[str, jax.Array]

@@ -6,12 +6,12 @@ import dataclasses
 import time
 from typing import Any
 
-from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.compose.ops import usable_ops
 from enginebay.ops.caps import Env
 from enginebay.registry import load_registry
 from enginebay_testing.op_kit import Extent, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
+from tests.layouts import BUILTIN_LAYOUTS
 from tests.zoo.faults import DEVICE_PACKAGES, Fault, planted, right_kernel
 
 REGISTRY = load_registry()

@@ -24,11 +24,11 @@ import numpy as np
 
 import shapes
 from enginebay import LLM, SamplingParams
-from enginebay.cache import BUILTIN_LAYOUTS
 from enginebay.compose.platform_startup import start_jax
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
 from enginebay.registry import load_registry
 from enginebay_bench.attention import attention_cost
+from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.suites import best_platform
 from enginebay_testing.verdicts import FAULTS
 from lifetime import end_with_parent
@@ -186,7 +186,9 @@ def kernel(args: argparse.Namespace) -> int:
         lens = lengths(rows, context, ragged=ragged)
         most = 2 * context if ragged else context
         pages = most // page
-        layout = BUILTIN_LAYOUTS[impl.caps.layouts[0]](rows * pages, page, kv_heads, width, dtype)
+        layout = installed_layouts()[impl.caps.layouts[0]](
+            rows * pages, page, kv_heads, width, dtype
+        )
         bucket = Bucket(rows, rows, pages, 1, most, "decode")
         rng = np.random.default_rng(0)
         order = jnp.asarray(rng.permutation(rows * pages).reshape(rows, pages), jnp.int32)

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import BUILTIN_LAYOUTS, KVLayout
+from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import RopeSpec
+from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.op_kit import Layouts, OpProgram
 
 CACHES = ((8, 128, "bfloat16"), (8, 128, "float32"), (2, 64, "bfloat16"))
@@ -81,8 +82,8 @@ def rope(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpPro
 
 
 def _caches(layouts: Layouts) -> Iterable[tuple[int, KVLayout]]:
-    """Tokens and the cache that they are written to; in the core's layouts where none are given."""
-    for kind in layouts or BUILTIN_LAYOUTS.values():
+    """Tokens and the cache that they are written to; in the installed layouts where none are given."""
+    for kind in layouts or installed_layouts().values():
         for tokens in (32, 2048):
             for heads, head_dim, dtype in CACHES:
                 yield tokens, kind(512, 64, heads, head_dim, dtype)

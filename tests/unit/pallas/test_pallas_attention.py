@@ -16,7 +16,6 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh, PartitionSpec
 
-from enginebay.cache import HndLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, derive_batch
@@ -26,9 +25,11 @@ from enginebay_pallas.attention_kernel import load_head
 from enginebay_pallas.attention_plan import AttentionPlan
 from enginebay_pallas.attention_units import chunk_units
 from enginebay_pallas.generations import GENERATIONS, generation
+from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
 from enginebay_testing.attention_cases import attention_cases, make_problem
 from enginebay_testing.kernels import AttentionCase
+from enginebay_xla.layout import HndLayout
 
 CASES = {case.name: case for case in attention_cases()}
 OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")

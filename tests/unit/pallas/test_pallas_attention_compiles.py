@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from enginebay.cache import TpuRpaLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode
 from enginebay_pallas.attention import attention
 from enginebay_pallas.compiler import compiler
+from enginebay_pallas.layout import TpuRpaLayout
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)"

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from enginebay.cache import TpuRpaLayout
 from enginebay.ops.spec import AttnSpec
 from enginebay_pallas import attention_kernel
 from enginebay_pallas.attention import attention
+from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import kernels
 from enginebay_testing.attention_cases import make_problem
 from enginebay_testing.kernels import AttentionCase

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.cache import HndLayout, TpuRpaLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
@@ -22,10 +21,12 @@ from enginebay_pallas.compiler import compiler
 from enginebay_pallas.flash import flash_attention
 from enginebay_pallas.generations import generation
 from enginebay_pallas.kv_write import IN_FLIGHT, RUN, kv_write
+from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_pallas.rms_norm import rms_norm
 from enginebay_pallas.sample import sample
 from enginebay_testing import kernels
 from enginebay_xla.kit import sample as sample_op
+from enginebay_xla.layout import HndLayout
 
 NEWEST = ("v5e", "v6e", "7x")
 

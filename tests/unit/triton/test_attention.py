@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
-from enginebay.cache import HndLayout, NhdLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay_testing.attention_cases import AttentionCase, attention_cases, make_problem
@@ -27,7 +26,9 @@ from enginebay_triton.attention import TritonAttention, attention
 from enginebay_triton.attention_config import AttentionConfig
 from enginebay_triton.call import Launch
 from enginebay_triton.interpreter import interpret
+from enginebay_triton.layout import NhdLayout
 from enginebay_triton.targets import TARGETS
+from enginebay_xla.layout import HndLayout
 
 CPU = Env("cpu")
 CASES = {case.name: case for case in attention_cases()}

@@ -15,15 +15,17 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
-from enginebay.cache import HndLayout, KVLayout, NhdLayout
+from enginebay.cache import KVLayout
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket, RopeSpec, derive_batch
 from enginebay_triton.compiler import compiler
 from enginebay_triton.flash import triton_flash
+from enginebay_triton.layout import NhdLayout
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import sample
 from enginebay_triton.targets import TARGETS
 from enginebay_triton.write import kv_write, rope_kv_write
+from enginebay_xla.layout import HndLayout
 
 S = jax.ShapeDtypeStruct
 INT = jnp.int32

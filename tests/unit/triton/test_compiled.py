@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("triton", reason='triton is not installed: the extra "gpu" brings it')
 pytest.importorskip("jax_triton", reason='jax-triton is not installed: the extra "gpu" brings it')
 
-from enginebay.cache import NhdLayout
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.kernels import choose_kernels
@@ -34,6 +33,7 @@ from enginebay_testing.models import harness_steps
 from enginebay_triton.attention import attention
 from enginebay_triton.call import graph_features
 from enginebay_triton.compiler import compiler
+from enginebay_triton.layout import NhdLayout
 from enginebay_triton.targets import TARGETS
 
 S = jax.ShapeDtypeStruct

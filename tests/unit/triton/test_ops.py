@@ -15,13 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import HndLayout, KVLayout, NhdLayout, TpuRpaLayout
+from enginebay.cache import KVLayout
 from enginebay.errors import UnsupportedError
+from enginebay_pallas.layout import TpuRpaLayout
 from enginebay_testing import fused, kernels
+from enginebay_triton.layout import NhdLayout
 from enginebay_triton.norm import add_rms_norm, rms_norm
 from enginebay_triton.sample import SampleConfig, sample
 from enginebay_triton.write import kv_write, rope_kv_write
 from enginebay_xla.kit.sample import VOCABS, check_sample, sample_cases, sample_checks
+from enginebay_xla.layout import HndLayout
 from enginebay_xla.norm import rms_norm as xla_rms_norm
 
 LAYOUTS = (NhdLayout, HndLayout)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.cache import HndLayout, KVLayout, NhdLayout
+from enginebay.cache import KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.spec import AttnSpec, Bucket
@@ -17,6 +17,8 @@ from enginebay_testing import kernels
 from enginebay_testing.attention_cases import AttentionCase
 from enginebay_triton import cudnn as cudnn_module
 from enginebay_triton.cudnn import cudnn
+from enginebay_triton.layout import NhdLayout
+from enginebay_xla.layout import HndLayout
 
 PREFILL = {case.name: case for case in kernels.attention_cases() if case.mode == "prefill"}
 CPU = Env("cpu")

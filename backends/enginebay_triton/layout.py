@@ -1,0 +1,46 @@
+"""The cache layout of GPU kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.cache import CacheArrays, KVLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class NhdLayout(KVLayout):
+    """kv [pages, page_size, kv_heads, 2, head_dim]: one row holds the key, then the value of a
+    head. For GPU kernels.
+    """
+
+    offset_axis: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        return "nhd"
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (self.num_pages, self.page_size, self.num_kv_heads, 2, self.head_dim)
+        return {"kv": jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype))}
+
+    def head_axis(self) -> dict[str, int]:
+        return {"kv": 2}
+
+    def write(
+        self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
+    ) -> dict[str, jax.Array]:
+        pages, offsets = self.split_slots(slots)
+        new = jnp.stack([k, v], axis=2).astype(self.dtype)
+        return {"kv": cache["kv"].at[pages, offsets].set(new, mode="drop")}
+
+    def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = cache["kv"][pages]
+        return rows[..., 0, :], rows[..., 1, :]
+
+    def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = cache["kv"][self.split_slots(slots)]
+        return rows[..., 0, :], rows[..., 1, :]
