@@ -20,8 +20,8 @@ from enginebay.runner.parts import EngineParts
 from enginebay.types import FrozenSampling, Request
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.engine import make_ledger
-from enginebay_oengine.geometry import make_geometry
 from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.pools import make_pools
 from enginebay_vinference.engine import VInferenceOptions
 from enginebay_vinference.ledger import SlotLedger
 from tests.brief import BRIEF
@@ -57,11 +57,12 @@ def _rows(parts: EngineParts, page_size: int) -> RowTable:
 
 
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
-    """Replaces `enginebay_oengine.engine.PagedEngine`; uses the real page ledger."""
+    """Replaces `enginebay_oengine.engine.make_engine`; uses the real page ledger."""
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
-    geometry = make_geometry(parts.facts(), options.page_size)
-    ledger = make_ledger(parts, options, geometry, num_pages, rows.page_tables)
-    counts = {name: group.store.pool.num_pages for name, group in ledger.groups.items()}
+    pools = make_pools(parts.config, options.page_size)
+    shapes = pools.shapes(num_pages, parts.model.info.groups, parts.config.max_num_seqs)
+    ledger = make_ledger(parts, options, shapes, rows.page_tables)
+    counts = {name: shape.num_pages for name, shape in shapes.items()}
     return FakeEngine(rows, ledger, counts, ledger.forget)
 
 
@@ -71,7 +72,7 @@ def fake_esurge(parts: EngineParts, options: ESurgeOptions) -> FakeEngine:
 
 
 def fake_slots(parts: EngineParts, options: VInferenceOptions) -> FakeEngine:
-    """Replaces `enginebay_vinference.engine.VInferenceEngine`; uses the real slot ledger."""
+    """Replaces `enginebay_vinference.engine.make_engine`; uses the real slot ledger."""
     assert parts.config.max_model_len is not None
     rows = _rows(parts, parts.config.max_model_len)
     groups = [group.name for group in parts.model.info.groups]
@@ -83,14 +84,14 @@ def install(patch: pytest.MonkeyPatch) -> None:
     """Make every engine that is composed from now on a fake engine, whatever its name."""
     for module in NAMING_ENGINES:
         importlib.import_module(module)
-    patch.setattr("enginebay_oengine.engine.PagedEngine", fake_paged)
+    patch.setattr("enginebay_oengine.engine.make_engine", fake_paged)
     patch.setattr("enginebay_esurge.engine.make_engine", fake_esurge)
-    patch.setattr("enginebay_vinference.engine.VInferenceEngine", fake_slots)
+    patch.setattr("enginebay_vinference.engine.make_engine", fake_slots)
 
 
 def is_installed() -> bool:
     """Whether an engine that is composed now is a fake engine."""
-    return importlib.import_module("enginebay_oengine.engine").PagedEngine is fake_paged
+    return importlib.import_module("enginebay_oengine.engine").make_engine is fake_paged
 
 
 def compose_fake(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from enginebay.engine import AttentionProblem
 from enginebay.runner.parts import EngineParts, StepFacts
+from enginebay.stepping.engine import StepEngine
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine import engine as paged
-from enginebay_oengine.engine import PagedEngine
 
 
-def make_engine(parts: EngineParts, options: ESurgeOptions) -> PagedEngine:
+def make_engine(parts: EngineParts, options: ESurgeOptions) -> StepEngine:
     """A paged engine over these parts. ConfigError or UnsupportedError when there is no room for a
     page.
     """
-    return PagedEngine(parts, options.paged())
+    return paged.make_engine(parts, options.paged())
 
 
 def attention_problems(facts: StepFacts, options: ESurgeOptions) -> list[AttentionProblem]:

@@ -12,16 +12,19 @@ from typing import Any
 from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.errors import InputError, InternalError, UnsupportedError, explain
 from enginebay.model import Checkpoint, Weights
+from enginebay.runner.commands import SetWeights
 from enginebay.runner.weights import merge_weights
-from enginebay_oengine.engine import PagedEngine
+from enginebay.stepping.engine import StepEngine
+from enginebay_oengine.engine import is_paged
+from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.prefix import Salt
 
 _versions = itertools.count(1)  # in the process: two engines never name different weights alike
 
 
-def paged(engine: Any) -> PagedEngine:
+def paged(engine: Any) -> StepEngine:
     """The engine, which an eSurge makes of this kind only."""
-    if not isinstance(engine, PagedEngine):
+    if not is_paged(engine):
         raise InternalError(f"an eSurge over a {type(engine).__name__}")
     return engine
 
@@ -68,9 +71,12 @@ def load_changes(
     return lambda base: merge_weights(base, loaded, *changes)
 
 
-def swap(engine: PagedEngine, change: Callable[[Weights], Weights]) -> None:
+def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
     """Exchange the weights of an engine without rows. For the engine's thread, or when there is
     none.
     """
-    engine.runner.weights = change(engine.runner.weights)
+    before = engine.runner.weights
+    changed = {path: w for path, w in change(before).items() if w is not before[path]}
+    engine.executor.run(SetWeights(changed))
+    assert isinstance(engine.ledger, PageLedger), "an eSurge has a paged engine"
     engine.ledger.forget(Salt(weights=f"update {next(_versions)}"))

@@ -18,7 +18,7 @@ import numpy as np
 from enginebay.cache import Lease
 from enginebay.errors import InputError, explain
 from enginebay.runner.device import DeviceRows
-from enginebay_oengine.geometry import Geometry
+from enginebay.stepping.geometry import Geometry
 from enginebay_oengine.iteration import InitialSequenceRequest
 from enginebay_oengine.page_manager import POOL, HBMPageManager
 

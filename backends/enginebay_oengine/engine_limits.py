@@ -9,7 +9,7 @@ import jax
 
 from enginebay.errors import ConfigError, explain
 from enginebay.runner.buckets import BucketSizes, doubling
-from enginebay_oengine.geometry import Geometry
+from enginebay.stepping.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
 
@@ -47,7 +47,7 @@ class EngineLimits:
             prefill_tokens=tokens or (most,),
             kv_lens=doubling(256, longest),
         )
-        return Geometry(sizes, parts.layout_type, metadata.page_size, parts.compact_decode)
+        return Geometry(sizes, metadata.page_size, sizes.kv_lens[-1], parts.compact_decode)
 
 
 def make_limits(

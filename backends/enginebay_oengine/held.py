@@ -9,9 +9,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from enginebay.cache import Lease
+from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.rows import PageTable
-from enginebay_oengine.pool import DUMMY_PAGE, pages_for
+from enginebay_oengine.pool import DUMMY_PAGE
 from enginebay_oengine.store import PageStore
 
 

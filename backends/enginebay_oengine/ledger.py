@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
+from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay_oengine.group_prefixes import GroupPrefixes
 from enginebay_oengine.held import GroupPages, HeldPages
-from enginebay_oengine.pool import DUMMY_PAGE, pages_for
+from enginebay_oengine.pool import DUMMY_PAGE
 from enginebay_oengine.prefix import Salt
 
 
@@ -160,10 +161,16 @@ class PageLedger(Ledger):
         self._held.slide(held, num_tokens)
         return True
 
-    def resume(self, lease: Lease, num_tokens: int) -> None:
+    def resume(self, lease: Lease, num_tokens: int) -> Mapping[str, np.ndarray]:
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, num_tokens)
         self._held.slide(held, lease.capacity)
+        # Shared pages hold the same keys and values already; theirs go where nobody reads.
+        stores = {name: group.store for name, group in self.groups.items()}
+        return {
+            name: np.asarray([p if p and stores[name].is_private(p) else DUMMY_PAGE for p in pages])
+            for name, pages in lease.pages.items()
+        }
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
         held = self._held.current(lease)
@@ -193,6 +200,10 @@ class PageLedger(Ledger):
         width = min(table.shape[1], page_ids.shape[1])
         table[:] = DUMMY_PAGE
         table[: len(leases), :width] = page_ids[[lease.row for lease in leases], :width]
+
+    @property
+    def reach(self) -> Mapping[str, int]:
+        return {name: group.store.pool.reach for name, group in self.groups.items()}
 
     def forget(self, salt: Salt | None = None) -> None:
         """Find nothing again of what was computed so far: the arrays are gone, or the weights are

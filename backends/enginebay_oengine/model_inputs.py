@@ -14,7 +14,7 @@ from jax import tree_util
 
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
-from enginebay_oengine.geometry import Geometry
+from enginebay.stepping.geometry import Geometry
 
 Array = np.ndarray | jax.Array
 

@@ -106,7 +106,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         slots = self._limits.max_concurrent_decodes
         rows = max(geometry.sizes.decode_rows[-1], self._limits.max_concurrent_prefill)
         ends = tuple(self.eos_token_ids)
-        self._sizes = StateSizes(slots, rows, geometry.max_model_len, ends, geometry)
+        self._sizes = StateSizes(slots, rows, geometry.capacity, ends, geometry)
         self._steps = StepLauncher(self.model, storage, manager, slots, self.pad_token_id or 0)
         self._slots = Slots(self._steps, self._sizes)
         self._state: ActiveSequenceBatch | None = None

@@ -10,7 +10,7 @@ from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.runner.parts import EngineParts
 from enginebay_faces.opening import ModelLike, config_of, wrong_llm
-from enginebay_oengine.engine import PagedEngine
+from enginebay_oengine.engine import is_paged
 
 ENGINE = "oengine"
 
@@ -63,7 +63,7 @@ def open_model(model: ModelLike) -> OpenedModel:
     engine.
     """
     if isinstance(model, LLM):
-        if not isinstance(model.engine, PagedEngine):
+        if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
         return _opened(model.plan, model.engine.parts, model.engine.runner.weights)
     plan = make_plan(config_of(model, ENGINE))

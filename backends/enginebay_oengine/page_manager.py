@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginebay.cache import Lease
+from enginebay.cache_shape import pages_for
 from enginebay.errors import EnginebayError, InputError, explain
 from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.paged_cache import PagedAttentionCacheMetaData
-from enginebay_oengine.pool import DUMMY_PAGE, PagePool, pages_for
+from enginebay_oengine.pool import DUMMY_PAGE, PagePool
 from enginebay_oengine.store import PageStore
 
 POOL = "pages"

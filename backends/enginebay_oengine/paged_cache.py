@@ -16,15 +16,16 @@ from jax import tree_util
 from pydantic import ValidationError
 
 from enginebay.cache import KVLayout
+from enginebay.cache_shape import pages_for
 from enginebay.errors import ConfigError, InputError, RequestError, explain
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.sharding import Placement
+from enginebay.stepping.geometry import PoolSizes, plan_memory
 from enginebay.validation import describe_validation
-from enginebay_oengine.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
 from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.pool import pages_for
-from enginebay_oengine.sizing import choose_num_pages, plan_memory
+from enginebay_oengine.pools import Pools
+from enginebay_oengine.sizing import choose_num_pages
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,18 +133,18 @@ class PagedAttentionCache:
             max_model_len=length,
             min_rows=parts.platform.min_rows(parts.dtype),
         )
-        geometry = Geometry(sizes, parts.layout_type, page_size, parts.compact_decode)
         sampler = model.plan.registry.find("sampler", model.plan.config.sampler.name).declaration
         sized_parts = dataclasses.replace(parts, config=sized)
-        count = choose_num_pages(sized_parts, options, geometry)
-        plan_memory(sized_parts, geometry, count).check()
+        pools = Pools(page_size, length)
+        cache = PoolSizes(sizes, page_size, parts.compact_decode, 0, {}, {})
+        count = choose_num_pages(sized_parts, options, pools, cache.geometry({}))
+        shapes = pools.shapes(count, info.groups, num_seqs)
+        plan_memory(sized_parts, dataclasses.replace(cache, whole=shapes)).check()
         return PagedAttentionCacheMetaData(
             page_size=page_size,
             num_pages=count,
             max_length=length,
-            layouts=geometry.layouts(
-                {group.name: count for group in info.groups}, info.groups, parts.dtype
-            ),
+            layouts=parts.layouts(shapes),
             num_layers={group.name: group.num_layers for group in info.groups},
             placement=parts.placement,
             vocab_size=info.vocab_size,

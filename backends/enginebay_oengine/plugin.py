@@ -10,7 +10,7 @@ def register_engines(register: Register) -> None:
     """The paged engine."""
     register(
         "oengine",
-        "enginebay_oengine.engine:PagedEngine",
+        "enginebay_oengine.engine:make_engine",
         options="enginebay_oengine.options:PagedOptions",
         summary="paged cache: pages of one pool, shared by equal prefixes",
         capabilities={

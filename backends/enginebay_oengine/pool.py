@@ -124,8 +124,3 @@ def check_books(holders: Sequence[int], free_list: Sequence[int], cached: Abstra
         raise InternalError("a page is two of used, cached and free")
     if len(held | free | cached) != len(holders) - 1:
         raise InternalError("a page is none of used, cached and free")
-
-
-def pages_for(num_tokens: int, page_size: int) -> int:
-    """Pages that hold so many tokens."""
-    return -(-num_tokens // page_size)

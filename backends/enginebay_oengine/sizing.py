@@ -1,17 +1,19 @@
-"""How many pages the cache gets, and the memory plan that follows."""
+"""How many pages the cache gets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from pathlib import Path
 
 import jax
 
+from enginebay.cache_shape import CacheShape
 from enginebay.errors import ConfigError, UnsupportedError, explain
-from enginebay.memory import ACCOUNT, MemoryPlan
-from enginebay.runner.parts import EngineParts, step_workspace_bytes, weight_bytes
-from enginebay_oengine.geometry import Geometry
+from enginebay.memory import ACCOUNT
+from enginebay.runner.parts import EngineParts, weight_bytes
+from enginebay.stepping.geometry import Geometry, PoolSizes, shape_bytes, workspace_bytes
 from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.pools import Pools, make_pools
 
 DEFAULT_UTILIZATION = 0.85
 FIRST_BYTES = 128 * 2**20
@@ -19,36 +21,6 @@ FIRST_BYTES = 128 * 2**20
 
 FEWEST_PAGES = 2
 """The dummy page, and one for tokens."""
-
-
-def pool_bytes(parts: EngineParts, geometry: Geometry, num_pages: Mapping[str, int]) -> int:
-    """Bytes on each device of a cache with so many pages by group."""
-    groups = parts.model.info.groups
-    layouts = geometry.layouts(num_pages, groups, parts.dtype)
-    return sum(
-        g.num_layers * layouts[g.name].num_bytes() for g in groups
-    ) // parts.placement.num_shards("kv_heads")
-
-
-def page_bytes(parts: EngineParts, geometry: Geometry) -> int:
-    """Bytes of a page of every group on each device, all layers together."""
-    return pool_bytes(parts, geometry, {g.name: 1 for g in parts.model.info.groups})
-
-
-def cache_pages(parts: EngineParts, geometry: Geometry, num_pages: int) -> dict[str, int]:
-    """Pages of each group of a cache, where those that keep all of a row's have `num_pages`."""
-    return geometry.pool_pages(num_pages, parts.model.info.groups, parts.config.max_num_seqs)
-
-
-def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
-    """Bytes on each device for the largest step, with the copy that a compact decode makes of its
-    rows' cache.
-    """
-    compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
-    max_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
-    return (
-        step_workspace_bytes(parts) + page_bytes(parts, geometry) * max_copied // geometry.page_size
-    )
 
 
 def free_bytes(device: jax.Device, otherwise: int) -> int:
@@ -65,7 +37,9 @@ def free_bytes(device: jax.Device, otherwise: int) -> int:
     return otherwise
 
 
-def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geometry) -> int:
+def choose_num_pages(
+    parts: EngineParts, options: PagedOptions, pools: Pools, geometry: Geometry
+) -> int:
     """Pages of each group whose rows keep all of theirs, the dummy included, as the options say.
     ConfigError or UnsupportedError when there is no room for one.
 
@@ -74,17 +48,18 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
     """
     if options.num_pages is not None:
         return options.num_pages
-    fixed = pool_bytes(parts, geometry, cache_pages(parts, geometry, 0))
-    each = pool_bytes(parts, geometry, cache_pages(parts, geometry, 1)) - fixed
+    groups, num_rows = parts.model.info.groups, parts.config.max_num_seqs
+    fixed = shape_bytes(parts, pools.shapes(0, groups, num_rows))
+    each = shape_bytes(parts, pools.shapes(1, groups, num_rows)) - fixed
     least = fixed + FEWEST_PAGES * each
-    needed = 1 + parts.config.max_num_seqs * geometry.row_pages(None)
+    needed = 1 + num_rows * pools.row_pages(None)
     if options.cache_bytes is not None:
         if options.cache_bytes < least:
             raise ConfigError(
                 explain(
                     f"cache_bytes = {options.cache_bytes}",
                     f"at least {least}, which is {FEWEST_PAGES} pages of "
-                    f"{geometry.page_size} tokens"
+                    f"{pools.page_size} tokens"
                     + (" and the windows of max_num_seqs rows" if fixed else ""),
                     "Raise it, or make page_size or max_num_seqs smaller.",
                 )
@@ -112,25 +87,23 @@ def choose_num_pages(parts: EngineParts, options: PagedOptions, geometry: Geomet
     return min(needed, (rest - fixed) // each) if each else needed
 
 
-def first_pages(
-    parts: EngineParts, options: PagedOptions, geometry: Geometry, num_pages: Mapping[str, int]
-) -> Mapping[str, int]:
-    """How many of the cache's pages are allocated at once, by group; the others when they are
-    needed.
-
-    All but on a CPU, where clearing them is most of the time that a program takes to start.
+def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:
+    """The sizes of an engine's cache. All pages are allocated at once but on a CPU, where clearing
+    them is most of the time that a program takes to start.
     """
-    if not options.grow or parts.placement.device.platform != "cpu":
-        return num_pages
-    first = max(FEWEST_PAGES, FIRST_BYTES // page_bytes(parts, geometry))
-    return {group: min(count, first) for group, count in num_pages.items()}
-
-
-def plan_memory(parts: EngineParts, geometry: Geometry, num_pages: int) -> MemoryPlan:
-    """Bytes per device of weights, pages and room for one step."""
-    return MemoryPlan(
-        weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
-        cache_bytes=pool_bytes(parts, geometry, cache_pages(parts, geometry, num_pages)),
-        workspace_bytes=workspace_bytes(parts, geometry),
-        device_bytes=parts.platform.hardware().memory_bytes,
+    facts, groups = parts.facts(), parts.model.info.groups
+    pools = make_pools(parts.config, options.page_size)
+    sizes = PoolSizes(
+        facts.sizes, options.page_size, facts.compact_decode, facts.config.max_drafts, {}, {}
     )
+    num_pages = choose_num_pages(parts, options, pools, sizes.geometry({}))
+    first = whole = pools.shapes(num_pages, groups, parts.config.max_num_seqs)
+    if options.grow and parts.placement.device.platform == "cpu":
+        page = CacheShape(1, 1, options.page_size)
+        page_bytes = shape_bytes(parts, {group.name: page for group in groups})
+        most = max(FEWEST_PAGES, FIRST_BYTES // page_bytes)
+        first = {
+            name: dataclasses.replace(shape, pages_per_slot=min(shape.num_pages, most))
+            for name, shape in whole.items()
+        }
+    return dataclasses.replace(sizes, first=first, whole=whole)

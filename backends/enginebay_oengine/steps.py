@@ -20,10 +20,10 @@ from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, RequestError, explain
 from enginebay.model import Weights
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.pages import copy_page
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.step import Program
 from enginebay_oengine.compiling import cjit
-from enginebay_oengine.copying import copy_page
 from enginebay_oengine.forward import GraphDef, ModelOutputBatch, execute_forward
 from enginebay_oengine.generation_state import (
     GenerationState,

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import KVLayout
+from enginebay.cache_shape import CacheShape
 from enginebay.model import Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner.device import DeviceRows
 from enginebay.runner.step import Program, StepState, decode_step
 from enginebay.types import StepVariant
-from enginebay_vinference.grow import SlotShape
 
 Arrays = dict[str, Any]
 """What of a state the functions take over and give back.
@@ -66,7 +66,7 @@ class Recipe:
 
     program: Program
     shape: InferenceShape
-    slots: SlotShape
+    slots: CacheShape
     layouts: Mapping[str, KVLayout]
     dtype: str
 

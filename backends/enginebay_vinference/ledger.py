@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
+from enginebay.cache_shape import CacheShape
 from enginebay.errors import InternalError
 from enginebay.rows import PageTable
 
@@ -70,6 +71,9 @@ class SlotLedger(Ledger):
         slots = np.asarray([lease.row for lease in leases], np.int32)
         offsets = np.arange(min(self.pages_per_slot, table.shape[1]), dtype=np.int32)
         table[: len(leases), : len(offsets)] = slots[:, None] * self.pages_per_slot + offsets
+
+    def resized(self, shapes: Mapping[str, CacheShape]) -> None:
+        self.pages_per_slot = next(iter(shapes.values())).pages_per_slot
 
     def check(self) -> None:
         for row, lease in self._leases.items():

@@ -10,7 +10,7 @@ def register_engines(register: Register) -> None:
     """The contiguous engine."""
     register(
         "vinference",
-        "enginebay_vinference.engine:VInferenceEngine",
+        "enginebay_vinference.engine:make_engine",
         options="enginebay_vinference.engine:VInferenceOptions",
         summary="contiguous cache: one slot a row, grown by doubling",
         capabilities={

@@ -22,9 +22,10 @@ from enginebay.cache import KVLayout
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError, explain
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.step import Program
+from enginebay.stepping.engine import StepEngine
+from enginebay.stepping.geometry import slot_shape
 from enginebay.types import MAX_STOP_TOKENS
 from enginebay.waits import waiting
-from enginebay_vinference.engine import VInferenceEngine
 from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
 
@@ -84,7 +85,7 @@ class Programs:
     the engine stays there.
     """
 
-    def __init__(self, engine: VInferenceEngine, placement: StatePlacement) -> None:
+    def __init__(self, engine: StepEngine, placement: StatePlacement) -> None:
         self.engine = engine
         self.placement = placement
         # A generator that is collected as garbage lets go of its use, perhaps while the lock is
@@ -241,8 +242,8 @@ class Programs:
     def recipe(self, shape: InferenceShape, program: Program | None = None) -> Recipe:
         """What the functions of a shape are made of; `program` None: the one that is used now."""
         engine = self.engine
-        slots = engine.geometry.exact_shape(shape.num_rows, shape.width)
-        layouts = engine.geometry.layouts(slots, engine.parts.model.info.groups, engine.parts.dtype)
+        slots = slot_shape(shape.num_rows, shape.width, engine.sizes.page_size)
+        layouts = engine.parts.layouts(dict.fromkeys(engine.sizes.whole, slots))
         return Recipe(program or self._made.program, shape, slots, layouts, engine.parts.dtype)
 
     def describe(

@@ -38,9 +38,9 @@ from jax.sharding import PartitionSpec
 import enginebay
 from enginebay.errors import explain, shown_text
 from enginebay.nesting import parse_json
+from enginebay.stepping.geometry import ONE_PAGE_LAYOUTS
 from enginebay_vinference.errors import SavedInferenceError
 from enginebay_vinference.functions import InferenceShape
-from enginebay_vinference.geometry import ONE_PAGE_LAYOUTS
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import spec_from_plain, spec_to_plain
 from enginebay_vinference.precompile import vInferencePreCompileConfig
@@ -244,9 +244,7 @@ def fingerprint(programs: Programs) -> str:
         },
         "dtype": parts.dtype,
         "layout": parts.layout,
-        "page_size": None
-        if parts.layout in ONE_PAGE_LAYOUTS
-        else programs.engine.geometry.page_size,
+        "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.sizes.page_size,
         "sampler": parts.config.sampler.model_dump(mode="json"),
         "mesh": parts.config.mesh,
         "rules": [[p, str(s)] for p, s in programs.placement.rules],

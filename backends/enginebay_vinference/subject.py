@@ -13,9 +13,10 @@ from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.errors import ConfigError, InputError, explain
 from enginebay.llm import LLM
 from enginebay.model import Weights
+from enginebay.stepping.engine import StepEngine
 from enginebay.text import Tokenizer
 from enginebay_faces.opening import ModelLike, config_of, size_name, wrong_llm
-from enginebay_vinference.engine import VInferenceEngine
+from enginebay_vinference.engine import is_contiguous
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.inference_config import vInferenceConfig
 from enginebay_vinference.partition import PartitionAxis
@@ -38,7 +39,7 @@ class LoadedModel:
     """A plan and its engine, whose weights are loaded."""
 
     plan: Plan
-    engine: VInferenceEngine
+    engine: StepEngine
 
     @property
     def weights(self) -> Weights:
@@ -80,13 +81,13 @@ def open_subject(model: ModelLike) -> LoadedModel:
     ConfigError when a configuration or an LLM has another engine than the contiguous one.
     """
     if isinstance(model, LLM):
-        if not isinstance(model.engine, VInferenceEngine):
+        if not is_contiguous(model.engine):
             raise wrong_llm(model, ENGINE)
         return LoadedModel(model.plan, model.engine)
     plan = make_plan(config_of(model, ENGINE))
     engine = make_engine(plan)
     engine.make_arrays()
-    return LoadedModel(plan, cast("VInferenceEngine", engine))
+    return LoadedModel(plan, cast("StepEngine", engine))
 
 
 def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) -> vInferenceConfig:

@@ -1,16 +1,9 @@
 """The cache contract: groups a model declares, layouts of the arrays, and the ledger that promises
 them.
 
-The cache has two owners. The **ledger** lives on the host and knows what is promised to whom; the
-**arrays** live on the device, are donated to every step and come back from it:
-
-    ==========  =====================  ==============================================
-    what        owner                  who may touch it
-    ==========  =====================  ==============================================
-    leases      Ledger (loop thread)   loop admits, reserves and releases them
-    arrays      engine (device)        compiled steps only, always donated
-    page table  StepPlan               the ledger writes rows, kernels read them
-    ==========  =====================  ==============================================
+The cache has two owners. The **ledger** lives on the host, belongs to the loop's thread, and knows
+what is promised to whom. The **arrays** and the page tables live on the device and belong to the
+executor: they are donated to every step and come back from it.
 """
 
 from __future__ import annotations
@@ -24,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.cache_shape import CacheShape
 from enginebay.errors import InternalError
 
 CacheArrays = Mapping[str, jax.Array]
@@ -166,9 +160,7 @@ class Ledger(ABC):
     """
 
     grows: bool = False
-    """Whether leases begin small: the caller asks for a prompt and its next token first, and for
-    more with `reserve`. Otherwise it asks for all that the request can need, at once.
-    """
+    """Whether leases begin with a prompt and its next token; otherwise with all that is needed."""
 
     forks: bool = False
     """Whether `fork` gives leases, so that rows with the same prompt have it computed once."""
@@ -177,8 +169,7 @@ class Ledger(ABC):
     def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
 
-        The first `num_cached` of the prompt's tokens need not be computed: at most all but the
-        last.
+        The first `num_cached` of the prompt's tokens need not be computed: never the last.
         """
 
     @abstractmethod
@@ -235,10 +226,12 @@ class Ledger(ABC):
         for lease, num in zip(leases, num_tokens.tolist(), strict=True):
             self.commit(lease, token_ids[lease.row, :num])
 
-    def resume(self, lease: Lease, num_tokens: int) -> None:  # noqa: B027  # most ledgers keep all pages
+    def resume(self, lease: Lease, num_tokens: int) -> Mapping[str, np.ndarray]:
         """The row goes on after `num_tokens` tokens, which the caller puts into the cache before
-        the next step: see that the pages of those that it needs are there.
+        the next step: see that the pages of those that it needs are there. Returns the pages to put
+        them into, int32 by group, where these are others than the row's: not those that it shares.
         """
+        return {}
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, of which the first `num_cached` are
@@ -248,12 +241,19 @@ class Ledger(ABC):
         longer keeps what is needed to go on from there. None when there is not enough now. For
         ledgers that say so with `forks`.
         """
-        raise InternalError(
-            f"row {row} is forked from row {lease.row} in a ledger that does not fork"
-        )
+        raise InternalError(f"row {row} is forked from {lease.row} in a ledger that does not fork")
 
     def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """Pages (from, to) to be copied by cache group, in this order, before the next step. They
-        are returned once.
-        """
+        """Pages (from, to) to copy before the next step, in order, by group; returned once."""
         return {}
+
+    @property
+    def reach(self) -> Mapping[str, int]:
+        """How many of each group's first pages hold all that was ever promised."""
+        return {}
+
+    def resized(self, shapes: Mapping[str, CacheShape]) -> None:  # noqa: B027  # pages keep their numbers
+        """The arrays have these sizes from now on, by cache group."""
+
+    def forget(self) -> None:  # noqa: B027  # most ledgers keep nothing
+        """Find nothing again of what was computed so far: the arrays are gone."""

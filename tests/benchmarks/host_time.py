@@ -85,7 +85,7 @@ def _pass_through(
     prefill.
     """
     shape = (key.bucket.seqs, width)
-    num_steps = 1 if key.kind == "prefill" else inputs[1]
+    num_steps = 1 if key.kind == "prefill" else inputs[-1]
     tokens = jnp.where(jnp.arange(width) < num_steps, jnp.full(shape, TOKEN, jnp.int32), -1)
     return state, Sampled(tokens, Logprobs.empty(shape, vocab_size))
 

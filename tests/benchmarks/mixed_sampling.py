@@ -74,6 +74,7 @@ def _compare(llm: LLM, args: argparse.Namespace) -> str:
             if kind == "greedy, all compiled" and number:
                 for key in [key for key in programs if key[0].variant is not StepVariant.FULL]:
                     del programs[key]
+                llm.engine.runner._chosen.clear()
             start = time.perf_counter()
             outputs = llm.generate(prompts, params)
             seconds = time.perf_counter() - start

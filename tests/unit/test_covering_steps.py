@@ -9,9 +9,8 @@ import pytest
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.keys import StepKey, covering
+from enginebay.stepping.geometry import Geometry
 from enginebay.types import StepVariant
-from enginebay_oengine.geometry import Geometry
-from enginebay_xla.layout import HndLayout
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 
@@ -19,7 +18,7 @@ DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len"
 def geometry(*, ragged: bool = True, num_drafts: int = 0) -> Geometry:
     """That of the demo model with the default sizes of eSurge."""
     sizes = default_sizes(**DEFAULTS, min_rows=2, ragged_decode=ragged)
-    return Geometry(sizes, HndLayout, 128, compact_decode=False, num_drafts=num_drafts)
+    return Geometry(sizes, 128, 1024, compact_decode=False, num_drafts=num_drafts)
 
 
 @pytest.mark.parametrize(

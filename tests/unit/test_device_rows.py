@@ -13,15 +13,13 @@ from enginebay import LLM
 from enginebay.cache import Lease
 from enginebay.engine import RowPlan
 from enginebay.errors import CompilationError, InputError
-from enginebay.ops.spec import Bucket
 from enginebay.rows import RowTable
-from enginebay.runner.assemble import prefill_inputs
+from enginebay.runner.assemble import prefill_writes
 from enginebay.runner.device import COLUMNS, DeviceRows, write_history
+from enginebay.stepping.engine import StepEngine
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import penalised
-from enginebay_vinference.engine import VInferenceEngine
-from enginebay_vinference.ledger import SlotLedger
 from tests.brief import LEAST
 from tests.pool import few_sizes
 from tests.unit.serving import SIZES
@@ -124,19 +122,15 @@ def test_cached_tokens_are_sent_with_the_first_chunk_of_rows_that_count_them(
     params: SamplingParams, start: int, num_cached: int, known: bool
 ) -> None:
     table = RowTable(ROWS, 64, 64, 2048, [64])
-    ledger = SlotLedger(ROWS, 64)
     table.add_request(request_of(PROMPT, params), 2)
     lease = Lease(row=2, capacity=64, num_cached=num_cached)
-    bucket = Bucket(16, 1, 1, 16, 64)
-    inputs, _ = prefill_inputs([RowPlan(2, lease, start, 4, samples=False)], bucket, table, ledger)
-    assert [(one.row, one.token_ids.tolist()) for one in inputs.known] == (
+    writes = prefill_writes([RowPlan(2, lease, start, 4, samples=False)], table)
+    assert [(one.row, one.token_ids.tolist()) for one in writes.known] == (
         [(2, PROMPT[:num_cached])] if known else []
     )
 
 
-def history_after_a_hit(
-    engine: VInferenceEngine, params: SamplingParams, num_cached: int
-) -> list[int]:
+def history_after_a_hit(engine: StepEngine, params: SamplingParams, num_cached: int) -> list[int]:
     """A row's tokens on the device, of a request that found its first ones in the cache, where
     others' had been.
     """

@@ -102,5 +102,6 @@ def test_other_options_are_refused_by_name(values: dict[str, Any], named: str) -
 def test_options_reach_the_pages() -> None:
     engine = {"name": "esurge", "page_size": 16, "num_pages": 12, "enable_prefix_caching": False}
     with LLM(BRIEF, engine=engine, **SIZES) as llm:
-        assert (llm.engine.geometry.page_size, llm.engine.num_pages) == (16, 12)
-        assert llm.engine.options.prefix_caching is False
+        shape = llm.engine.sizes.whole["full"]
+        assert (shape.page_size, shape.num_pages) == (16, 12)
+        assert llm.engine.ledger.groups["full"].store.index is None

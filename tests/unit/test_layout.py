@@ -37,18 +37,14 @@ MANY_METHODS: dict[str, str] = {
         "the outside face: generate, stream and chat with their async twins; it hands over at once"
     ),
     "backends/enginebay_esurge/esurge.py::eSurge": "the documented face; hands over at once",
-    "backends/enginebay_oengine/engine.py::PagedEngine": (
-        "the contract of engines; hands over to the runner"
-    ),
+    "core/enginebay/cache.py::Ledger": "six are abstract; the others are for ledgers that share pages",
+    "core/enginebay/stepping/engine.py::StepEngine": "the contract of engines",
     "backends/enginebay_oengine/ledger.py::PageLedger": (
         "the contract of ledgers; hands over to held pages and prefixes"
     ),
     "backends/enginebay_oengine/oengine.py::oEngine": "the documented face; hands over at once",
     "backends/enginebay_oengine/sequence_buffer.py::SequenceBuffer": (
         "the documented face; hands over at once"
-    ),
-    "backends/enginebay_vinference/engine.py::VInferenceEngine": (
-        "the contract of engines; hands over to the runner"
     ),
     "backends/enginebay_vinference/inference.py::vInference": (
         "the documented face: half of them are properties"

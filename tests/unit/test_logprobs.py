@@ -23,8 +23,10 @@ from enginebay.errors import InternalError, RequestError
 from enginebay.llm.prepare import Abilities
 from enginebay.outputs import CompletionOutput
 from enginebay.registry import Registry, load_registry
+from enginebay.runner.commands import Step
+from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.logprobs import logprobs_of
-from enginebay.runner.runner import LaunchedStep
+from enginebay.runner.step import Sampled
 from enginebay.types import MAX_LOGPROBS
 from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
@@ -222,9 +224,9 @@ def test_nothing_is_sent_to_the_host_unless_a_row_asks(
     read, sent = [], []
     begin = LaunchedStep.__init__
 
-    def counted(self: LaunchedStep, *args: Any, returns_logprobs: bool) -> None:
-        sent.append(returns_logprobs)
-        begin(self, *args, returns_logprobs=returns_logprobs)
+    def counted(self: LaunchedStep, sampled: Sampled, step: Step) -> None:
+        sent.append(step.returns_logprobs)
+        begin(self, sampled, step)
 
     fetch = LaunchedStep.read_logprobs
     monkeypatch.setattr(LaunchedStep, "__init__", counted)

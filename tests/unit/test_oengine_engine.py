@@ -362,6 +362,7 @@ def test_the_cache_is_sized_by_pages_bytes_or_what_requests_need(make: Callable[
         ({"memory_utilization": 0.5}, 1 + 4 * 256 // 8),
     ):
         engine = make({"page_size": 8} | options, forbid_compiling=False).engine
-        assert (engine.num_pages, engine.memory.cache_bytes) == (num_pages, num_pages * each)
+        shape = engine.sizes.whole["full"]
+        assert (shape.num_pages, engine.memory.cache_bytes) == (num_pages, num_pages * each)
         arrays = jax.tree.leaves(engine.runner.state.cache)
         assert sum(a.nbytes for a in arrays) == engine.memory.cache_bytes

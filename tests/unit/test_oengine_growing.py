@@ -11,13 +11,16 @@ import jax
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.cache_shape import CacheShape
 from enginebay.config import make_config
+from enginebay.runner.pages import PageMover
+from enginebay.stepping.geometry import shape_bytes
 from enginebay_oengine import sizing
-from enginebay_oengine.engine import PagedEngine
+from enginebay_oengine.engine import is_paged
 from enginebay_oengine.pool import PagePool
 from tests.pool import EnginePool
 from tests.unit import loops
-from tests.unit.loops import NUM_PAGES, PAGED
+from tests.unit.loops import NUM_PAGES, PAGE_SIZE, PAGED
 
 pytestmark = pytest.mark.xdist_group("tiny")
 
@@ -41,7 +44,7 @@ def make_llm() -> LLM:
 def pages_of(llm: LLM) -> set[int]:
     """How many pages the arrays have."""
     engine = llm.engine
-    assert isinstance(engine, PagedEngine)
+    assert is_paged(engine)
     return {array.shape[0] for array in jax.tree.leaves(engine.runner.state.cache)}
 
 
@@ -66,8 +69,10 @@ def expected(engine_pool: EnginePool) -> Expected:
         found = [
             tokens(llm, *asked) for asked in (([PROMPT], SHORT), ([LONGER], LONG), (BATCH, LONG))
         ]
-        assert isinstance(llm.engine, PagedEngine)
-        return Expected(*found, sizing.page_bytes(llm.engine.parts, llm.engine.geometry))
+        assert is_paged(llm.engine)
+        return Expected(
+            *found, shape_bytes(llm.engine.parts, {"full": CacheShape(1, 1, PAGE_SIZE)})
+        )
 
 
 @pytest.fixture
@@ -120,8 +125,8 @@ def test_a_warm_up_allocates_all_and_compiles_for_that_alone(
     with make_llm() as llm:
         assert pages_of(llm) == {FIRST_PAGES}
         engine = llm.engine
-        assert isinstance(engine, PagedEngine)
-        monkeypatch.setattr(type(engine.pages.copier), "compile", compile_nothing)
+        assert is_paged(engine)
+        monkeypatch.setattr(PageMover, "compile", compile_nothing)
         monkeypatch.setattr(type(engine.runner), compiles, compile_nothing)
         getattr(engine, warm_up)()
         assert compiled_for == [{NUM_PAGES}] * 2

@@ -10,8 +10,9 @@ import sys
 import numpy as np
 import pytest
 
+from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
-from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_books, pages_for
+from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_books
 from enginebay_oengine.prefix import PrefixIndex, Salt, page_digests
 
 

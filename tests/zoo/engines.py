@@ -15,7 +15,7 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.engine import GroupState, Pending, RowState, StepPlan
-from enginebay_oengine.engine import PagedEngine
+from enginebay.stepping.engine import StepEngine
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
 from tests.brief import LATE
@@ -33,7 +33,7 @@ class Turned(Pending):
         return self.pending.read()[::-1]
 
 
-class Waiting(PagedEngine):
+class Waiting(StepEngine):
     """Waits until its step has run."""
 
     found_by = "steps_do_not_wait"
@@ -44,7 +44,7 @@ class Waiting(PagedEngine):
         return pending
 
 
-class Reading(PagedEngine):
+class Reading(StepEngine):
     """Reads the lengths of its rows on the host after each step."""
 
     found_by = "steps_do_not_wait"
@@ -56,7 +56,7 @@ class Reading(PagedEngine):
         return pending
 
 
-class Turning(PagedEngine):
+class Turning(StepEngine):
     """Gives the tokens of a step's rows in the opposite order."""
 
     found_by = "alone_equals_batch"
@@ -65,7 +65,7 @@ class Turning(PagedEngine):
         return Turned(super().step(plan))
 
 
-class Cold(PagedEngine):
+class Cold(StepEngine):
     """Compiles nothing when it is asked to warm up."""
 
     found_by = "nothing_compiles_after_warmup"
@@ -74,18 +74,19 @@ class Cold(PagedEngine):
         return 1
 
 
-class Lukewarm(PagedEngine):
+class Lukewarm(StepEngine):
     """Compiles decode steps, and no prefill."""
 
     found_by = "nothing_compiles_after_warmup"
 
     def warmup(self, progress: Any = None) -> int:
-        self.pages.make_all()
+        self._first = self.sizes.whole
+        self._grow(self._first)
         steps = [key for key in self.geometry.all_steps() if key.kind != "prefill"]
-        return self.runner.compile_all(steps, progress)
+        return self.executor.compile_all(steps, progress, copies=True)
 
 
-class Uncounted(PagedEngine):
+class Uncounted(StepEngine):
     """Counts none of the programs that it compiles."""
 
     found_by = "nothing_compiles_after_warmup"
@@ -96,7 +97,7 @@ class Uncounted(PagedEngine):
         return count
 
 
-class Disobedient(PagedEngine):
+class Disobedient(StepEngine):
     """Compiles though that is forbidden."""
 
     found_by = "compiling_can_be_forbidden"
@@ -106,7 +107,7 @@ class Disobedient(PagedEngine):
         return super().step(plan)
 
 
-class Forgetful(PagedEngine):
+class Forgetful(StepEngine):
     """Takes a row's state without the last token's keys and values."""
 
     found_by = "state_moves_to_another_engine"
@@ -126,7 +127,7 @@ class Forgetful(PagedEngine):
         return cut
 
 
-class Unseeded(PagedEngine):
+class Unseeded(StepEngine):
     """Puts a row's state without what its sampling needs."""
 
     found_by = "state_moves_to_another_engine"
@@ -136,7 +137,7 @@ class Unseeded(PagedEngine):
         super().put(lease, dataclasses.replace(state, sampling=empty))
 
 
-class Remembering(PagedEngine):
+class Remembering(StepEngine):
     """Finds prefixes in a cache that was dropped."""
 
     found_by = "arrays_can_be_dropped"
@@ -147,7 +148,7 @@ class Remembering(PagedEngine):
             super().drop_arrays()
 
 
-class Leaking(PagedEngine):
+class Leaking(StepEngine):
     """Keeps the rows of requests that have ended."""
 
     found_by = "everything_is_released"
@@ -167,7 +168,7 @@ class Leaking(PagedEngine):
         self.ledger.release = leak  # type: ignore[method-assign]
 
 
-FAULTS: dict[str, type[PagedEngine]] = {
+FAULTS: dict[str, type[StepEngine]] = {
     kind.__name__: kind
     for kind in (
         *(Waiting, Reading, Turning, Cold, Lukewarm, Uncounted),
@@ -175,7 +176,7 @@ FAULTS: dict[str, type[PagedEngine]] = {
     )
 }
 
-RIGHT: dict[str, type[PagedEngine]] = {}
+RIGHT: dict[str, type[StepEngine]] = {}
 """The built-in engines pass the whole suite in tests/conformance."""
 
 
@@ -184,6 +185,6 @@ def checks(part: Any) -> Iterator[Check]:
     of the paged one.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay_oengine.engine.PagedEngine", part)
+        patch.setattr("enginebay_oengine.engine.StepEngine", part)
         suite = engine_checks(EngineSubject("oengine", model=LATE))
         yield from sorted(suite, key=lambda check: check[0] != part.found_by)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -62,6 +62,8 @@ class Plan:
     shadow: ChosenShadow | None = None
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     """What the checkpoint says of sampling fields that a request leaves out."""
+    swapped: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
+    """See EngineParts."""
 
 
 def make_title(plan: Plan) -> str:
@@ -221,6 +223,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         kernels=plan.kernels.names,
         custom_calls=plan.kernels.custom_calls,
         shadow=shadow,
+        swapped=plan.swapped,
     )
 
 

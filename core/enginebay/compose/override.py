@@ -35,6 +35,7 @@ class _Given:
     name: str
     impl: Any
     registered: bool
+    given: Any
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -58,7 +59,12 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     kernels = plan.kernels
     attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
     told: dict[str, Reason] = {}
+    swapped = None if plan.swapped is None else dict(plan.swapped)
     for one in (one for op, value in given.items() for one in _read(plan, op, value)):
+        if not isinstance(one.given, str):
+            swapped = None
+        elif swapped is not None:
+            swapped |= dict.fromkeys(one.settings, one.given)
         why = f"{GIVEN}, {_checked(plan, one, check=check)}"
         for setting in one.settings:
             names[setting] = one.name
@@ -91,7 +97,8 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     changed = dataclasses.replace(
         kernels, attention=attention, plain=plain, names=names, reasons=reasons
     )
-    return dataclasses.replace(plan, kernels=changed, reasons=_replaced(plan.reasons, told))
+    reasons = _replaced(plan.reasons, told)
+    return dataclasses.replace(plan, kernels=changed, reasons=reasons, swapped=swapped)
 
 
 def _replaced(reasons: Sequence[Reason], told: Mapping[str, Reason]) -> tuple[Reason, ...]:
@@ -124,7 +131,7 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
         refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
-    one = _Given(op, phases, name, impl, registered)
+    one = _Given(op, phases, name, impl, registered, value)
     if op == "attention":
         _refuse(plan, one)
     return one

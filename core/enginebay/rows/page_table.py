@@ -18,7 +18,7 @@ class PageTable:
         num_pages  int32 [max_num_reqs]
 
     The ledger of an engine writes the rows that it promises pages to; a row is freed with its
-    request, by the SequenceBuffer that the table belongs to.
+    request, by the RowTable that the table belongs to.
     """
 
     def __init__(self, max_num_reqs: int, max_pages_per_req: int, page_size: int) -> None:

@@ -1,19 +1,20 @@
-"""From a StepPlan to the host arrays of a compiled call: rows sorted and padded, tables filled in."""
+"""From the rows of a StepPlan to commands: rows sorted and padded, changed pages found."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
 from enginebay.engine import RowPlan
-from enginebay.ops.spec import Bucket
+from enginebay.errors import InternalError
 from enginebay.rows import RowTable
 from enginebay.runner import device
-from enginebay.runner.full_vocab import full_vocab_decode, full_vocab_prefill
-from enginebay.runner.inputs import DecodeInputs, KnownTokens, PrefillInputs, RowUpdate
+from enginebay.runner.commands import KnownTokens, RowUpdate, Step, WriteRows
+from enginebay.runner.full_vocab import prompt_targets, wants_all
+from enginebay.runner.keys import StepKey
 from enginebay.runner.scoping import StepNeeds
 from enginebay.types import FrozenSampling, StepVariant
 
@@ -28,14 +29,48 @@ def sorted_for_attention(rows: Sequence[RowPlan]) -> np.ndarray:
     return np.argsort(np.asarray(kinds), kind="stable")
 
 
-def prefill_inputs(
-    rows: Sequence[RowPlan],
-    bucket: Bucket,
-    table: RowTable,
-    ledger: Ledger,
-) -> tuple[PrefillInputs, np.ndarray]:
-    """The arrays of a prefill of `rows`, and for each row of the plan its place in the bucket."""
-    order = sorted_for_attention(rows)
+class SentTables:
+    """The page tables as an executor has them, to send it the entries that have changed."""
+
+    def __init__(self, ledger: Ledger, num_rows: int, widths: Mapping[str, int]) -> None:
+        """`widths`: pages of a row at most, by cache group."""
+        self._ledger, self._num_rows, self._widths = ledger, num_rows, widths
+        self.forget()
+
+    def forget(self) -> None:
+        """The executor's tables are new: all entries are 0."""
+        self._sent = {g: np.zeros((self._num_rows, w), np.int32) for g, w in self._widths.items()}
+
+    def changes(self, leases: Sequence[Lease], num_pages: int) -> dict[str, np.ndarray]:
+        """Entries (row, column, page) int32 [n, 3] of the first `num_pages` pages of leases, by
+        group; no group without one. They count as sent.
+
+        What lies behind a row's pages need not be 0: a step looks at the pages of its tokens only.
+        """
+        row_ids = [lease.row for lease in leases]
+        changes = {}
+        for group, sent in self._sent.items():
+            now = np.zeros((len(leases), min(num_pages, sent.shape[1])), np.int32)
+            self._ledger.write_table(group, leases, now)
+            different = now != sent[row_ids, : now.shape[1]]
+            if not different.any():
+                continue
+            sent[row_ids, : now.shape[1]] = now
+            place, column = np.nonzero(different)
+            pages = now[place, column]
+            last = now.shape[1] - (now[:, ::-1] != 0).argmax(axis=1)
+            is_needed = (pages != 0) | (column < last[place])
+            entries = np.stack([np.asarray(row_ids)[place], column, pages], axis=1)
+            if is_needed.any():
+                changes[group] = entries[is_needed].astype(np.int32)
+        return changes
+
+
+def prefill_command(
+    rows: Sequence[RowPlan], key: StepKey, table: RowTable, sent: SentTables
+) -> Step:
+    """The prefill of `rows` by the program of a key."""
+    bucket, order = key.bucket, sorted_for_attention(rows)
     token_ids = np.zeros(bucket.tokens, np.int32)
     ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)
     ints[:, device.ROW] = table.max_num_reqs
@@ -50,35 +85,29 @@ def prefill_inputs(
         ]
         start += row.num_tokens
         _fill_columns(ints[place], floats[place], row, table)
-    places = np.empty(len(rows), np.int64)
+    places = np.empty(len(rows), np.int32)
     places[order] = np.arange(len(rows))
     sampled = np.asarray([row.row for row in rows if row.samples], np.int32)
-    return PrefillInputs(
-        token_ids,
-        ints,
-        floats,
-        _tables([rows[i].lease for i in order], slice(len(rows)), bucket, ledger),
-        known=_known(rows, table),
+    inputs: tuple[np.ndarray, ...] = (token_ids, ints, floats)
+    spans: tuple[tuple[int, int], ...] = ()
+    if key.full_vocab:
+        targets, spans = prompt_targets(rows, order.tolist(), bucket.tokens, table)
+        inputs = (*inputs, targets)
+    return Step(
+        key,
+        inputs,
+        places,
+        sent.changes([row.lease for row in rows], bucket.pages_per_seq),
         returns_logprobs=bool(table.returns_logprobs[sampled].any()),
-        need=_need(
-            table, [row.row for row in rows]
-        ),  # of those that do not sample too: full keeps their history
-        used=tuple(_used(row, table) for row in rows if row.samples),
-        full_vocab=full_vocab_prefill(rows, order.tolist(), bucket.tokens, table),
-    ), places
+        returns_all=wants_all([row for row in rows if row.samples], table),
+        spans=spans,
+    )
 
 
-def _tables(
-    leases: Sequence[Lease], places: np.ndarray | slice, bucket: Bucket, ledger: Ledger
-) -> dict[str, np.ndarray]:
-    """The page table of each cache group, int32 [seqs, pages_per_seq]: leases[i] at places[i]."""
-    tables: dict[str, np.ndarray] = {}
-    for group in ledger.windows:
-        packed = np.zeros((len(leases), bucket.pages_per_seq), np.int32)
-        ledger.write_table(group, leases, packed)
-        tables[group] = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
-        tables[group][places] = packed
-    return tables
+def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
+    """What a prefill of `rows` needs to be written before it."""
+    used = tuple(_used(row, table) for row in rows if row.samples)
+    return WriteRows(_known(rows, table), used)
 
 
 def _used(row: RowPlan, table: RowTable) -> RowUpdate:
@@ -93,7 +122,7 @@ def _reads_tokens(sampling: FrozenSampling) -> bool:
     return sampling.penalises or sampling.reads_tokens
 
 
-def _need(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
+def needs_of(table: RowTable, rows: Sequence[int] | np.ndarray) -> StepNeeds:
     """The least that serves rows."""
     variant = StepVariant(int(table.variants[rows].max()))
     if variant is not StepVariant.FULL:
@@ -136,40 +165,38 @@ def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: Row
     floats[device.REPETITION] = sampling.repetition_penalty
 
 
-def decode_inputs(
+def decode_command(
     rows: Sequence[RowPlan],
+    key: StepKey,
     places: np.ndarray,
-    bucket: Bucket,
     num_steps: int,
     table: RowTable,
-    ledger: Ledger,
-) -> DecodeInputs:
-    """The arrays of a decode of `rows`, each at its place in the bucket."""
-    row_ids = np.full(bucket.seqs, table.max_num_reqs, np.int32)
-    row_ids[places] = own = np.asarray([row.row for row in rows])
-    return DecodeInputs(
-        row_ids,
-        num_steps,
-        _tables([row.lease for row in rows], places, bucket, ledger),
+    sent: SentTables,
+) -> Step:
+    """The decode of `rows`, each at its place in the bucket, by the program of a key."""
+    if key.full_vocab and num_steps > 1:
+        raise InternalError(
+            f"{num_steps} steps of a decode that returns full-vocabulary log-probabilities"
+        )
+    row_ids = np.full(key.bucket.seqs, table.max_num_reqs, np.int32)
+    row_ids[places] = own = np.asarray([row.row for row in rows], np.int32)
+    return Step(
+        key,
+        (row_ids, np.asarray(num_steps, np.int32)),
+        places,
+        sent.changes([row.lease for row in rows], key.bucket.pages_per_seq),
         returns_logprobs=bool(table.returns_logprobs[own].any()),
-        need=_need(table, own),
-        updates=tuple(RowUpdate(row.row, row.update) for row in rows if row.update),
-        full_vocab=full_vocab_decode(rows, table),
+        returns_all=key.full_vocab,
     )
 
 
-def verify_inputs(
-    rows: Sequence[RowPlan],
-    bucket: Bucket,
-    drafts_a_step: int,
-    table: RowTable,
-    ledger: Ledger,
-) -> DecodeInputs:
-    """The arrays of a step that verifies the drafts of `rows`, which are its first rows, up to
-    `drafts_a_step` each.
-    """
-    inputs = decode_inputs(rows, np.arange(len(rows)), bucket, bucket.max_q_len, table, ledger)
-    draft_ids = np.full((bucket.seqs, drafts_a_step), -1, np.int32)
+def verify_command(
+    rows: Sequence[RowPlan], key: StepKey, most: int, table: RowTable, sent: SentTables
+) -> Step:
+    """The step that verifies the drafts of `rows`, up to `most` of each."""
+    places = np.arange(len(rows), dtype=np.int32)
+    step = decode_command(rows, key, places, 1, table, sent)
+    draft_ids = np.full((key.bucket.seqs, most), -1, np.int32)
     for place, row in enumerate(rows):
         draft_ids[place, : len(row.draft_token_ids)] = row.draft_token_ids
-    return dataclasses.replace(inputs, draft_ids=draft_ids)
+    return dataclasses.replace(step, inputs=(step.inputs[0], draft_ids))

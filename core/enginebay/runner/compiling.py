@@ -14,7 +14,6 @@ from enginebay.cache import KVLayout
 from enginebay.runner import device
 from enginebay.runner.ahead import compile_ahead
 from enginebay.runner.dump import dump_program
-from enginebay.runner.inputs import RunnerView
 from enginebay.runner.keys import Kind, StepKey
 from enginebay.runner.step import (
     Sampled,
@@ -23,7 +22,9 @@ from enginebay.runner.step import (
     decode_step,
     prefill_step,
 )
+from enginebay.runner.tables import max_changes, on_tables
 from enginebay.runner.verify import verify_step
+from enginebay.runner.view import RunnerView
 
 STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
     "prefill": prefill_step,
@@ -90,9 +91,8 @@ class StepCompiler:
     def _lower(self, key: StepKey) -> Any:
         """The step of a key, traced. The caller's thread does all of it."""
         bucket = key.bucket
-        tables = {
-            g: jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32)
-            for g in self._layouts
+        changes = {
+            g: jax.ShapeDtypeStruct((max_changes(bucket), 3), jnp.int32) for g in self._layouts
         }
         processors = tuple(
             (name, one)
@@ -102,30 +102,28 @@ class StepCompiler:
         program = dataclasses.replace(
             self._program, full_vocab=key.full_vocab, processors=processors
         )
+        verifies = key.kind == "verify"
+        sizes: tuple[Any, ...] = (bucket,)
+        if key.kind in ("decode", "compact"):
+            sizes = (bucket, 1 if key.full_vocab else self._max_steps)
+        step = on_tables(
+            functools.partial(STEPS[key.kind], program, self._layouts, *sizes, variant=key.variant),
+            key.kind,
+            self._layouts,
+            bucket,
+        )
         if key.kind == "prefill":
-            step = functools.partial(
-                prefill_step, program, self._layouts, bucket, variant=key.variant
-            )
             args: tuple[Any, ...] = (
                 jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
                 jax.ShapeDtypeStruct((bucket.seqs, device.NUM_FLOAT_COLUMNS), jnp.float32),
-                tables,
                 *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.full_vocab else ()),
             )
         else:
-            verifies = key.kind == "verify"
-            sizes = (bucket,) if verifies else (bucket, 1 if key.full_vocab else self._max_steps)
-            step = functools.partial(
-                STEPS[key.kind], program, self._layouts, *sizes, variant=key.variant
-            )
+            what = (bucket.seqs, self._program.drafts_a_step(bucket)) if verifies else ()
             args = (
                 jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
-                jax.ShapeDtypeStruct(
-                    (bucket.seqs, self._program.drafts_a_step(bucket)) if verifies else (),
-                    jnp.int32,
-                ),
-                tables,
+                jax.ShapeDtypeStruct(what, jnp.int32),
             )
         outputs = None
         if (
@@ -135,9 +133,10 @@ class StepCompiler:
                 jax.tree.map(lambda a: a.sharding, self._held[1]),
                 self._placement.replicated,
             )
-        # partial objects have no name; this one is what profiles and compile logs show
-        step.__name__ = f"enginebay_{key.kind}"  # type: ignore[attr-defined]
-        return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(*self._held, *args)
+        step.__name__ = f"enginebay_{key.kind}"  # what profiles and compile logs show
+        return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(
+            *self._held, changes, *args
+        )
 
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -38,21 +38,6 @@ class FullVocab:
     prompt: Logprobs | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FullVocabInputs:
-    """What the rows of a step request of full-vocabulary log-probabilities.
-
-    `returns_all`: a row that samples requests the whole vocabulary. The other fields belong to a
-    prefill: targets int32 [T] holds, for each token of the step, the prompt's next token, or -1
-    where no request needs it; `spans` holds (start, count) of each row's targets, in the plan's
-    order.
-    """
-
-    returns_all: bool
-    targets: np.ndarray | None = None
-    spans: tuple[tuple[int, int], ...] = ()
-
-
 def log_softmax(logits: jax.Array) -> jax.Array:
     """f32 [..., vocab]; what is lost of a probability near 1 is lost before the sum, not after it."""
     logits = logits.astype(jnp.float32)
@@ -90,15 +75,12 @@ def prompt_logprobs(
     return jax.tree.map(lambda array: array.reshape(-1, array.shape[-1])[:num], told)
 
 
-def full_vocab_prefill(
+def prompt_targets(
     rows: Sequence[RowPlan], order: Iterable[int], num_tokens: int, table: RowTable
-) -> FullVocabInputs | None:
-    """What the rows of a prefill ask for, which lie in `order` among `num_tokens` tokens; None:
-    nothing wide.
+) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+    """Of a prefill whose rows lie in `order` among num_tokens tokens: the prompt's next token after
+    each, int32 [num_tokens], -1 where no request needs it, and (start, count) of each row's.
     """
-    returns_all = wants_all([row for row in rows if row.samples], table)
-    if not (returns_all or any(row.returns_prompt for row in rows)):
-        return None
     targets = np.full(num_tokens, -1, np.int32)
     spans = [(0, 0)] * len(rows)
     start = 0
@@ -111,12 +93,7 @@ def full_vocab_prefill(
             targets[start : start + len(own)] = own
             spans[index] = start, len(own)
         start += row.num_tokens
-    return FullVocabInputs(returns_all, targets, tuple(spans))
-
-
-def full_vocab_decode(rows: Sequence[RowPlan], table: RowTable) -> FullVocabInputs | None:
-    """What the rows of a decode ask for; None: nothing wide."""
-    return FullVocabInputs(returns_all=True) if wants_all(rows, table) else None
+    return targets, tuple(spans)
 
 
 def wants_all(rows: Sequence[RowPlan], table: RowTable) -> bool:

@@ -7,58 +7,51 @@ import numpy as np
 
 from enginebay.engine import Pending, TokenLogprobs
 from enginebay.errors import InternalError
-from enginebay.runner.full_vocab import FullVocab, FullVocabInputs
+from enginebay.runner.commands import Step
+from enginebay.runner.full_vocab import FullVocab
 from enginebay.runner.step import Sampled
 
 
 class LaunchedStep(Pending):
     """What a launched step sampled; the copy to the host is begun at once, of log-probabilities
-    only when they are told.
+    only when the step asks for them.
 
     Not on a CPU: the host reads its arrays where they lie, and to begin a copy costs a tenth of a
     millisecond.
     """
 
-    def __init__(
-        self,
-        sampled: Sampled,
-        order: np.ndarray,
-        full_vocab: FullVocabInputs | None = None,
-        *,
-        returns_logprobs: bool,
-    ) -> None:
+    def __init__(self, sampled: Sampled, step: Step) -> None:
         self._sampled = sampled
-        self._order = order
-        self._asked = full_vocab
+        self._places, self._spans = step.places, step.spans
         if all(device.platform == "cpu" for device in sampled.tokens.devices()):
             return
-        told = (
-            sampled.logprobs if returns_logprobs else None,
-            self._wide().prompt if full_vocab is not None and full_vocab.spans else None,
-            self._wide().rows if full_vocab is not None and full_vocab.returns_all else None,
+        returned = (
+            sampled.logprobs if step.returns_logprobs else None,
+            self._full_vocab().prompt if step.spans else None,
+            self._full_vocab().rows if step.returns_all else None,
         )
-        for array in jax.tree.leaves((sampled.tokens, told)):
+        for array in jax.tree.leaves((sampled.tokens, returned)):
             array.copy_to_host_async()
 
     def read(self) -> np.ndarray:
-        return np.asarray(self._sampled.tokens)[self._order]
+        return np.asarray(self._sampled.tokens)[self._places]
 
     def read_logprobs(self) -> TokenLogprobs:
         logprobs = self._sampled.logprobs
         return TokenLogprobs(
-            np.asarray(logprobs.token_ids)[self._order], np.asarray(logprobs.values)[self._order]
+            np.asarray(logprobs.token_ids)[self._places], np.asarray(logprobs.values)[self._places]
         )
 
     def read_all_logprobs(self, row: int) -> np.ndarray:
-        return np.asarray(self._wide().rows)[self._order[row]]
+        return np.asarray(self._full_vocab().rows)[self._places[row]]
 
     def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
-        told = self._wide().prompt
-        if told is None or self._asked is None:
+        told = self._full_vocab().prompt
+        if told is None or not self._spans:
             raise InternalError(
                 "a prompt's log-probabilities are read of a step that does not tell them"
             )
-        start, count = self._asked.spans[row]
+        start, count = self._spans[row]
         span = slice(start, start + count)
         return TokenLogprobs(np.asarray(told.token_ids)[span], np.asarray(told.values)[span])
 
@@ -66,9 +59,9 @@ class LaunchedStep(Pending):
         if self._sampled.logits is None:
             raise InternalError("logits are read of a program that does not tell them")
         logits = np.asarray(self._sampled.logits)
-        return logits if logits.ndim == 2 else logits[self._order[0]]
+        return logits if logits.ndim == 2 else logits[self._places[0]]
 
-    def _wide(self) -> FullVocab:
+    def _full_vocab(self) -> FullVocab:
         if self._sampled.full_vocab is None:
             raise InternalError(
                 "full-vocabulary log-probabilities are read from a step that does not return them"

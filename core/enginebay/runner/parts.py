@@ -10,12 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from enginebay.cache import CacheGroup, KVLayout
+from enginebay.cache_shape import CacheShape
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem
 from enginebay.model import Model, Weights
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MAX_VERIFIED_ROWS
+from enginebay.rows import RowTable
 from enginebay.runner.buckets import BucketSizes, default_sizes
 from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
@@ -53,6 +55,21 @@ class StepFacts:
             min_rows=self.min_rows,
             ragged_decode=self.ragged_decode,
         )
+
+
+def make_layouts(
+    groups: Sequence[CacheGroup],
+    layout_type: type[KVLayout],
+    dtype: str,
+    shapes: Mapping[str, CacheShape],
+) -> dict[str, KVLayout]:
+    """The layouts of a cache of these sizes, by group."""
+    return {
+        g.name: layout_type(
+            shapes[g.name].num_pages, shapes[g.name].page_size, g.num_kv_heads, g.head_dim, dtype
+        )
+        for g in groups
+    }
 
 
 AttentionProblemsOf = Callable[[StepFacts, Any], Sequence[AttentionProblem]]
@@ -96,6 +113,10 @@ class EngineParts:
     """The functions outside XLA that they call."""
     shadow: ShadowParts | None = None
     """What is compared with the chosen kernels on live steps."""
+    swapped: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
+    """Implementations given to override(), as names and import paths by setting; None: a function
+    is among them, which has no name in another process.
+    """
     returns_logits: bool = False
     """Whether steps give all their logits (`Pending.read_logits`), which the memory plan does not
     count.
@@ -109,6 +130,22 @@ class EngineParts:
     def title(self) -> str:
         """Engine and attention kernels, for whoever waits for them."""
         return engine_title(self.config, self.kernels)
+
+    def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, KVLayout]:
+        """The layouts of a cache of these sizes, by group."""
+        return make_layouts(self.model.info.groups, self.layout_type, self.dtype, shapes)
+
+    def make_rows(self, page_size: int) -> RowTable:
+        """An empty row table with pages of so many tokens in every cache group."""
+        config, info = self.config, self.model.info
+        assert config.max_model_len is not None, "the composition root resolves max_model_len"
+        return RowTable(
+            max_num_reqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            vocab_size=info.vocab_size,
+            page_sizes=[page_size] * len(info.groups),
+        )
 
     def facts(self) -> StepFacts:
         """What the sizes of the engine's steps depend on."""

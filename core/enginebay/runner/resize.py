@@ -1,43 +1,94 @@
-"""Another size for the cache that a runner has, what is in it kept."""
+"""CacheMaker: allocates a runner's cache and rows, gives the cache another size, and frees both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 from enginebay.cache import KVLayout
+from enginebay.cache_shape import CacheShape
+from enginebay.processor import Sizes, empty_rows
+from enginebay.runner.commands import Drop, Grow, Make, SetTables
+from enginebay.runner.device import DeviceRows
 from enginebay.runner.runner import Runner
 from enginebay.runner.step import StepState
 
 
-def resize_cache(
-    runner: Runner,
-    layouts: Mapping[str, KVLayout],
-    resize: Callable[[jax.Array, KVLayout, KVLayout], jax.Array],
-) -> None:
-    """Replace the runner's cache by one of `layouts` (by group), layer by layer, so that only one
-    layer exists twice.
+class CacheMaker:
+    """Makes the arrays of a runner's step state."""
 
-    `resize` gets an array, its layout and the new one, and returns the array of the new size.
-    """
-    state = runner.state
-    rows, processor_state = state.rows, state.processor_state
-    remaining = {group: list(layers) for group, layers in state.cache.items()}
-    runner.state = (
-        None  # neither the runner nor this frame may hold the old layers while new ones are made
-    )
-    del state
-    cache = {}
-    for group, layers in remaining.items():
-        old, new = runner.layouts[group], layouts[group]
-        where = runner.placement.cache(new)
-        resized = []
-        while layers:
-            layer = dict(layers.pop(0))
-            resized.append(
-                {n: jax.device_put(resize(layer.pop(n), old, new), where[n]) for n in list(layer)}
-            )
-        cache[group] = tuple(resized)
-    runner.layouts = dict(layouts)
-    runner.state = StepState(cache, rows, processor_state)
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def make(self, command: Make) -> None:
+        """Allocate an empty cache, and rows that are all finished; load the weights the first time."""
+        runner = self._runner
+        if not runner.weights:
+            runner.weights = runner.parts.load_weights()
+        runner.set_layouts(command.shapes)
+
+        def empty(layout: KVLayout) -> dict[str, jax.Array]:
+            where, shapes = runner.placement.cache(layout), layout.shapes()
+            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
+
+        cache = {
+            group.name: tuple(empty(runner.layouts[group.name]) for _ in range(group.num_layers))
+            for group in runner.info.groups
+        }
+        sizes = Sizes(runner.info.vocab_size, runner.max_model_len)
+        rows = DeviceRows.empty(runner.num_rows, runner.max_model_len)
+        fields = empty_rows(runner.program.processors, runner.num_rows, sizes)
+        rows, fields = jax.device_put((rows, fields), runner.placement.replicated)
+        runner.state = StepState(cache, rows, fields, runner.tables.whole())
+        runner.writer.forget()
+
+    def grow(self, command: Grow) -> None:
+        """Give the cache larger arrays, one after the other, so that only one exists twice. The page
+        tables begin anew.
+        """
+        runner = self._runner
+        state, old_shapes, old_layouts = runner.state, runner.shapes, runner.layouts
+        without_cache = dataclasses.replace(state, cache={})
+        remaining = {g: [dict(layer) for layer in layers] for g, layers in state.cache.items()}
+        # Neither the runner nor this frame may hold the old layers while new ones are made.
+        runner.state = None
+        del state
+        runner.set_layouts(command.shapes)
+        cache = {}
+        for group, layers in remaining.items():
+            sizes = old_shapes[group], command.shapes[group], old_layouts[group].offset_axis
+            where = runner.placement.cache(runner.layouts[group])
+            made = []
+            while layers:
+                layer = layers.pop(0)
+                made.append(
+                    {
+                        name: jax.device_put(_resized(layer.pop(name), *sizes), where[name])
+                        for name in list(layer)
+                    }
+                )
+            cache[group] = tuple(made)
+        tables = runner.tables.whole()
+        runner.state = dataclasses.replace(without_cache, cache=cache, tables=tables)
+
+    def drop(self, _: Drop) -> None:
+        """Free the cache and the rows; the weights stay."""
+        self._runner.state = None
+
+    def set_tables(self, command: SetTables) -> None:
+        """Change entries of page tables."""
+        runner = self._runner
+        runner.state = runner.tables.write(runner.state, command.tables)
+
+
+def _resized(array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int) -> jax.Array:
+    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size."""
+    slots = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
+    padding = [(0, 0)] * slots.ndim
+    padding[0] = (0, new.num_slots - old.num_slots)
+    padding[1] = (0, new.pages_per_slot - old.pages_per_slot)
+    padding[1 + offset_axis] = (0, new.page_size - old.page_size)
+    padded = jnp.pad(slots, padding)
+    return padded.reshape(new.num_pages, *padded.shape[2:])

@@ -5,7 +5,6 @@ storing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,26 +15,23 @@ from enginebay.cache import CacheGroup, KVLayout
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
 from enginebay.processor import RowValues
+from enginebay.runner.commands import Put, Take
 from enginebay.runner.device import COLUMNS, DeviceRows
 from enginebay.runner.runner import Runner
 
 
-def take_row(
-    runner: Runner, row: int, page_ids: Mapping[str, np.ndarray], token_ids: np.ndarray
-) -> RowState:
-    """The state of `row`, whose cache lies in the pages page_ids int32 [pages] by group, read to
-    the host.
-    """
-    state = runner.state
+def take_row(runner: Runner, command: Take) -> RowState:
+    """The state of a row, read to the host."""
+    state, row = runner.state, command.row
     columns = {f: np.array(np.asarray(getattr(state.rows, f))[row]) for f in COLUMNS}
     processor_state = {
         f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()
     }
     num_cached = max(int(columns["length"]) - 1, 0)
     groups: dict[str, GroupState] = {}
-    for one in runner.info.groups:
+    for one in runner.info.groups if command.pages else ():
         layout, first = runner.layouts[one.name], one.first_position(num_cached)
-        slots = _slots(layout, page_ids[one.name], first, num_cached)
+        slots = _slots(layout, command.pages[one.name], first, num_cached)
         pairs = [layout.read_exact(layer, slots) for layer in state.cache[one.name]]
         repeat = runner.info.kv_head_repeat
         keys, values = (
@@ -44,7 +40,7 @@ def take_row(
         )
         groups[one.name] = GroupState(first, {"k": keys, "v": values})
     return RowState(
-        token_ids=np.array(token_ids, np.int32),
+        token_ids=np.array(command.token_ids, np.int32),
         num_cached=num_cached,
         last_token=int(columns["last_token"]),
         groups=groups,
@@ -59,10 +55,11 @@ def _slots(layout: KVLayout, page_ids: np.ndarray, first: int, end: int) -> jax.
     return jnp.asarray(page_ids[position // size] * size + position % size, jnp.int32)
 
 
-def put_row(runner: Runner, row: int, page_ids: Mapping[str, np.ndarray], saved: RowState) -> None:
-    """Write `saved` into `row` and its pages by group; InputError when it is from a model of another shape
+def put_row(runner: Runner, command: Put) -> None:
+    """Write a state into a row and its pages; InputError when it is from a model of another shape
     or other constants, or too long.
     """
+    row, saved = command.row, command.state
     if saved.constants != runner.info.constants:
         raise InputError(
             explain(
@@ -86,7 +83,7 @@ def put_row(runner: Runner, row: int, page_ids: Mapping[str, np.ndarray], saved:
     cache = {}
     for one in runner.info.groups:
         held, layout = saved.groups[one.name], runner.layouts[one.name]
-        slots = _slots(layout, page_ids[one.name], held.first, saved.num_cached)
+        slots = _slots(layout, command.pages[one.name], held.first, saved.num_cached)
         write = jax.jit(layout.write, donate_argnums=0)
         keys, values = (
             np.repeat(held.arrays[name], runner.info.kv_head_repeat, axis=2) for name in "kv"
@@ -94,7 +91,7 @@ def put_row(runner: Runner, row: int, page_ids: Mapping[str, np.ndarray], saved:
         cache[one.name] = tuple(
             write(layer, slots, keys[i], values[i]) for i, layer in enumerate(state.cache[one.name])
         )
-    runner.writer.write_all(row, _own_of(saved))
+    runner.writer.write_all(row, values_of(saved))
     state = runner.state
     columns: dict[str, Any] = {f: np.asarray(saved.sampling[f])[None] for f in COLUMNS}
     columns["token_ids"] = np.asarray(saved.token_ids, np.int32)[None]
@@ -128,7 +125,7 @@ def _check_group(runner: Runner, group: CacheGroup, saved: RowState) -> None:
 _put = jax.jit(DeviceRows.put)  # one program, instead of some for each column
 
 
-def _own_of(saved: RowState) -> list[RowValues]:
+def values_of(saved: RowState) -> list[RowValues]:
     """The fields of logits processors among a row's columns, which are called "processor/field"."""
     processor_state: dict[str, dict[str, np.ndarray]] = {}
     for column, value in saved.sampling.items():

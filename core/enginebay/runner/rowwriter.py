@@ -15,7 +15,8 @@ import numpy as np
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.processor import IS_USED, ProcessorState, RowValues
 from enginebay.runner import device
-from enginebay.runner.inputs import KnownTokens, RunnerView
+from enginebay.runner.commands import KnownTokens, WriteRows
+from enginebay.runner.view import RunnerView
 
 HISTORY = "history"
 """The program that writes a row's history; the others have the names of processors."""
@@ -34,7 +35,17 @@ class RowWriter:
         self._programs: dict[str, Any] = {}
         self._used: dict[int, frozenset[str]] = {}
 
-    def write_known(self, known: KnownTokens) -> None:
+    def write(self, command: WriteRows) -> None:
+        """Write what a command brings."""
+        for known in command.known:
+            self._write_known(known)
+        for used in command.used:
+            self.write_all(used.row, used.values)
+        for update in command.updates:
+            for value in update.values:
+                self._write(value.name, update.row, value.values, is_used=True)
+
+    def _write_known(self, known: KnownTokens) -> None:
         """Write the first tokens of a row into its history."""
         padded = np.zeros(self._runner.max_model_len, np.int32)
         padded[: len(known.token_ids)] = known.token_ids
@@ -59,11 +70,6 @@ class RowWriter:
             self._used[row] = used
         else:
             self._used.pop(row, None)
-
-    def update(self, row: int, values: Iterable[RowValues]) -> None:
-        """Write the fields of some of the processors that a row uses."""
-        for value in values:
-            self._write(value.name, row, value.values, is_used=True)
 
     def read(self, row: int) -> tuple[RowValues, ...]:
         """The fields of the processors that a row uses, read to the host."""

@@ -1,6 +1,4 @@
-"""Runner: compiles a step once per bucket, launches it with cache and rows donated, and hands back
-its tokens.
-"""
+"""Runner: the weights and the step state on the device, and the compiled programs of its steps."""
 
 from __future__ import annotations
 
@@ -10,90 +8,66 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from enginebay.background import Background
 from enginebay.cache import KVLayout
+from enginebay.cache_shape import CacheShape
 from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
-from enginebay.ops.spec import Bucket
-from enginebay.processor import Sizes, empty_rows
+from enginebay.runner.commands import Step
 from enginebay.runner.compiling import StepCompiler
-from enginebay.runner.device import DeviceRows
 from enginebay.runner.dump import make_writable
-from enginebay.runner.inputs import DecodeInputs, PrefillInputs
 from enginebay.runner.keys import StepKey, covering
 from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.rowwriter import RowWriter
 from enginebay.runner.scoping import Scoping, StepNeeds
-from enginebay.runner.shadow import Shadow, ShadowParts
-from enginebay.runner.sharding import Placement
-from enginebay.runner.step import (
-    Program,
-    StepState,
-)
+from enginebay.runner.shadow import Shadow
+from enginebay.runner.step import Program, StepState
+from enginebay.runner.tables import ResidentTables, max_changes
 from enginebay.waits import waiting
 
 Report = Callable[[int, int, str], None]
 """Told of each program that is compiled: how many there are now, of how many, and its name."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RunnerSettings:
-    """Rows of the device's row table, most tokens a row gets in one decode call, XLA options, most
-    tokens of a row.
-
-    `max_model_len` None is the model's own. `shadow`: what is compared with the chosen kernels on
-    some steps. `dump_step`: the folder that every compiled program is described in.
-    `warms_full_vocab`: compile_all makes the programs for full-vocabulary log-probabilities too.
-    `title`: engine and kernels, for whoever waits for a program.
-    """
-
-    num_rows: int
-    max_steps: int
-    compile_options: Mapping[str, Any]
-    max_model_len: int | None = None
-    shadow: ShadowParts | None = None
-    dump_step: str | None = None
-    warms_full_vocab: bool = False
-    title: str = "an engine"
-
-
 class Runner:
     """Owns weights and step state on the device. Not thread-safe: one thread launches."""
 
-    def __init__(
-        self,
-        program: Program,
-        weights: Weights,
-        placement: Placement,
-        settings: RunnerSettings,
-        compilations: Compilations,
-    ) -> None:
-        self.program = program
-        self.weights = weights
-        self.placement = placement
-        self.num_rows = settings.num_rows
-        self.max_steps = settings.max_steps
-        self.max_model_len = settings.max_model_len or program.model.info.max_model_len
-        self.compile_options = dict(settings.compile_options)
+    def __init__(self, parts: EngineParts, compilations: Compilations) -> None:
+        config = parts.config
+        assert config.max_model_len is not None, "the composition root resolves max_model_len"
+        self.parts = parts
+        self.program = parts.program()
+        self.weights: Weights = {}
+        self.placement = parts.placement
+        self.num_rows, self.max_model_len = config.max_num_seqs, config.max_model_len
+        self.max_steps = config.decode_steps
+        self.compile_options = dict(parts.platform.compile_options())
         self.dump_folder = (
-            None if settings.dump_step is None else make_writable(settings.dump_step, "dump_step")
+            None if config.dump_step is None else make_writable(config.dump_step, "dump_step")
         )
-        self._warms_full_vocab, self._title = settings.warms_full_vocab, settings.title
         self.layouts: dict[str, KVLayout] = {}
+        self.shapes: Mapping[str, CacheShape] = {}
         self.compilations = compilations
-        self.shadow = None if settings.shadow is None else Shadow(settings.shadow)
+        self.shadow = None if parts.shadow is None else Shadow(parts.shadow)
+        self.writer = RowWriter(self)
+        self.tables = ResidentTables(self.num_rows, self.placement.replicated)
         self._state: StepState | None = None
         self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
-        self.writer = RowWriter(self)
-        self._scoping = Scoping(has_greedy=program.has_greedy)
+        self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
+        """What `choose` has found for the layouts and the program that there are."""
+        self._scoping = Scoping(has_greedy=self.program.has_greedy)
         self._background = Background()
+
+    def set_layouts(self, shapes: Mapping[str, CacheShape]) -> None:
+        """Take note of the sizes of the cache from now on, and begin the page tables anew: all
+        their entries are 0.
+        """
+        self.shapes, self.layouts = shapes, dict(self.parts.layouts(shapes))
+        self.tables.forget({g: s.page_size for g, s in shapes.items()}, self.max_model_len)
+        self._chosen.clear()
 
     @property
     def info(self) -> ModelInfo:
@@ -128,80 +102,47 @@ class Runner:
         """
         return [key for key, _ in list(self._programs)]
 
-    def make_state(self, layouts: Mapping[str, KVLayout]) -> None:
-        """Allocate an empty cache of these layouts, and rows that are all finished."""
-        self.layouts = dict(layouts)
+    def close(self) -> None:
+        """Free weights, cache and programs."""
+        self._state, self.weights = None, {}
+        self._programs.clear()
+        self._chosen.clear()
 
-        def empty(layout: KVLayout) -> dict[str, jax.Array]:
-            where, shapes = self.placement.cache(layout), layout.shapes()
-            return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
-
-        cache = {
-            group.name: tuple(empty(layouts[group.name]) for _ in range(group.num_layers))
-            for group in self.info.groups
-        }
-        rows = DeviceRows.empty(self.num_rows, self.max_model_len)
-        processor_state = empty_rows(
-            self.program.processors, self.num_rows, Sizes(self.info.vocab_size, self.max_model_len)
+    def launch(self, step: Step) -> Pending:
+        """Launch a step."""
+        key = step.program
+        program, num = self._compiled(key), max_changes(key.bucket)
+        many = {g: entries for g, entries in step.tables.items() if len(entries) > num}
+        if many:
+            self._state = self.tables.write(self.state, many)
+        few = {g: entries for g, entries in step.tables.items() if g not in many}
+        self.tables.note(few)
+        if self.shadow is not None and key.kind != "verify":
+            row_ids = step.inputs[1][:, 0] if key.kind == "prefill" else step.inputs[0]
+            tables = self.tables.of_rows(row_ids, key.bucket.pages_per_seq)
+            self.shadow.watch(self, step, tables)
+        self._state, sampled = program(
+            self.weights, self.state, self.tables.padded(few, num), *step.inputs
         )
-        rows, processor_state = jax.device_put((rows, processor_state), self.placement.replicated)
-        self._state = StepState(cache, rows, processor_state)
-        self.writer.forget()
+        return LaunchedStep(sampled, step)
 
-    def prefill(self, bucket: Bucket, inputs: PrefillInputs, order: np.ndarray) -> Pending:
-        """Launch a prefill; `order` picks the plan's rows out of the bucket's."""
-        for known in inputs.known:
-            self.writer.write_known(known)
-        for used in inputs.used:
-            self.writer.write_all(used.row, used.values)
-        full_vocab = inputs.full_vocab
-        key = self._scoped(
-            StepKey("prefill", bucket, full_vocab=full_vocab is not None), inputs.need
-        )
-        step = self._compiled(key)
-        if self.shadow is not None:
-            self.shadow.watch(self, key, inputs)
-        self._state, sampled = step(
-            self.weights,
-            self.state,
-            inputs.token_ids,
-            inputs.ints,
-            inputs.floats,
-            inputs.tables,
-            *(() if full_vocab is None else (full_vocab.targets,)),
-        )
-        return LaunchedStep(sampled, order, full_vocab, returns_logprobs=inputs.returns_logprobs)
-
-    def decode(self, key: StepKey, inputs: DecodeInputs, order: np.ndarray) -> Pending:
-        """Launch a decode of up to inputs.num_steps tokens a row, or verify drafts; `order` as for
-        prefill.
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        """The program for a step of `key`: the least that serves `need` and is compiled, or what is
+        to be compiled. While others are compiled in the background, a larger one that is there.
         """
-        for update in inputs.updates:
-            self.writer.update(update.row, update.values)
-        key = self._scoped(
-            dataclasses.replace(key, full_vocab=inputs.full_vocab is not None), inputs.need
-        )
-        if key.full_vocab and inputs.num_steps > 1:
-            raise InternalError(
-                f"{inputs.num_steps} steps of a decode that tells of the whole vocabulary"
-            )
-        step = self._compiled(key)
-        if self.shadow is not None and inputs.draft_ids is None:
-            self.shadow.watch(self, key, inputs)
-        what = np.int32(inputs.num_steps) if inputs.draft_ids is None else inputs.draft_ids
-        self._state, sampled = step(self.weights, self.state, inputs.row_ids, what, inputs.tables)
-        return LaunchedStep(
-            sampled, order, inputs.full_vocab, returns_logprobs=inputs.returns_logprobs
-        )
-
-    def _scoped(self, key: StepKey, need: StepNeeds) -> StepKey:
-        """The least key that serves and is compiled, or the key of what is to be compiled."""
+        found = self._chosen.get((key, need))
+        if found is not None:
+            return found
+        hand = self._at_hand(dataclasses.replace(key, full_vocab=False))
+        hand = dataclasses.replace(hand, full_vocab=key.full_vocab)
         for variant, names in self._scoping.serving(need):
-            serves = dataclasses.replace(key, variant=variant, names=names)
+            serves = dataclasses.replace(hand, variant=variant, names=names)
             if self._cache_key(serves) in self._programs:
+                if self._background.is_done:
+                    self._chosen[key, need] = serves
                 return serves
         variant, names = self._scoping.to_compile(need)
-        return dataclasses.replace(key, variant=variant, names=names)
+        return dataclasses.replace(hand, variant=variant, names=names)
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on; the function that comes back
@@ -213,9 +154,11 @@ class Runner:
         self.shadow = None
         self.program = program
         self._programs = {}
+        self._chosen.clear()
 
         def swap_back() -> None:
             self.program, self._programs, self.shadow = before
+            self._chosen.clear()
 
         return swap_back
 
@@ -227,7 +170,7 @@ class Runner:
         """
         num_writers = self.writer.compile_all()
         goes_on = self._background.stop()
-        keys = _with_full_vocab(keys, warms_full_vocab=self._warms_full_vocab)
+        keys = _with_full_vocab(keys, warms_full_vocab=self.parts.config.full_vocab_logprobs)
         missing = [key for key in keys if self._cache_key(key) not in self._programs]
         try:
             StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
@@ -240,12 +183,12 @@ class Runner:
         """Compile the fewest programs that together serve every step, and those that write rows.
         What comes back compiles the others, from its start() on.
 
-        Until the others are compiled, `at_hand` finds a program for each step. `progress` counts
+        Until the others are compiled, `choose` finds a program for each step. `progress` counts
         all programs; for the others it is called on their thread.
         """
         self.writer.compile_all()
         self._background.stop()
-        keys = _with_full_vocab(keys, warms_full_vocab=self._warms_full_vocab)
+        keys = _with_full_vocab(keys, warms_full_vocab=self.parts.config.full_vocab_logprobs)
         first = set(covering(keys))
         missing = [key for key in keys if self._cache_key(key) not in self._programs]
         told = _counted(progress, len(missing))
@@ -257,14 +200,14 @@ class Runner:
         self._background = Background(jobs, "enginebay-compile")
         return self._background
 
-    def at_hand(self, key: StepKey) -> StepKey:
+    def _at_hand(self, key: StepKey) -> StepKey:
         """The smallest program that serves a step and is compiled, while others are compiled in the
         background; `key` itself when it is compiled, or when none serves.
         """
 
         def is_warm(one: StepKey) -> bool:
             # All that is compiled ahead for steps of this size is there.
-            wanted = _with_full_vocab([one], warms_full_vocab=self._warms_full_vocab)
+            wanted = _with_full_vocab([one], warms_full_vocab=self.parts.config.full_vocab_logprobs)
             return all(self._cache_key(each) in self._programs for each in wanted)
 
         if self._background.is_done or is_warm(key):
@@ -287,7 +230,7 @@ class Runner:
                     "Call warmup() first, or allow compiling while serving.",
                 )
             )
-        with waiting(f"compiling {key}, for {self._title}"):
+        with waiting(f"compiling {key}, for {self.parts.title}"):
             return StepCompiler(self, self._programs).make(key)
 
 
@@ -310,20 +253,3 @@ def _counted(progress: Report | None, total: int) -> Callable[[StepKey], None]:
             progress(next(done), total, str(key))
 
     return told
-
-
-def make_runner(parts: EngineParts, compilations: Compilations) -> Runner:
-    """Load the weights, for steps that are still to be compiled."""
-    config = parts.config
-    settings = RunnerSettings(
-        config.max_num_seqs,
-        config.decode_steps,
-        parts.platform.compile_options(),
-        config.max_model_len,
-        parts.shadow,
-        config.dump_step,
-        config.full_vocab_logprobs,
-        parts.title,
-    )
-    program = parts.program()
-    return Runner(program, parts.load_weights(), parts.placement, settings, compilations)

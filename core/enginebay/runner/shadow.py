@@ -27,7 +27,7 @@ import numpy as np
 from enginebay.model import Model
 from enginebay.ops.shadow import LayerDifference, ShadowPhase, ShadowReport
 from enginebay.runner import device
-from enginebay.runner.inputs import DecodeInputs, PrefillInputs, RunnerView
+from enginebay.runner.commands import Step
 from enginebay.runner.keys import StepKey
 from enginebay.runner.shadow_steps import (
     Form,
@@ -38,6 +38,7 @@ from enginebay.runner.shadow_steps import (
     hidden_states,
 )
 from enginebay.runner.step import Layouts, OpsFactory
+from enginebay.runner.view import RunnerView
 
 log = logging.getLogger("enginebay.runner")
 
@@ -90,13 +91,14 @@ class Shadow:
         self._num_failed = 0
         self._error: str | None = None
 
-    def watch(self, runner: RunnerView, key: StepKey, inputs: PrefillInputs | DecodeInputs) -> None:
-        """Called before a step is launched: the first of each phase is sampled, and then every
-        1/share-th.
+    def watch(self, runner: RunnerView, step: Step, tables: Mapping[str, np.ndarray]) -> None:
+        """Called before a step is launched, with the page tables of its rows int32 [S, P] by group:
+        the first of each phase is sampled, and then every 1/share-th.
 
         A sampled step waits for the device. Whatever goes wrong is told in the report, and that
         program is not tried again.
         """
+        key = step.program
         phase = self._phases.get(key.bucket.mode)
         if phase is None:
             return
@@ -107,7 +109,7 @@ class Shadow:
         if key in self._failed:
             return
         try:
-            self._compare(runner, key, inputs, phase)
+            self._compare(runner, step, tables, phase)
         except Exception as error:  # nothing that a candidate does may end the live step
             log.info("shadow %s failed on %s", self.parts.name, key, exc_info=True)
             self._failed.add(key)
@@ -129,23 +131,27 @@ class Shadow:
         )
 
     def _compare(
-        self, runner: RunnerView, key: StepKey, inputs: PrefillInputs | DecodeInputs, phase: _Phase
+        self,
+        runner: RunnerView,
+        step: Step,
+        row_tables: Mapping[str, np.ndarray],
+        phase: _Phase,
     ) -> None:
-        layouts, bucket = dict(runner.layouts), key.bucket
+        key, layouts, bucket = step.program, dict(runner.layouts), step.program.bucket
         forms = (
             Form.of(layouts, bucket, compact=key.kind == "compact"),
             Form.of(layouts, bucket, compact=self.parts.compact_decode and bucket.mode == "decode"),
         )
         factories = (runner.program.make_ops, self.parts.ops)
-        tables = {group: jnp.asarray(table) for group, table in inputs.tables.items()}
+        tables = {group: jnp.asarray(table) for group, table in row_tables.items()}
         run = functools.partial(self._run, runner, (key, tuple(layouts.items())))
-        given = (runner.weights, runner.state, _arrays(inputs), tables)
+        given = (runner.weights, runner.state, _arrays(step), tables)
         model = runner.program.model
         if self.parts.op != "attention":
             self._compare_op(run, model, factories, (layouts, forms[0]), given, phase)
             return
-        step = functools.partial(capture, model, factories[0], layouts, forms[0])
-        captured, q_lens, kv_lens = run("capture", step, given)[0]
+        capturing = functools.partial(capture, model, factories[0], layouts, forms[0])
+        captured, q_lens, kv_lens = run("capture", capturing, given)[0]
         totals = [0.0, 0.0]
         for group, layers in captured.items():
             spec = runner.info.attention[group]
@@ -220,9 +226,9 @@ class Shadow:
         self._layers[phase, group, layer] = new if old is None else old.joined(new)
 
 
-def _arrays(inputs: PrefillInputs | DecodeInputs) -> tuple[jax.Array, ...]:
+def _arrays(step: Step) -> tuple[jax.Array, ...]:
     """What `capture` takes of a step's host arrays."""
-    if isinstance(inputs, DecodeInputs):
-        return (jnp.asarray(inputs.row_ids),)
-    columns = inputs.token_ids, inputs.ints[:, device.Q_LEN], inputs.ints[:, device.KV_LEN]
-    return tuple(map(jnp.asarray, columns))
+    if step.program.kind != "prefill":
+        return (jnp.asarray(step.inputs[0]),)
+    token_ids, ints = step.inputs[:2]
+    return tuple(map(jnp.asarray, (token_ids, ints[:, device.Q_LEN], ints[:, device.KV_LEN])))

@@ -36,19 +36,23 @@ OpsFactory = Callable[[Bucket, Layouts], Ops]
 
 
 @functools.partial(
-    tree_util.register_dataclass, data_fields=["cache", "rows", "processor_state"], meta_fields=[]
+    tree_util.register_dataclass,
+    data_fields=["cache", "rows", "processor_state", "tables"],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class StepState:
     """All that a step changes, donated whole: the cache's arrays per group and layer, and the rows.
 
     `processor_state` holds the fields of logits processors by name, arrays [R, ...] each
-    (enginebay.processor.empty_rows).
+    (enginebay.processor.empty_rows). `tables`: the rows' page tables int32 [R, P] by group, which
+    the steps of an executor read (`enginebay.runner.tables`).
     """
 
     cache: Any
     rows: DeviceRows
     processor_state: Mapping[str, ProcessorState] = dataclasses.field(default_factory=dict)
+    tables: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 @functools.partial(

@@ -51,6 +51,7 @@ def compiler(real_engine: eSurge, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     monkeypatch.setattr(StepCompiler, "_lower", lambda _, key: runner._cache_key(key))
     monkeypatch.setattr(StepCompiler, "_compile", lambda _, key, name: made.compile(key, name))
     monkeypatch.setattr(runner, "_programs", {})
+    monkeypatch.setattr(runner, "_chosen", {})
     yield made
     made.may_end.set()
 

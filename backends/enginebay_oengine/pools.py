@@ -1,0 +1,61 @@
+"""Pools: how many pages each cache group needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from enginebay.cache import CacheGroup
+from enginebay.cache_shape import CacheShape, pages_for
+from enginebay.config import EngineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Pools:
+    """Pages that rows of up to max_model_len tokens have at most. Pages have the same number of
+    tokens in every group.
+    """
+
+    page_size: int
+    max_model_len: int
+    max_ahead: int | None = None
+    """How many tokens launched steps may put into the cache after those that the host has read;
+    None: rows keep their pages, in groups with a window too.
+    """
+
+    def row_pages(self, window: int | None) -> int:
+        """Pages that a row has at most in a cache group with this window."""
+        whole = pages_for(self.max_model_len, self.page_size)
+        if window is None or self.max_ahead is None:
+            return whole
+        return min(whole, pages_for(window + self.max_ahead, self.page_size) + 1)
+
+    def kept_window(self, group: CacheGroup) -> int | None:
+        """The window of a group whose rows give pages back; None where they keep all: a window that
+        no row outgrows saves nothing.
+        """
+        saves = self.row_pages(group.window) < self.row_pages(None)
+        return group.window if saves else None
+
+    def shapes(
+        self, num_pages: int, groups: Sequence[CacheGroup], num_rows: int
+    ) -> dict[str, CacheShape]:
+        """The size of each group's pool: `num_pages` where rows keep all of theirs; otherwise as
+        many as `num_rows` rows can have, and the dummy.
+        """
+        counts: Mapping[str, int] = {
+            g.name: num_pages
+            if self.kept_window(g) is None
+            else 1 + num_rows * self.row_pages(g.window)
+            for g in groups
+        }
+        return {name: CacheShape(1, count, self.page_size) for name, count in counts.items()}
+
+
+def make_pools(config: EngineConfig, page_size: int) -> Pools:
+    """The pools of an engine of this configuration."""
+    assert config.max_model_len is not None, "the composition root resolves max_model_len"
+    verified = config.draft_passes * (config.max_drafts + 1) if config.max_drafts else 0
+    steps = max(config.decode_steps, verified)
+    ahead = max(config.max_num_batched_tokens, steps) + steps
+    return Pools(page_size, config.max_model_len, ahead)

@@ -1,0 +1,182 @@
+"""Commands: everything that changes the device, as flat records of NumPy arrays, numbers and names.
+
+An engine makes commands; an executor runs them in order. `encode` turns a command into bytes
+without pickle, and `decode` turns them back in any process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import jax
+import numpy as np
+
+from enginebay.cache_shape import CacheShape
+from enginebay.engine import Pending, RowState
+from enginebay.processor import RowValues
+from enginebay.runner.keys import StepKey
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Command(Generic[Result_co]):
+    """One command of the closed set COMMANDS; an executor that runs it returns a Result."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """The first tokens of a row, int32, which no chunk brings."""
+
+    row: int
+    token_ids: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """Fields of logits processors to write to a row."""
+
+    row: int
+    values: tuple[RowValues, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step(Command[Pending]):
+    """Run one compiled step.
+
+    `inputs` are the program's arrays: of a prefill token_ids, ints, floats and, for full-vocabulary
+    log-probabilities, targets (see `prefill_step`); of a decode row_ids and num_steps, of a verify
+    step row_ids and draft_ids. `places` int32 [n]: where each row of the plan lies in the bucket;
+    results come in their order. `spans` (start, count) of each row's targets.
+    """
+
+    program: StepKey
+    inputs: tuple[np.ndarray, ...]
+    places: np.ndarray
+    tables: Mapping[str, np.ndarray]
+    """By cache group, int32 [n, 3]: entries of the page table that changed, as row, column, page."""
+    returns_logprobs: bool = False
+    """A row asks for log-probabilities, which are sent to the host with the tokens."""
+    returns_all: bool = False
+    """A row that samples asks for the log-probabilities of the whole vocabulary."""
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WriteRows(Command[None]):
+    """Write into rows what no step brings: `known` tokens of their history, `used`, all that a row
+    has of logits processors from now on, and `updates` of single fields.
+    """
+
+    known: tuple[KnownTokens, ...] = ()
+    used: tuple[RowUpdate, ...] = ()
+    updates: tuple[RowUpdate, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetTables(Command[None]):
+    """Change entries of page tables; the same as in a Step, without a step."""
+
+    tables: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopyPages(Command[None]):
+    """Copy pages within the cache, in order: int32 [n, 2] (from, to) by cache group."""
+
+    pages: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageOut(Command[Mapping[str, np.ndarray]]):
+    """Read pages int32 [n] of each cache group to the host: all arrays of all layers, by
+    "group/layer/array", as the device stores them.
+    """
+
+    pages: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageIn(Command[None]):
+    """Write into pages int32 [n] of each cache group what a PageOut has returned."""
+
+    pages: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Make(Command[None]):
+    """Load the weights if need be, and allocate an empty cache of these sizes and rows without
+    requests.
+    """
+
+    shapes: Mapping[str, CacheShape]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grow(Command[None]):
+    """Give the cache larger arrays of these sizes, with what is in it."""
+
+    shapes: Mapping[str, CacheShape]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drop(Command[None]):
+    """Free the cache and the rows."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Take(Command[RowState]):
+    """Read a row's state to the host: pages int32 [n] by cache group hold its keys and values, and
+    token_ids int32 [tokens] are its tokens. Without pages only what its sampling needs is read.
+    """
+
+    row: int
+    pages: Mapping[str, np.ndarray]
+    token_ids: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Put(Command[None]):
+    """Write a row's state into a row, and its keys and values into pages int32 [n] by cache group."""
+
+    row: int
+    pages: Mapping[str, np.ndarray]
+    state: RowState
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetParts(Command[None]):
+    """Run steps with other implementations of ops from now on: names or import paths by setting,
+    such as {"attention.decode": "xla"}; with none, the ones before the latest SetParts come back.
+    """
+
+    names: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetWeights(Command[None]):
+    """Replace weights by path, each by an array of the same shape and dtype."""
+
+    weights: Mapping[str, np.ndarray | jax.Array]
+
+
+COMMANDS: tuple[type[Command[object]], ...] = (
+    Step,
+    WriteRows,
+    SetTables,
+    CopyPages,
+    PageOut,
+    PageIn,
+    Make,
+    Grow,
+    Drop,
+    Take,
+    Put,
+    SetParts,
+    SetWeights,
+)
+"""Every command there is."""

@@ -1,0 +1,111 @@
+"""PageMover: copies pages within the cache, and moves them to the host and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.cache import KVLayout
+from enginebay.errors import CompilationError, explain
+from enginebay.runner.commands import CopyPages, PageIn, PageOut
+from enginebay.runner.view import RunnerView
+
+Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
+
+
+def copy_page(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
+    """The cache with page target[i] equal to page source[i] in every array of its group i; axis 0
+    of each array counts pages.
+    """
+    return {
+        group: jax.tree.map(lambda array, i=i: array.at[target[i]].set(array[source[i]]), layers)
+        for i, (group, layers) in enumerate(cache.items())
+    }
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write_pages(array: jax.Array, pages: jax.Array, values: jax.Array) -> jax.Array:
+    return array.at[pages].set(values)
+
+
+class PageMover:
+    """One copy is one launch: in order with the steps, and with the copies before it."""
+
+    def __init__(self, runner: RunnerView) -> None:
+        self._runner = runner
+        self._programs: dict[tuple[KVLayout, ...], Any] = {}
+
+    def compile(self) -> Any:
+        """The program that copies a page of each group, for the cache as it is; compiled once."""
+        runner = self._runner
+        key = tuple(runner.layouts.values())
+        if key in self._programs:
+            return self._programs[key]
+        cache = runner.state.cache
+        described = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), cache
+        )
+        pages = jax.ShapeDtypeStruct((len(cache),), jnp.int32)
+        outputs = None
+        if runner.placement.mesh is not None:
+            # Donated arrays are reused only when they come back as they went.
+            outputs = jax.tree.map(lambda a: a.sharding, cache)
+        lowered = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs).lower(
+            described, pages, pages
+        )
+        compiled = lowered.compile(compiler_options=runner.compile_options)
+        self._programs[key] = compiled
+        runner.compilations.add()
+        return compiled
+
+    def forget(self) -> None:
+        """Free the programs."""
+        self._programs.clear()
+
+    def copy(self, command: CopyPages) -> None:
+        """Launch copies. A launch makes one in each group; a group that has none left copies its
+        first page onto itself.
+        """
+        runner = self._runner
+        if tuple(runner.layouts.values()) not in self._programs and runner.compilations.forbidden:
+            raise CompilationError(
+                explain(
+                    "program not compiled: copy of a page",
+                    "programs that warmup() compiled",
+                    "Call warmup() first, or allow compiling while serving.",
+                )
+            )
+        program = self.compile()
+        lists = [command.pages.get(group, ()) for group in runner.layouts]
+        for pairs in itertools.zip_longest(*lists, fillvalue=(0, 0)):
+            source, target = np.asarray(pairs, np.int32).T
+            state = runner.state
+            cache = program(state.cache, source, target)
+            runner.state = dataclasses.replace(state, cache=cache)
+
+    def page_out(self, command: PageOut) -> Mapping[str, np.ndarray]:
+        """The pages' content on the host, by "group/layer/array"."""
+        return {
+            f"{group}/{number}/{name}": np.asarray(array[pages])
+            for group, pages in command.pages.items()
+            for number, layer in enumerate(self._runner.state.cache[group])
+            for name, array in layer.items()
+        }
+
+    def page_in(self, command: PageIn) -> None:
+        """Write such content into other pages."""
+        state = self._runner.state
+        cache = {group: [dict(layer) for layer in layers] for group, layers in state.cache.items()}
+        for place, values in command.arrays.items():
+            group, number, name = place.rsplit("/", 2)
+            layer = cache[group][int(number)]
+            layer[name] = _write_pages(layer[name], command.pages[group], values)
+        whole = {group: tuple(layers) for group, layers in cache.items()}
+        self._runner.state = dataclasses.replace(state, cache=whole)

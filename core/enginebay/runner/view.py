@@ -1,0 +1,30 @@
+"""The attributes of a Runner that its helpers use."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from enginebay.cache import KVLayout
+from enginebay.engine import Compilations
+from enginebay.model import ModelInfo, Weights
+from enginebay.runner.sharding import Placement
+from enginebay.runner.step import Program, StepState
+
+
+class RunnerView(Protocol):
+    """The attributes of a Runner that its row writer, its compiler and a shadow use."""
+
+    program: Program
+    weights: Weights
+    placement: Placement
+    max_model_len: int
+    max_steps: int
+    compile_options: dict[str, Any]
+    layouts: dict[str, KVLayout]
+    compilations: Compilations
+    dump_folder: Any
+    state: StepState
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's facts."""

@@ -1,0 +1,206 @@
+"""StepEngine: the engine of a ledger, the sizes of its cache, and an executor of commands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from enginebay.background import Background
+from enginebay.cache import Lease, Ledger
+from enginebay.cache_shape import pages_for
+from enginebay.engine import AttentionProblem, Demand, Engine, Pending, RowState, StepPlan
+from enginebay.errors import InternalError
+from enginebay.memory import ACCOUNT
+from enginebay.ops.shadow import ShadowReport
+from enginebay.processor import RowValues
+from enginebay.rows import RowTable
+from enginebay.runner.assemble import (
+    SentTables,
+    decode_command,
+    needs_of,
+    prefill_command,
+    prefill_writes,
+    verify_command,
+)
+from enginebay.runner.commands import CopyPages, Drop, Grow, Make, Put, RowUpdate, Take, WriteRows
+from enginebay.runner.executor import Executor
+from enginebay.runner.full_vocab import wants_all
+from enginebay.runner.keys import StepKey
+from enginebay.runner.parts import EngineParts
+from enginebay.runner.rowio import values_of
+from enginebay.runner.runner import Report, Runner
+from enginebay.stepping.geometry import CacheSizes, Geometry, Shapes, plan_memory
+
+NO_DEMAND = Demand()
+
+
+class StepEngine(Engine):
+    """Makes commands of plans; the executor runs them.
+
+    An engine plugin supplies the ledger, which writes its pages to the page tables of `rows`, and
+    the sizes. The arrays hold what the ledger has promised before a step that needs it.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        rows: RowTable,
+        ledger: Ledger,
+        sizes: CacheSizes,
+        executor: Executor,
+    ) -> None:
+        self.parts, self.rows, self.ledger, self.executor = parts, rows, ledger, executor
+        self.sizes = sizes
+        self.memory = plan_memory(parts, sizes)
+        self.compilations = executor.compilations
+        widths = {g: pages_for(rows.max_model_len, s.page_size) for g, s in sizes.first.items()}
+        self._sent = SentTables(ledger, rows.max_num_reqs, widths)
+        self._first = self._shapes = sizes.first
+        self._has_arrays = False
+        self.geometry: Geometry = sizes.geometry(sizes.first)
+
+    @property
+    def runner(self) -> Runner:
+        """What lies on the device, where the executor runs in this process."""
+        return self.executor.runner
+
+    def make_arrays(self) -> None:
+        if not self._has_arrays:
+            ACCOUNT.promise(self, self.memory, self.parts.placement.devices)
+            self._set_shapes(self._first)
+            self.executor.run(Make(self._shapes))
+            self._has_arrays = True
+
+    def close(self) -> None:
+        self.executor.close()
+        self._has_arrays = False
+        ACCOUNT.release(self)
+
+    def drop_arrays(self) -> None:
+        if self.rows.num_reqs:
+            raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
+        self.ledger.forget()
+        if self._has_arrays:
+            self.executor.run(Drop())
+            self._has_arrays = False
+
+    def _set_shapes(self, shapes: Shapes) -> None:
+        """Take note of the size of the arrays that there are from now on, and of new page tables."""
+        self._shapes, self.geometry = shapes, self.sizes.geometry(shapes)
+        self.ledger.resized(shapes)
+        self._sent.forget()
+
+    def _grow(self, shapes: Shapes) -> None:
+        if shapes != self._shapes:
+            self.executor.run(Grow(shapes))
+            self._set_shapes(shapes)
+
+    def _catch_up(self, leases: Sequence[Lease], demand: Demand = NO_DEMAND) -> None:
+        """Allocate what the ledger has given out and what is needed for leases and a demand, and
+        copy what is to be copied.
+        """
+        self._grow(self.sizes.wanted(self._shapes, leases, demand, self.ledger))
+        copies = self.ledger.take_copies()
+        if copies:
+            self.executor.run(CopyPages({g: np.asarray(c, np.int32) for g, c in copies.items()}))
+
+    def step(self, plan: StepPlan) -> Pending:
+        self._catch_up([row.lease for row in plan.rows], plan.demand)
+        return self._decode(plan) if plan.is_decode else self._prefill(plan)
+
+    def _prefill(self, plan: StepPlan) -> Pending:
+        rows, table = plan.rows, self.rows
+        no_prefix = all(row.num_computed == 0 for row in rows)
+        num_tokens = sum(row.num_tokens for row in rows)
+        bucket = self.geometry.prefill_bucket(len(rows), num_tokens, no_prefix=no_prefix)
+        full_vocab = any(row.returns_prompt for row in rows) or wants_all(
+            [row for row in rows if row.samples], table
+        )
+        # Of rows that do not sample too: FULL keeps their history.
+        needs = needs_of(table, [row.row for row in rows])
+        key = self.executor.choose(StepKey("prefill", bucket, full_vocab=full_vocab), needs)
+        self.executor.run(prefill_writes(rows, table))
+        return self.executor.run(prefill_command(rows, key, table, self._sent))
+
+    def _decode(self, plan: StepPlan) -> Pending:
+        rows, table, steps = plan.rows, self.rows, plan.num_steps
+        if plan.verifies:
+            key = self.geometry.verify_key(len(rows))
+        else:
+            longest = max([min(row.num_computed + steps, row.lease.capacity) for row in rows])
+            key = self.geometry.decode_key(len(rows), longest)
+        if wants_all(rows, table):
+            key = dataclasses.replace(key, full_vocab=True)
+        own = np.asarray([row.row for row in rows], np.int32)
+        key = self.executor.choose(key, needs_of(table, own))
+        updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.update)
+        if updates:
+            self.executor.run(WriteRows(updates=updates))
+        if plan.verifies:
+            most = self.parts.config.draft_passes * key.bucket.max_q_len - 1
+            return self.executor.run(verify_command(rows, key, most, table, self._sent))
+        places = own if key.bucket.rows_are_pages else np.arange(len(rows), dtype=np.int32)
+        return self.executor.run(decode_command(rows, key, places, steps, table, self._sent))
+
+    def warmup(self, progress: Report | None = None) -> int:
+        # What is compiled is compiled for the whole cache, which never starts smaller again.
+        self._first = self.sizes.whole
+        self._grow(self._first)
+        keys = self.geometry.all_steps()
+        return self.executor.compile_all(keys, progress, copies=self.ledger.forks)
+
+    def begin_warmup(self, progress: Report | None = None) -> Background:
+        self._first = self.sizes.whole
+        self._grow(self._first)
+        keys = self.geometry.all_steps()
+        return self.executor.compile_first(keys, progress, copies=self.ledger.forks)
+
+    def attention_problems(self) -> list[AttentionProblem]:
+        whole = self.sizes.whole
+        return self.sizes.geometry(whole).problems(
+            self.parts.layouts(whole), drafts_are_rows=self.parts.drafts_are_rows
+        )
+
+    def _pages(self, lease: Lease) -> dict[str, np.ndarray]:
+        """The pages of a lease by group, int32 [pages]."""
+        pages = {}
+        for group, shape in self._shapes.items():
+            table = np.zeros((1, pages_for(lease.capacity, shape.page_size)), np.int32)
+            self.ledger.write_table(group, [lease], table)
+            pages[group] = table[0]
+        return pages
+
+    def take(self, lease: Lease) -> RowState:
+        self._catch_up([lease])
+        token_ids = self.rows.token_ids[lease.row, : self.rows.num_tokens[lease.row]]
+        return self.executor.run(Take(lease.row, self._pages(lease), token_ids.copy()))
+
+    def put(self, lease: Lease, state: RowState) -> None:
+        pages = self.ledger.resume(lease, state.num_cached)
+        self._catch_up([lease])
+        self.executor.run(Put(lease.row, pages or self._pages(lease), state))
+
+    def row_values(self, lease: Lease) -> tuple[RowValues, ...]:
+        state = self.executor.run(Take(lease.row, {}, np.zeros(0, np.int32)))
+        return tuple(values_of(state))
+
+    @property
+    def shadow_report(self) -> ShadowReport | None:
+        return self.runner.shadow_report
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        before, first = self.sizes, self._first
+        swap_back = self.executor.swap(parts)
+        self.drop_arrays()
+        self.sizes = dataclasses.replace(before, compact_decode=parts.compact_decode)
+        self.make_arrays()
+
+        def undo() -> None:
+            self.drop_arrays()
+            swap_back()
+            self.sizes, self._first = before, first
+            self.make_arrays()
+
+        return undo

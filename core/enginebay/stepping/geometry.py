@@ -1,0 +1,229 @@
+"""Geometry: which bucket each step falls into. CacheSizes: how large the cache behind it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from enginebay.cache import KVLayout, Lease, Ledger
+from enginebay.cache_shape import CacheShape, pages_for
+from enginebay.engine import AttentionProblem, Demand
+from enginebay.memory import MemoryPlan
+from enginebay.ops.spec import Bucket
+from enginebay.runner.buckets import BucketSizes, round_up
+from enginebay.runner.keys import StepKey
+from enginebay.runner.parts import EngineParts, StepFacts, step_workspace_bytes, weight_bytes
+from enginebay.runner.verify import verify_bucket
+
+ONE_PAGE_LAYOUTS = ("hnd",)
+"""Layouts in which a slot is a single page: their kernels take pages of any size."""
+
+Shapes = Mapping[str, CacheShape]
+"""The sizes of a cache's arrays, by group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Which program a step needs over a cache of one size.
+
+    A step's page table is as wide as its longest context needs.
+    """
+
+    sizes: BucketSizes
+    page_size: int
+    capacity: int
+    """The most tokens of a row."""
+    compact_decode: bool
+    num_drafts: int = 0
+    """Drafts of a row that one pass of the model verifies at most; 0: steps verify none."""
+    num_slots: int | None = None
+    """Row i owns the i-th of so many equal runs of pages; None: rows share the pages."""
+
+    def prefill_bucket(self, num_rows: int, num_tokens: int, *, no_prefix: bool) -> Bucket:
+        """`no_prefix`: no row has a prefix. Rows with one come in one context length only, the
+        longest.
+        """
+        seqs = round_up(self.sizes.prefill_rows, num_rows)
+        # The rarer steps come in every other size only: fewer programs for a little more padding.
+        # Where prefixes are found, what is left of one prompt is not rare: it would lose half of
+        # what that saves.
+        is_common = seqs == 1 and (no_prefix or self.num_slots is None)
+        every = self.sizes.prefill_tokens
+        tokens = round_up(every if is_common else every[::-2][::-1], num_tokens)
+        kv_len = min(tokens, self.capacity) if no_prefix else self.capacity
+        pages = pages_for(kv_len, self.page_size)
+        return Bucket(tokens, seqs, pages, tokens, kv_len, "prefill" if no_prefix else "mixed")
+
+    def decode_key(self, num_rows: int, longest: int) -> StepKey:
+        """The program that decodes `num_rows` rows of up to `longest` tokens.
+
+        All slots at their full length are used as they lie. Otherwise the rows are copied first,
+        where that was asked for, or reached through the page tables.
+        """
+        seqs = round_up(self.sizes.decode_rows, num_rows)
+        kv_len = min(round_up(self.sizes.kv_lens, min(longest, self.capacity)), self.capacity)
+        pages = pages_for(kv_len, self.page_size)
+        whole = seqs == self.num_slots and kv_len == self.capacity and pages == 1
+        bucket = Bucket(seqs, seqs, pages, 1, kv_len, "decode", rows_are_pages=whole)
+        return StepKey("compact" if self.compact_decode and not whole else "decode", bucket)
+
+    def verify_key(self, num_rows: int) -> StepKey:
+        """The program that verifies the drafts of `num_rows` rows, in one context length only, the
+        longest.
+        """
+        seqs = round_up(self.sizes.verify_rows, num_rows)
+        pages = pages_for(self.capacity, self.page_size)
+        return StepKey("verify", verify_bucket(seqs, self.num_drafts, pages, self.capacity))
+
+    def all_steps(self) -> list[StepKey]:
+        """Every program that serving can need."""
+        sizes = self.sizes
+        keys = [self.decode_key(rows, kv) for rows in sizes.decode_rows for kv in sizes.kv_lens]
+        keys += [
+            StepKey("prefill", self.prefill_bucket(num_rows, num_tokens, no_prefix=no_prefix))
+            for num_rows in sizes.prefill_rows
+            for num_tokens in sizes.prefill_tokens
+            for no_prefix in (True, False)
+        ]
+        if self.num_drafts:
+            keys += [self.verify_key(num_rows) for num_rows in sizes.verify_rows]
+        return list(dict.fromkeys(keys))
+
+    def problems(
+        self, layouts: Mapping[str, KVLayout], *, drafts_are_rows: bool
+    ) -> list[AttentionProblem]:
+        """What attention sees of these steps over a cache of these layouts."""
+        return [key.attention(layouts, by_rows=drafts_are_rows) for key in self.all_steps()]
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSizes(ABC):
+    """The sizes that a cache begins with and ends with, and when it grows.
+
+    Where allocating clears memory, as a CPU's does, a large cache takes seconds: a program that
+    serves one short request need not wait for them. Each size has programs of its own.
+    """
+
+    steps: BucketSizes
+    page_size: int
+    compact_decode: bool
+    num_drafts: int
+    first: Shapes
+    whole: Shapes
+
+    @abstractmethod
+    def geometry(self, shapes: Shapes) -> Geometry:
+        """The steps over a cache of a size."""
+
+    @abstractmethod
+    def wanted(
+        self, shapes: Shapes, leases: Sequence[Lease], demand: Demand, ledger: Ledger
+    ) -> Shapes:
+        """The size that a step of these leases needs of a cache that has `shapes`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolSizes(CacheSizes):
+    """Rows share pools of pages. The cache grows once, from its first pages to all."""
+
+    def geometry(self, shapes: Shapes) -> Geometry:
+        longest = self.steps.kv_lens[-1]
+        return Geometry(self.steps, self.page_size, longest, self.compact_decode, self.num_drafts)
+
+    def wanted(
+        self, shapes: Shapes, leases: Sequence[Lease], demand: Demand, ledger: Ledger
+    ) -> Shapes:
+        if shapes == self.whole:
+            return shapes
+        most = 1 + demand.num_rows * pages_for(demand.num_tokens_per_row, self.page_size)
+        for group, num_pages in ledger.reach.items():
+            if max(num_pages, min(most, self.whole[group].num_pages)) > shapes[group].num_pages:
+                return self.whole
+        return shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSizes(CacheSizes):
+    """Every row owns a slot. Slots become more and longer in the steps of the bucket sizes."""
+
+    def geometry(self, shapes: Shapes) -> Geometry:
+        shape = next(iter(shapes.values()))
+        return Geometry(
+            self.steps,
+            shape.page_size,
+            shape.capacity,
+            self.compact_decode,
+            self.num_drafts,
+            shape.num_slots,
+        )
+
+    def wanted(
+        self, shapes: Shapes, leases: Sequence[Lease], demand: Demand, ledger: Ledger
+    ) -> Shapes:
+        if shapes == self.whole:
+            return shapes
+        (now, whole) = (next(iter(each.values())) for each in (shapes, self.whole))
+        num_rows = max(
+            max(lease.row for lease in leases) + 1, min(demand.num_rows, whole.num_slots)
+        )
+        num_tokens = max(demand.num_tokens_per_row, *(lease.capacity for lease in leases))
+        longest = self.steps.kv_lens[-1]
+        shape = slot_shape(
+            round_up(self.steps.decode_rows, max(num_rows, now.num_slots)),
+            round_up(self.steps.kv_lens, min(max(num_tokens, now.capacity), longest)),
+            self.page_size,
+        )
+        return dict.fromkeys(shapes, shape)
+
+
+def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
+    """So many slots of at least `capacity` tokens, in pages of at most page_size tokens."""
+    page_size = min(page_size, capacity)
+    return CacheShape(num_slots, pages_for(capacity, page_size), page_size)
+
+
+def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSizes:
+    """The sizes of a cache of slots; `grow`: it begins with one that holds a short request."""
+    steps = facts.sizes
+    if facts.layout in ONE_PAGE_LAYOUTS:
+        page_size = steps.kv_lens[-1]
+    whole = slot_shape(steps.decode_rows[-1], steps.kv_lens[-1], page_size)
+    first = slot_shape(steps.decode_rows[0], steps.kv_lens[0], page_size) if grow else whole
+    groups = [group.name for group in facts.groups]
+    return SlotSizes(
+        steps,
+        page_size,
+        facts.compact_decode,
+        facts.config.max_drafts,
+        dict.fromkeys(groups, first),
+        dict.fromkeys(groups, whole),
+    )
+
+
+def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
+    """Bytes per device of weights, the whole cache, and room for one step."""
+    return MemoryPlan(
+        weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
+        cache_bytes=shape_bytes(parts, sizes.whole),
+        workspace_bytes=workspace_bytes(parts, sizes.geometry(sizes.whole)),
+        device_bytes=parts.platform.hardware().memory_bytes,
+    )
+
+
+def shape_bytes(parts: EngineParts, shapes: Shapes) -> int:
+    """Bytes on each device of a cache of these sizes."""
+    layouts = parts.layouts(shapes)
+    num_bytes = sum(g.num_layers * layouts[g.name].num_bytes() for g in parts.model.info.groups)
+    return num_bytes // parts.placement.num_shards("kv_heads")
+
+
+def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
+    """Bytes on each device for the largest step, with the copy that a compact decode makes of its
+    rows' cache.
+    """
+    compact = [key.bucket for key in geometry.all_steps() if key.kind == "compact"]
+    num_copied = max((bucket.seqs * bucket.max_kv_len for bucket in compact), default=0)
+    page = CacheShape(1, 1, geometry.page_size)
+    page_bytes = shape_bytes(parts, {g.name: page for g in parts.model.info.groups})
+    return step_workspace_bytes(parts) + page_bytes * num_copied // geometry.page_size
