@@ -1,0 +1,61 @@
+"""Replay: runs the commands of a recording in a fresh process, without loop and scheduler.
+
+    python -m enginebay.compose.replay FILE
+
+The process composes the model and its ops of the recorded configuration, runs the commands, and
+compares each step's tokens and, at the end, all arrays. It prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from enginebay.compose.composition import make_parts, make_plan
+from enginebay.compose.override import overridden_plan
+from enginebay.config import EngineConfig
+from enginebay.errors import InputError, explain
+from enginebay.runner.executor import LocalExecutor
+from enginebay.runner.parts import EngineParts
+from enginebay.stepping.recording import CONFIG, Replayed, frames, replay
+
+
+def replay_here(path: Path) -> Replayed:
+    """Replay a recording by parts that this process composes."""
+    kind, data = next(frames(path), (b"", b""))
+    if kind != CONFIG:
+        raise InputError(
+            explain(f"{path}, which has no configuration", "a recording", "Record again.")
+        )
+    plan = make_plan(EngineConfig.model_validate_json(data))
+
+    def resolve(names: Mapping[str, str]) -> EngineParts:
+        given: dict[str, object] = {}
+        for setting, name in names.items():
+            op, _, phase = setting.partition(".")
+            if phase:
+                phases = given.setdefault(op, {})
+                assert isinstance(phases, dict), f"settings of {op} name phases or none"
+                phases[phase] = name
+            else:
+                given[op] = name
+        return make_parts(overridden_plan(plan, given, check=False))
+
+    return replay(path, LocalExecutor(make_parts(plan), resolve))
+
+
+def main() -> int:
+    """0 when all tokens and arrays are equal, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m enginebay.compose.replay", description=__doc__)
+    parser.add_argument("file", type=Path, help="a recording")
+    found = replay_here(parser.parse_args().file)
+    sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")
+    return int(bool(found.different_steps) or not found.arrays_are_equal)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

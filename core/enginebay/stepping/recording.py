@@ -1,0 +1,203 @@
+"""Recording: all commands of an engine in a file, with the tokens that its steps gave, to be run
+again by `enginebay.compose.replay`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import jax
+import numpy as np
+
+from enginebay.background import Background
+from enginebay.engine import Pending, TokenLogprobs
+from enginebay.errors import InputError, UnsupportedError, explain
+from enginebay.runner.codec import decode, encode
+from enginebay.runner.commands import Command, SetParts, Step
+from enginebay.runner.executor import Executor
+from enginebay.runner.keys import StepKey
+from enginebay.runner.parts import EngineParts
+from enginebay.runner.runner import Report, Runner
+from enginebay.runner.scoping import StepNeeds
+from enginebay.runner.step import StepState
+from enginebay.stepping.engine import StepEngine
+
+Result = TypeVar("Result")
+FRAME = struct.Struct("<cI")
+CONFIG, COMMAND, TOKENS, DIGEST = b"c", b"C", b"T", b"D"
+"""What a frame of the file holds: the engine's configuration as JSON, first; a command; the number
+of a step and its tokens (an int32, then int32 [rows * steps]); the digest of the arrays, last.
+"""
+
+
+class RecordingExecutor(Executor):
+    """Runs commands by another executor, and writes each that has run to a file."""
+
+    def __init__(self, inner: Executor, file: BinaryIO) -> None:
+        self._inner, self._file = inner, file
+        self.compilations = inner.compilations
+        self.num_steps = 0
+
+    @property
+    def runner(self) -> Runner:
+        return self._inner.runner
+
+    def run(self, command: Command[Result]) -> Result:
+        result: Any = self._inner.run(command)
+        self.write(COMMAND, encode(command))  # after one that fails, the engine begins anew
+        if isinstance(command, Step):
+            result = RecordedStep(result, self.num_steps, self.write)
+            self.num_steps += 1
+        return result
+
+    def write(self, kind: bytes, data: bytes) -> None:
+        """Append a frame to the file."""
+        self._file.write(FRAME.pack(kind, len(data)) + data)
+
+    def swap(self, parts: EngineParts) -> Callable[[], None]:
+        if parts.swapped is None:
+            raise UnsupportedError(
+                explain(
+                    "a function given to override() while commands are recorded",
+                    "names and import paths, which another process can find",
+                    "Give an import path such as package.module:function.",
+                )
+            )
+        self.write(COMMAND, encode(SetParts(parts.swapped)))
+        undo = self._inner.swap(parts)
+
+        def swap_back() -> None:
+            self.write(COMMAND, encode(SetParts({})))
+            undo()
+
+        return swap_back
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def choose(self, key: StepKey, need: StepNeeds) -> StepKey:
+        return self._inner.choose(key, need)
+
+    def compile_all(self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool) -> int:
+        return self._inner.compile_all(keys, progress, copies=copies)
+
+    def compile_first(
+        self, keys: Sequence[StepKey], progress: Report | None, *, copies: bool
+    ) -> Background:
+        return self._inner.compile_first(keys, progress, copies=copies)
+
+
+@dataclasses.dataclass
+class RecordedStep(Pending):
+    """A launched step whose tokens are written to the file when they are read."""
+
+    pending: Pending
+    number: int
+    write: Callable[[bytes, bytes], None]
+
+    def read(self) -> np.ndarray:
+        tokens = self.pending.read()
+        self.write(TOKENS, np.asarray([self.number, *tokens.ravel()], np.int32).tobytes())
+        return tokens
+
+    def read_logprobs(self) -> TokenLogprobs:
+        return self.pending.read_logprobs()
+
+    def read_all_logprobs(self, row: int) -> np.ndarray:
+        return self.pending.read_all_logprobs(row)
+
+    def read_prompt_logprobs(self, row: int) -> TokenLogprobs:
+        return self.pending.read_prompt_logprobs(row)
+
+    def read_logits(self) -> np.ndarray:
+        return self.pending.read_logits()
+
+
+@contextlib.contextmanager
+def recorded(engine: StepEngine, path: Path) -> Iterator[None]:
+    """Within the block, all commands of an engine without rows are written to a file, from a fresh
+    cache on; at its end, a digest of cache and rows.
+    """
+    inner = engine.executor
+    engine.drop_arrays()
+    with path.open("wb") as file:
+        engine.executor = recording = RecordingExecutor(inner, file)
+        try:
+            recording.write(CONFIG, engine.parts.config.model_dump_json().encode())
+            engine.make_arrays()
+            yield
+            recording.write(DIGEST, digest_of(engine.runner.state))
+        finally:
+            engine.executor = inner
+
+
+def digest_of(state: StepState) -> bytes:
+    """SHA-256 of all arrays of a step state, in the order of the tree."""
+    digest = hashlib.sha256()
+    for array in jax.tree.leaves((state.cache, state.rows, state.processor_state, state.tables)):
+        digest.update(np.asarray(array).tobytes())
+    return digest.digest()
+
+
+def frames(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Kind and data of each frame of a recording. InputError for a file that is cut short or is no
+    recording.
+    """
+    with path.open("rb") as file:
+        while head := file.read(FRAME.size):
+            kind, length = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0)
+            data = file.read(length)
+            if kind not in (CONFIG, COMMAND, TOKENS, DIGEST) or len(data) != length:
+                raise InputError(
+                    explain(
+                        f"{path}, which is no recording or is cut short",
+                        "a file that `recorded` has written to its end",
+                        "Record the commands again.",
+                    )
+                )
+            yield kind, data
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What became of a recording: commands and steps run, the numbers of steps whose tokens differ,
+    and whether the arrays at its end are equal, bit by bit.
+    """
+
+    num_commands: int
+    num_steps: int
+    different_steps: tuple[int, ...]
+    arrays_are_equal: bool
+
+
+def replay(path: Path, executor: Executor) -> Replayed:
+    """Run the commands of a recording, in their order, by an executor without arrays."""
+    steps: dict[int, Pending] = {}
+    different: list[int] = []
+    num_commands = num_steps = 0
+    arrays_are_equal = None
+    for kind, data in frames(path):
+        if kind == COMMAND:
+            command = decode(data)
+            result = executor.run(command)
+            num_commands += 1
+            if isinstance(command, Step):
+                steps[num_steps] = result
+                num_steps += 1
+        elif kind == TOKENS:
+            number, *wanted = np.frombuffer(data, np.int32).tolist()
+            if steps.pop(number).read().ravel().tolist() != wanted:
+                different.append(number)
+        elif kind == DIGEST:
+            arrays_are_equal = digest_of(executor.runner.state) == data
+    if arrays_are_equal is None:
+        raise InputError(
+            explain(f"{path}, which does not reach its end", "a whole recording", "Record again.")
+        )
+    return Replayed(num_commands, num_steps, tuple(different), arrays_are_equal)
