@@ -25,8 +25,8 @@ from enginebay.runner.codec import decode
 from enginebay.runner.commands import Drop, PageIn, PageOut, SetTables, Step
 from enginebay.runner.tables import max_changes
 from enginebay.stepping.engine import StepEngine
-from enginebay.stepping.recording import frames, recorded, replay
 from enginebay_oengine import sizing
+from enginebay_testing.recording import frames, recorded, replay
 from tests.brief import BRIEF
 from tests.pool import EnginePool
 from tests.unit.loops import NUM_PAGES, PAGED, make_llm
@@ -245,7 +245,7 @@ def test_two_thousand_requests_are_replayed_in_another_process(
             step = f" {command.program.kind}" if isinstance(command, Step) else ""
             kinds[type(command).__name__ + step] += 1
     assert {"Make", "Grow", "WriteRows", "CopyPages", "Step verify"} <= set(kinds)
-    words = [sys.executable, "-m", "enginebay.compose.replay", str(path)]
+    words = [sys.executable, "-m", "enginebay_testing.replay", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)

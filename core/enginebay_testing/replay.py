@@ -1,6 +1,6 @@
 """Replay: runs the commands of a recording in a fresh process, without loop and scheduler.
 
-    python -m enginebay.compose.replay FILE
+    python -m enginebay_testing.replay FILE
 
 The process composes the model and its ops of the recorded configuration, runs the commands, and
 compares each step's tokens and, at the end, all arrays. It prints what it found as JSON.
@@ -21,7 +21,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import InputError, explain
 from enginebay.runner.executor import LocalExecutor
 from enginebay.runner.parts import EngineParts
-from enginebay.stepping.recording import CONFIG, Replayed, frames, replay
+from enginebay_testing.recording import CONFIG, Replayed, frames, replay
 
 
 def replay_here(path: Path) -> Replayed:
@@ -50,7 +50,7 @@ def replay_here(path: Path) -> Replayed:
 
 def main() -> int:
     """0 when all tokens and arrays are equal, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m enginebay.compose.replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m enginebay_testing.replay", description=__doc__)
     parser.add_argument("file", type=Path, help="a recording")
     found = replay_here(parser.parse_args().file)
     sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")

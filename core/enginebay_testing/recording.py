@@ -1,5 +1,5 @@
 """Recording: all commands of an engine in a file, with the tokens that its steps gave, to be run
-again by `enginebay.compose.replay`.
+again by `enginebay_testing.replay`.
 """
 
 from __future__ import annotations
