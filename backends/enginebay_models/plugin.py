@@ -7,6 +7,7 @@ from __future__ import annotations
 from enginebay.hooks import Register, hookimpl
 
 _FAMILIES = {
+    "gemma3": ("Gemma3ForCausalLM",),
     "llama": ("LlamaForCausalLM",),
     "mistral": ("MistralForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),

@@ -20,6 +20,7 @@ from tests.parity import tiny
 
 GREEDY = SamplingParams(max_tokens=tiny.NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
 VARIANTS = (
+    "gemma3-mixed",
     "llama-tied",
     "llama-rope-llama3",
     "mistral-window",
@@ -63,10 +64,12 @@ def check(folder: Path, variant: str, **choices: Any) -> None:
 def engine_cases() -> Iterator[Any]:
     """Every variant on every engine; each engine, family and kind of attention is quick once.
 
-    A test below has "mistral-window" on the contiguous engine too, and another one tied embeddings.
+    A test below has "mistral-window" on the contiguous engine, and another one tied embeddings.
     """
     for variant in VARIANTS:
-        quick = {"mistral-window": "oengine", "llama-tied": None}.get(variant, "vinference")
+        quick = {"gemma3-mixed": "oengine", "mistral-window": None, "llama-tied": None}.get(
+            variant, "vinference"
+        )
         for engine in ENGINES:
             yield pytest.param(engine, variant, marks=() if engine == quick else pytest.mark.slow)
 

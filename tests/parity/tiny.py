@@ -64,7 +64,33 @@ _QWEN3: dict[str, dict[str, Any]] = {
         "rope_parameters": _YARN | {"rope_theta": 1e6, "truncate": False},
     },
 }
+_GEMMA3: dict[str, dict[str, Any]] = {
+    "gemma3-mixed": {
+        "model_type": "gemma3_text",
+        "head_dim": 24,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 20,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_local_base_freq": 1000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "tie_word_embeddings": True,
+    },
+    "gemma3-untied": {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+        },
+        "attention_bias": True,
+        "final_logit_softcapping": 4.0,
+    },
+}
 _FAMILIES = {
+    "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "mistral": ("MistralForCausalLM", _MISTRAL),
     "qwen2": ("Qwen2ForCausalLM", _QWEN2),

@@ -18,6 +18,7 @@ from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_models import plugin
 from enginebay_models.blocks import Mlp
+from enginebay_models.gemma3 import family as gemma3
 from enginebay_models.hf_config import layer_windows, read_decoder
 from enginebay_models.llama import LlamaFamily
 from enginebay_models.llama import family as llama
@@ -131,6 +132,37 @@ def test_qwen_takes_what_transformers_takes_where_config_json_is_silent() -> Non
         ):
             family.build(silent, dtype="float32")
     assert llama.build(silent, dtype="float32").info.groups[0].num_kv_heads == 8
+
+
+def test_gemma_3_has_rotary_positions_for_each_kind_of_layer() -> None:
+    """Old and new spellings; silence means every sixth layer full, and the published bases."""
+    old = {"sliding_window_pattern": 2, "sliding_window": 8, "rope_theta": 5e5}
+    old |= {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 1e3}
+    new = {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+    }
+    silent, *both = (
+        gemma3.build(CONFIG | fields, dtype="float32").info for fields in ({}, old, new)
+    )
+    assert both[0] == both[1]
+    assert [(g.name, g.num_layers, g.window) for g in both[0].groups] == [
+        ("window", 2, 8),
+        ("full", 2, None),
+    ]
+    assert [(g.num_layers, g.window, g.head_dim) for g in silent.groups] == [(4, 4096, 256)]
+    assert "theta=10000.0" in silent.constants
+    assert silent.attention["window"].scale == 1 / 16
+    for wrong in (
+        {"use_bidirectional_attention": True},
+        {"rope_parameters": {"full_attention": 3}},
+    ):
+        with pytest.raises(CheckpointError, match=next(iter(wrong))):
+            gemma3.build(CONFIG | wrong, dtype="float32")
 
 
 def test_only_its_own_kinds_of_layers_are_served_by_a_family_without_any() -> None:
@@ -364,7 +396,7 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
 
     plugin.register_models(register)  # type: ignore[arg-type]
     assert declared == {
-        family.name: family.architectures for family in (llama, mistral, qwen2, qwen3)
+        family.name: family.architectures for family in (gemma3, llama, mistral, qwen2, qwen3)
     }
 
 

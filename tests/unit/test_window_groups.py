@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from enginebay.cache import CacheGroup
-from enginebay.compose.composition import Composed
+from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
+from enginebay.errors import ConfigError
 from enginebay.runner.buckets import default_sizes
-from enginebay_oengine.geometry import Geometry
+from enginebay_oengine.geometry import Geometry, make_geometry
 from enginebay_oengine.ledger import PageLedger
+from enginebay_oengine.options import PagedOptions
+from enginebay_oengine.sizing import choose_num_pages, plan_memory
 from enginebay_xla.layout import HndLayout
 from tests.fake_engine import FakeEngine
 from tests.fakes import compose_fake, expected_tokens
@@ -25,6 +28,9 @@ from tests.unit.loops import Loops, alike, all_tokens, family, request, running
 WINDOW, PAGE, CHUNK, STEPS, ROWS = 16, 8, 32, 4, 4
 MOST = -(-(WINDOW + CHUNK + STEPS) // PAGE) + 1
 """Pages that a row holds at most, by the documented rule."""
+
+NUM_WINDOW_LAYERS = 2
+ONE_PAGE = {"full": 1, "window": 1}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +128,25 @@ def test_pools_of_windows_have_room_for_all_rows(parts: Composed) -> None:
     pools = {name: group.store.pool.num_pages for name, group in ledger.groups.items()}
     assert pools == {"window": 1 + ROWS * MOST, "full": 49}
     assert ledger.num_free_tokens == 48 * PAGE
+
+
+def test_the_memory_plan_counts_each_group_with_its_own_pages(parts: Composed) -> None:
+    made = make_parts(parts.plan)
+    geometry = make_geometry(made.facts(), PAGE)
+    info = made.model.info
+    (layer,) = {
+        one.num_bytes() for one in geometry.layouts(ONE_PAGE, info.groups, "float32").values()
+    }
+    windows = (1 + ROWS * MOST) * NUM_WINDOW_LAYERS * layer
+    assert plan_memory(made, geometry, 49).cache_bytes == windows + 49 * layer
+    for room in (2, 7):
+        options = PagedOptions(page_size=PAGE, cache_bytes=windows + room * layer + layer // 2)
+        assert choose_num_pages(made, options, geometry) == room
+    too_few = PagedOptions(page_size=PAGE, cache_bytes=windows + layer)
+    with pytest.raises(
+        ConfigError, match="2 pages of 8 tokens and the windows of max_num_seqs rows"
+    ):
+        choose_num_pages(made, too_few, geometry)
 
 
 def test_a_window_that_no_row_outgrows_is_none() -> None:

@@ -1,0 +1,103 @@
+"""The Gemma 3 family (text): layers with a window and full ones take turns, each kind with rotary
+positions of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.model import Model, ModelFamily
+from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.fields import bad_field, flag, number, positive
+from enginebay_models.hf_config import (
+    DEFAULT_WINDOW,
+    FULL,
+    SLIDING,
+    check_layer_types,
+    read_decoder,
+)
+from enginebay_models.rope_config import check_spec, read_rope
+
+_DEFAULT_HEAD_DIM = 256
+_DEFAULT_KV_HEADS = 4
+_DEFAULT_THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+_DEFAULT_PATTERN = 6
+"""Every sixth layer is a full one."""
+
+
+class Gemma3Family(ModelFamily):
+    """Norms before and after attention and MLP, weights of norms that stand for 1 + weight, scaled
+    embeddings, and normed queries and keys.
+    """
+
+    name = "gemma3"
+    architectures = ("Gemma3ForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        if flag(config, "use_bidirectional_attention", default=False):
+            raise bad_field("use_bidirectional_attention", value=True, allowed="false or absent")
+        # The names and defaults that the shared reader does not know.
+        shared = {"tie_word_embeddings": True} | dict(config)
+        shared["hidden_act"] = config.get("hidden_activation", "gelu_pytorch_tanh")
+        decoder = read_decoder(
+            _with_rope(shared, FULL),
+            head_dim=_DEFAULT_HEAD_DIM,
+            kv_heads=_DEFAULT_KV_HEADS,
+            max_model_len=max_model_len,
+        )
+        window_rope = read_rope(_with_rope(shared, SLIDING)).spec(decoder.head_dim, max_model_len)
+        check_spec(window_rope)
+        cap = config.get("final_logit_softcapping")
+        bias = flag(config, "attention_bias", default=False)
+        variant = Variant(
+            windows=_windows(config, decoder.num_layers),
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=True,
+            window_rope=window_rope,
+            softmax_scale=number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+            out_norms=True,
+            norm_offset=1.0,
+            embed_scale=decoder.hidden_size**0.5,
+            logit_cap=None if cap is None else number(config, "final_logit_softcapping", cap),
+        )
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """The window of each layer; None in full ones."""
+    window = positive(config, "sliding_window", DEFAULT_WINDOW)
+    kinds = check_layer_types(config, num_layers, (FULL, SLIDING))
+    if not kinds:
+        pattern = positive(config, "sliding_window_pattern", _DEFAULT_PATTERN)
+        kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def _with_rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A configuration that has the rotary fields of one kind of layer alone, by the rules of
+    transformers: `rope_parameters` by kind, or before transformers 5 `rope_scaling`, which full
+    layers alone follow, and `rope_local_base_freq` for the others.
+    """
+    fields = dict(config)
+    nested = fields.pop("rope_parameters", None)
+    theta = config.get("rope_theta" if kind == FULL else "rope_local_base_freq")
+    fields["rope_theta"] = _DEFAULT_THETA[kind] if theta is None else theta
+    if kind == SLIDING:
+        fields.pop("rope_scaling", None)
+    if nested is not None:
+        if not isinstance(nested, Mapping) or not isinstance(nested.get(kind, {}), Mapping):
+            raise bad_field("rope_parameters", nested, f"an object by {FULL} and {SLIDING}")
+        fields["rope_parameters"] = nested.get(kind)
+    return fields
+
+
+family = Gemma3Family()
