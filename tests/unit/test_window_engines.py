@@ -1,0 +1,57 @@
+"""The engines' conformance suite on a model with a window in some layers: the window is shorter than
+a chunk, and the context many windows long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay import SamplingParams
+from enginebay_oengine.engine import PagedEngine
+from enginebay_testing.engines import engine_checks
+from enginebay_testing.subject import EngineSubject
+from tests.parity import tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("windows")]
+ENGINES: dict[str, Any] = {
+    "vinference": "vinference",
+    "oengine": {"name": "oengine", "page_size": 8, "num_pages": 60},
+}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tiny.write_checkpoint(tmp_path_factory.mktemp("model"), "gemma3-mixed")
+    return EngineSubject(
+        request.param, model=str(folder), choices={"engine": ENGINES[request.param]}
+    )
+
+
+def names() -> Iterator[str]:
+    yield from (name for name, _ in engine_checks(EngineSubject("oengine")))
+
+
+@pytest.mark.parametrize("name", names())
+def test_engine_keeps_the_contract(subject: EngineSubject, name: str) -> None:
+    check: Callable[[], None] = dict(engine_checks(subject))[name]
+    check()
+
+
+def test_prompts_that_begin_alike_have_the_tokens_of_prompts_alone(subject: EngineSubject) -> None:
+    """The first layers with a window keep no page of the beginning; a hit needs the last ones."""
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    prompts = [[1 + i % 90 for i in range(150)] + [end] * 9 for end in (3, 5, 7)]
+    with subject.shared() as llm:
+        alone = []
+        for prompt in prompts:
+            alone.append(llm.generate([prompt], params)[0].outputs[0].token_ids)
+            llm.run_on_engine(lambda: (llm.engine.drop_arrays(), llm.engine.make_arrays()))
+        first = llm.generate(prompts[:1], params)[0]
+        others = llm.generate(prompts[1:], params)
+        assert [first.outputs[0].token_ids, *(o.outputs[0].token_ids for o in others)] == alone
+        hits = [other.metrics.num_cached_tokens for other in others]
+        assert hits == ([144, 144] if isinstance(llm.engine, PagedEngine) else [0, 0])
