@@ -23,13 +23,13 @@ from enginebay_xla.layout import HndLayout
 from tests.fake_engine import FakeEngine
 from tests.fakes import compose_fake, expected_tokens
 from tests.parity import tiny
-from tests.unit.loops import Loops, alike, all_tokens, family, request, running
+from tests.unit.loops import Counts, Loops, alike, all_tokens, family, request, running
 
 WINDOW, PAGE, CHUNK, STEPS, ROWS = 16, 8, 32, 4, 4
 MOST = -(-(WINDOW + CHUNK + STEPS) // PAGE) + 1
 """Pages that a row holds at most, by the documented rule."""
 
-NUM_WINDOW_LAYERS = 2
+NUM_PAGES, NUM_WINDOW_LAYERS = 33, 2
 ONE_PAGE = {"full": 1, "window": 1}
 
 
@@ -39,7 +39,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Composed:
     half.
     """
     folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model"), "qwen2-some-windows")
-    options = {"page_size": PAGE, "num_pages": 49}
+    options = {"page_size": PAGE, "num_pages": NUM_PAGES}
     return compose_fake("oengine", options, model=str(folder))
 
 
@@ -87,7 +87,8 @@ def test_rows_that_share_fork_and_are_preempted_have_the_tokens_of_rows_alone(
         *family("g", 77, 25, temperature=0.0),
         *family("h", 120, 9, temperature=0.7),
     ]
-    loop = start()
+    loop, counts = start(), Counts()
+    loop.observers.add(counts)
     wanted = [expected_tokens(one, tiny.VOCAB_SIZE) for one in requests]
     for turn in "xy":  # the second turn begins with what the first one left
         again = [
@@ -100,6 +101,7 @@ def test_rows_that_share_fork_and_are_preempted_have_the_tokens_of_rows_alone(
         ]
         assert all_tokens(loop.submit(again)) == wanted
     assert max(seen) <= MOST
+    assert counts.num_preempted > 0
 
 
 def test_a_prefix_is_found_only_where_the_pages_of_its_window_are_left(
@@ -126,8 +128,8 @@ def test_a_prefix_is_found_only_where_the_pages_of_its_window_are_left(
 def test_pools_of_windows_have_room_for_all_rows(parts: Composed) -> None:
     ledger = ledger_of(parts)
     pools = {name: group.store.pool.num_pages for name, group in ledger.groups.items()}
-    assert pools == {"window": 1 + ROWS * MOST, "full": 49}
-    assert ledger.num_free_tokens == 48 * PAGE
+    assert pools == {"window": 1 + ROWS * MOST, "full": NUM_PAGES}
+    assert ledger.num_free_tokens == (NUM_PAGES - 1) * PAGE
 
 
 def test_the_memory_plan_counts_each_group_with_its_own_pages(parts: Composed) -> None:
@@ -138,7 +140,7 @@ def test_the_memory_plan_counts_each_group_with_its_own_pages(parts: Composed) -
         one.num_bytes() for one in geometry.layouts(ONE_PAGE, info.groups, "float32").values()
     }
     windows = (1 + ROWS * MOST) * NUM_WINDOW_LAYERS * layer
-    assert plan_memory(made, geometry, 49).cache_bytes == windows + 49 * layer
+    assert plan_memory(made, geometry, 40).cache_bytes == windows + 40 * layer
     for room in (2, 7):
         options = PagedOptions(page_size=PAGE, cache_bytes=windows + room * layer + layer // 2)
         assert choose_num_pages(made, options, geometry) == room
