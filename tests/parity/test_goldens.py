@@ -57,7 +57,13 @@ def check(harness: ModelHarness, variant: str, prompt_indices: list[int]) -> Non
     assert compared >= len(prompts) - 1, "too many rows have scores that are too close to compare"
 
 
-@pytest.mark.parametrize("variant", tiny.CONFIGS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, marks=[pytest.mark.slow] if variant == "gemma3-untied" else [])
+        for variant in tiny.CONFIGS
+    ],
+)
 def test_model_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, variant), variant, list(range(len(tiny.PROMPT_LENGTHS))))
 

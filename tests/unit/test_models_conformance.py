@@ -24,14 +24,13 @@ from tests.parity.ops import plain_ops
 
 # One layer, where one is enough: tests/conformance runs two of each family.
 OWN_FIELDS: dict[str, dict[str, Any]] = {
-    "gemma3": {"sliding_window": 12, "sliding_window_pattern": 2},
     "llama": {"attention_bias": True, "mlp_bias": True, "num_hidden_layers": 1},
     "mistral": {"sliding_window": 12, "num_hidden_layers": 1},
     "qwen2": {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
     "qwen3": {"tie_word_embeddings": True, "num_hidden_layers": 1},
 }
 # What is sharded without these fields is tested by tests/conformance, over 4 devices too.
-NUM_DEVICES = {"gemma3": 1, "llama": 2, "mistral": 1, "qwen2": 2, "qwen3": 1}
+NUM_DEVICES = {"llama": 2, "mistral": 1, "qwen2": 2, "qwen3": 1}
 
 
 def checks_of(name: str) -> list[Check]:
