@@ -4,7 +4,7 @@ a chunk, and the context many windows long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
 
 
-def names() -> Iterator[str]:
-    yield from (name for name, _ in engine_checks(EngineSubject("oengine")))
-
-
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [name for name, _ in engine_checks(EngineSubject("oengine"))])
 def test_engine_keeps_the_contract(subject: EngineSubject, name: str) -> None:
     check: Callable[[], None] = dict(engine_checks(subject))[name]
     check()
