@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from enginebay import SamplingParams
-from enginebay_oengine.engine import PagedEngine
+from enginebay_oengine.engine import is_paged
 from enginebay_testing.engines import engine_checks
 from enginebay_testing.subject import EngineSubject
 from tests.parity import tiny
@@ -50,4 +50,4 @@ def test_prompts_that_begin_alike_have_the_tokens_of_prompts_alone(subject: Engi
         others = llm.generate(prompts[1:], params)
         assert [first.outputs[0].token_ids, *(o.outputs[0].token_ids for o in others)] == alone
         hits = [other.metrics.num_cached_tokens for other in others]
-        assert hits == ([144, 144] if isinstance(llm.engine, PagedEngine) else [0, 0])
+        assert hits == ([144, 144] if is_paged(llm.engine) else [0, 0])

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from enginebay.cache import CacheGroup
+from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
 from enginebay.errors import ConfigError
-from enginebay.runner.buckets import default_sizes
-from enginebay_oengine.geometry import Geometry, make_geometry
+from enginebay.stepping.geometry import PoolSizes, plan_memory
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
-from enginebay_oengine.sizing import choose_num_pages, plan_memory
-from enginebay_xla.layout import HndLayout
+from enginebay_oengine.pools import Pools
+from enginebay_oengine.sizing import pool_sizes
 from tests.fake_engine import FakeEngine
 from tests.fakes import compose_fake, expected_tokens
 from tests.parity import tiny
@@ -30,7 +30,7 @@ MOST = -(-(WINDOW + CHUNK + STEPS) // PAGE) + 1
 """Pages that a row holds at most, by the documented rule."""
 
 NUM_PAGES, NUM_WINDOW_LAYERS = 33, 2
-ONE_PAGE = {"full": 1, "window": 1}
+ONE_PAGE = dict.fromkeys(("full", "window"), CacheShape(1, 1, PAGE))
 
 
 @pytest.fixture(scope="module")
@@ -134,30 +134,26 @@ def test_pools_of_windows_have_room_for_all_rows(parts: Composed) -> None:
 
 def test_the_memory_plan_counts_each_group_with_its_own_pages(parts: Composed) -> None:
     made = make_parts(parts.plan)
-    geometry = make_geometry(made.facts(), PAGE)
-    info = made.model.info
-    (layer,) = {
-        one.num_bytes() for one in geometry.layouts(ONE_PAGE, info.groups, "float32").values()
-    }
+    (layer,) = {layout.num_bytes() for layout in made.layouts(ONE_PAGE).values()}
     windows = (1 + ROWS * MOST) * NUM_WINDOW_LAYERS * layer
-    assert plan_memory(made, geometry, 40).cache_bytes == windows + 40 * layer
+
+    def sizes(**options: int) -> PoolSizes:
+        return pool_sizes(made, PagedOptions(page_size=PAGE, **options))
+
+    assert plan_memory(made, sizes(num_pages=40)).cache_bytes == windows + 40 * layer
     for room in (2, 7):
-        options = PagedOptions(page_size=PAGE, cache_bytes=windows + room * layer + layer // 2)
-        assert choose_num_pages(made, options, geometry) == room
-    too_few = PagedOptions(page_size=PAGE, cache_bytes=windows + layer)
+        whole = sizes(cache_bytes=windows + room * layer + layer // 2).whole
+        assert whole["full"].num_pages == room
     with pytest.raises(
         ConfigError, match="2 pages of 8 tokens and the windows of max_num_seqs rows"
     ):
-        choose_num_pages(made, too_few, geometry)
+        sizes(cache_bytes=windows + layer)
 
 
 def test_a_window_that_no_row_outgrows_is_none() -> None:
-    sizes = default_sizes(
-        max_num_seqs=ROWS, max_num_batched_tokens=CHUNK, max_model_len=256, min_rows=1
-    )
-    geometry = Geometry(sizes, HndLayout, PAGE, compact_decode=False, max_ahead=CHUNK + STEPS)
+    pools = Pools(PAGE, 256, max_ahead=CHUNK + STEPS)
     kept = [
-        geometry.kept_window(CacheGroup("window", 1, 1, 8, 8, window)) for window in (16, 204, 205)
+        pools.kept_window(CacheGroup("window", 1, 1, 8, 8, window)) for window in (16, 204, 205)
     ]
     assert kept == [16, 204, None]
-    assert geometry.row_pages(205) == geometry.row_pages(None) == 256 // PAGE
+    assert pools.row_pages(205) == pools.row_pages(None) == 256 // PAGE
