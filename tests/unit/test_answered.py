@@ -9,6 +9,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import EnginebayError, InternalError, StoppedError
 from enginebay.loop.loop import EngineLoop
-from enginebay.loop.messages import Ticket
+from enginebay.loop.messages import Call, Ticket
 from enginebay.loop.observer import Ending
 from enginebay.scheduler import Decision, Scheduler, SchedulerView
 from tests.brief import BRIEF
@@ -206,10 +207,20 @@ def test_an_engine_that_cannot_begin_anew_answers_everybody_and_says_why(
     start: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = start()
-    with monkeypatch.context() as patch, seeing(loop.engine, launch=lambda _: sys.exit(3)):
+    queued: list[Ticket] = []
+    call: Future[None] = Future()
+
+    def leave(_: StepPlan) -> None:
+        """More is in the inbox by then."""
+        queued.extend(loop.submit([request("queued")]))
+        loop._inbox.put(Call(lambda: None, call))
+        sys.exit(3)
+
+    with monkeypatch.context() as patch, seeing(loop.engine, launch=leave):
         patch.setattr(loop.engine, "make_arrays", functools.partial(sys.exit, 4))
         tickets = loop.submit([request(f"one of {i}") for i in range(6)])
-        assert all(isinstance(error_of(ticket), InternalError) for ticket in tickets)
+        assert all(isinstance(error_of(ticket), InternalError) for ticket in [*tickets, *queued])
+        assert isinstance(call.exception(DEADLOCK_S), InternalError)
         later = answer(lambda: loop.call(lambda: None))
         assert isinstance(later, StoppedError | InternalError)
         loop._thread.join(DEADLOCK_S)
