@@ -142,7 +142,11 @@ def test_guided_rows_run_one_step_a_call_and_the_others_all_of_them(
     free = [plan for plan in decoding if not any(row.update for row in plan.rows)]
     assert all(all(row.update for row in plan.rows) for plan in guided)
     assert {plan.num_steps for plan in guided} == {1}
-    assert max(plan.num_steps for plan in free) == SIZES["decode_steps"]
+    most = SIZES["decode_steps"]
+    assert max(plan.num_steps for plan in free) == most
+    lengths = [len(output.outputs[0].token_ids) for output in (outputs[1], outputs[3])]
+    # One call more for each: it may have been launched before a stop token was read.
+    assert sum(len(plan.rows) for plan in free) <= sum(-(-(n - 1) // most) + 1 for n in lengths)
     num_guided = sum(len(output.outputs[0].token_ids) for output in (outputs[0], outputs[2]))
     assert (
         sum(len(plan.rows) for plan in guided) == num_guided - 2

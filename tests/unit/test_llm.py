@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -304,6 +305,14 @@ def test_cancelling_ends_the_requests(llm: LLM) -> None:
 
     asyncio.run(asyncio.wait_for(cancel(), DEADLOCK_S))
     assert_idle(llm)
+
+
+def test_a_step_takes_the_cache_over(llm: LLM) -> None:  # holds F50
+    llm.generate("Once", GREEDY)
+    before = llm.run_on_engine(lambda: jax.tree.leaves(llm.engine.runner.state.cache))
+    llm.generate("Once", GREEDY)
+    assert before
+    assert all(array.is_deleted() for array in before), "a second copy of the cache was made"
 
 
 def test_an_event_loop_that_is_closed_over_a_request_harms_nobody(fake_llm: LLM) -> None:

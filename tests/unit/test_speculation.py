@@ -83,6 +83,7 @@ def test_drafts_that_hold_are_followed_by_more_in_the_same_step(
     made: Changing, kind: str, wrong_every: int
 ) -> None:
     params = KINDS[kind]
+    assert made.llm.plan.config.draft_passes > 1
     for prompt in prompts_of(90, (6, 17), seed=93):
         plain, known = plain_and_known(made, [prompt], params)
         far = FarOracle(known, wrong_every)
