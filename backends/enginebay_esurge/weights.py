@@ -60,7 +60,9 @@ def load_changes(
     if model is None:
         return lambda base: merge_weights(base, *changes)
     checkpoint = (
-        open_checkpoint(plan.registry, str(model)) if isinstance(model, str | Path) else model
+        open_checkpoint(plan.registry, plan.config, str(model))
+        if isinstance(model, str | Path)
+        else model
     )
     loaded = checkpoint.load_weights(
         plan.model,

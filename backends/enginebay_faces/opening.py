@@ -56,7 +56,10 @@ def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
     if isinstance(inner, Tokenizer):
         return inner
     if inner is None or isinstance(inner, str | Path):
-        where = plan.checkpoint if inner is None else open_checkpoint(plan.registry, str(inner))
+        named = None if inner is None else str(inner)
+        where = (
+            plan.checkpoint if named is None else open_checkpoint(plan.registry, plan.config, named)
+        )
         tokenizer: Tokenizer = where.load_tokenizer()
     elif all(callable(getattr(inner, name, None)) for name in ("encode", "decode")):
         tokenizer = Tokenizer(inner)

@@ -57,7 +57,6 @@ DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "mlp": "tensor",
     "vocab": "tensor",
     "expert": None,
-    "stage": None,
 }
 """Which mesh axis each logical axis of the code lies on; None keeps it whole on every device."""
 
@@ -110,6 +109,7 @@ class EngineConfig(Validated):
     template_limits: TemplateLimits = Field(
         default=TemplateLimits(), description="limits of rendering a chat template"
     )
+    checkpoint: str = Field(default="huggingface", description="part that opens the model")
     generation_config: Literal["auto", "none"] = Field(
         default="auto", description="sampling of checkpoints"
     )

@@ -8,10 +8,11 @@ import dataclasses
 
 import pytest
 
-from enginebay.compose.composition import make_plan
+from enginebay.compose.composition import make_plan, open_checkpoint
 from enginebay.config import Reason, make_config
-from enginebay.errors import PluginError, UnsupportedError
+from enginebay.errors import PluginError, UnknownNameError, UnsupportedError
 from enginebay.hooks import Declaration
+from enginebay.model import Checkpoint
 from enginebay.ops.caps import Caps
 from enginebay.registry import Entry, Registry, load_registry
 from enginebay_xla.attention import CAPS, XlaAttention
@@ -62,6 +63,24 @@ def test_a_part_for_another_platform_is_never_used(kind: str) -> None:
     named = make_config({"compile_cache": "off", "platform": "cpu", kind: "foreign"})
     with pytest.raises(UnsupportedError, match=f"{kind} = 'foreign': {ELSEWHERE}. Allowed: "):
         make_plan(named, registry)
+
+
+OPENED: list[str] = []
+
+
+def open_mine(name: str) -> Checkpoint:
+    OPENED.append(name)
+    return open_checkpoint(load_registry(), make_config({"model": "demo"}))
+
+
+def test_a_model_is_opened_by_the_checkpoint_part_that_is_chosen() -> None:
+    registry = with_parts(Declaration("checkpoint", "mine", f"{__name__}:open_mine"))
+    OPENED.clear()
+    plan = make_plan(make_config({"checkpoint": "mine", "model": "warehouse/7"}), registry)
+    assert OPENED == ["warehouse/7"]
+    assert plan.checkpoint.architecture == "LlamaForCausalLM"
+    with pytest.raises(UnknownNameError, match=r"checkpoint 'yours'\. Allowed: huggingface, mine"):
+        make_plan(make_config({"checkpoint": "yours"}), registry)
 
 
 def test_a_named_platform_that_cannot_be_made_is_the_plugins_fault() -> None:

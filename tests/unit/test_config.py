@@ -156,7 +156,7 @@ def test_an_axis_can_be_kept_whole_again() -> None:
         ({"max_model_len": 1}, "max_model_len"),
         ({"dtype": "int4"}, "dtype"),
         ({"mesh": {"tensor": 0}}, "mesh"),
-        ({"axis_rules": {"head": "tensor"}}, "stage, not head"),
+        ({"axis_rules": {"head": "tensor"}}, "expert, not head"),
         ({"engine": 3}, "engine"),
         ({"engine": {"name": "x", "options": {}, "page": 1}}, "engine.page"),
         ({"kernels": {"attention": {"decoding": "xla"}}}, "kernels.attention.decoding"),

@@ -95,7 +95,7 @@ def make_plan(
     platforms = make_platforms(registry)
     platform = pick_platform(registry, config, platforms)
     if checkpoint is None:
-        checkpoint = open_checkpoint(registry, config.model)
+        checkpoint = open_checkpoint(registry, config)
     family = find_family(registry, checkpoint.architecture)
     dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
     placement = make_placement(platform.devices(), config.mesh, config.rules())
@@ -341,11 +341,14 @@ def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
     ]
 
 
-def open_checkpoint(registry: Registry, name: str) -> Checkpoint:
-    """The stored model of a folder, a hub id or "demo". CheckpointError says why it cannot be
-    opened.
+def open_checkpoint(
+    registry: Registry, config: EngineConfig, name: str | None = None
+) -> Checkpoint:
+    """The stored model `name`, by default the configuration's, opened by its part `checkpoint`.
+    CheckpointError says why it cannot be opened, UnknownNameError that there is no such part.
     """
-    opened: Checkpoint = registry.load(registry.find("checkpoint", "huggingface"))(name)
+    open_model = registry.load(registry.find("checkpoint", config.checkpoint))
+    opened: Checkpoint = open_model(config.model if name is None else name)
     return opened
 
 
