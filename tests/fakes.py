@@ -17,7 +17,7 @@ from enginebay.compose.composition import Composed, build, make_plan
 from enginebay.config import EngineConfig
 from enginebay.rows import RowTable
 from enginebay.runner.parts import EngineParts
-from enginebay.types import FrozenSampling, Request
+from enginebay.types import FrozenSampling, Request, SamplingParams
 from enginebay_esurge.engine_options import ESurgeOptions
 from enginebay_oengine.engine import make_ledger
 from enginebay_oengine.options import PagedOptions
@@ -107,6 +107,13 @@ def compose_fake(
         return build(make_plan(config))
 
 
+def sampling_of(max_tokens: int, **fields: Any) -> FrozenSampling:
+    """`fields` are those of FrozenSampling or of SamplingParams."""
+    own = {field.name for field in dataclasses.fields(FrozenSampling)}
+    params = SamplingParams(**{n: v for n, v in fields.items() if n not in own})
+    return FrozenSampling(max_tokens, params, **{n: v for n, v in fields.items() if n in own})
+
+
 def make_request(
     name: str, length: int = 5, max_tokens: int = 12, *, temperature: float = 0.0, **fields: Any
 ) -> Request:
@@ -116,9 +123,12 @@ def make_request(
     """
     seed = sum(map(ord, name))
     prompt = np.random.default_rng(seed).integers(NUM_SPECIAL, VOCAB_SIZE, length).astype(np.int32)
-    sampling = FrozenSampling(max_tokens, temperature, 0, 1.0, 0.0, (), (), False, True)
     known = {field.name for field in dataclasses.fields(Request)}
-    sampling = dataclasses.replace(sampling, **{n: v for n, v in fields.items() if n not in known})
+    sampling = sampling_of(
+        max_tokens,
+        temperature=temperature,
+        **{n: v for n, v in fields.items() if n not in known},
+    )
     request = Request(name, prompt, sampling, (seed, 7), time.monotonic())
     return dataclasses.replace(request, **{n: v for n, v in fields.items() if n in known})
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from enginebay.errors import CheckpointError, RequestError, explain
+from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import SamplingParams
 from enginebay_models.checkpoint import read_json
 
-FIELD_OF: Mapping[str, str] = {
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repetition_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "max_new_tokens": "max_tokens",
+FIELD_OF = {
+    one.name: field
+    for field, one in declared(SamplingParams, FromCheckpoint).items()
+    if field != "temperature"
 }
-"""Names of transformers' GenerationConfig -> fields of SamplingParams with the same meaning."""
+"""Names of transformers' GenerationConfig -> fields of SamplingParams with the same meaning, but
+for temperature, which counts beside do_sample only.
+"""
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, Any]:

@@ -189,20 +189,20 @@ def _frozen(sampling: object, room: int, vocab_size: int) -> DocumentedSampling:
             default_todo = "Leave it out, or generate with LLM.generate, which applies it."
             given = f"{name} = {value!r} for a row table, which does not hold it"
             raise InputError(given, f"{neutral!r}", todo or default_todo)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(DocumentedSampling):
-        has_default = field.default is not dataclasses.MISSING
-        usual = field.default if has_default else getattr(defaults, field.name)
-        values[field.name] = getattr(sampling, field.name, usual)
+    fields = SamplingParams.model_fields
+    found = {name: getattr(sampling, name) for name in fields if hasattr(sampling, name)}
+    params = SamplingParams.model_construct(**found)
     sparse = read_sparse(sampling, vocab_size)
-    values |= {
-        "max_tokens": room if values["max_tokens"] is None else values["max_tokens"],
-        "stop_token_ids": tuple(values["stop_token_ids"] or ()),
-        "processors": (),
-        "num_logprobs": sparse.num_logprobs,
-        "num_prompt_logprobs": sparse.num_prompt_logprobs,
-    }
-    return DocumentedSampling(**values)
+    return DocumentedSampling(
+        room if params.max_tokens is None else params.max_tokens,
+        params,
+        tuple(params.stop_token_ids or ()),
+        sparse.num_logprobs,
+        sparse.num_prompt_logprobs,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words_token_ids=getattr(sampling, "bad_words_token_ids", None) or (),
+    )
 
 
 def read_pages(page_ids: Any, page_tables: Sequence[PageTable]) -> tuple[np.ndarray, ...]:

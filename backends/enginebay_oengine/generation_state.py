@@ -4,6 +4,7 @@ or in another engine.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -133,11 +134,9 @@ def place_rows(
         typed = jax.random.wrap_key_data(key, impl="threefry2x32")
         return jax.random.key_data(jax.random.fold_in(typed, number))
 
-    picked: dict[str, jax.Array] = {
-        name: getattr(prefix, name)[source] for name in DeviceRows.__dataclass_fields__
-    }
-    picked["keys"] = jax.vmap(fold)(base_keys[source], index)
-    return rows.put(slots, DeviceRows(**picked))
+    picked: DeviceRows = jax.tree.map(lambda array: array[source], prefix)
+    keys = jax.vmap(fold)(base_keys[source], index)
+    return rows.put(slots, dataclasses.replace(picked, keys=keys))
 
 
 def take_rows(rows: DeviceRows, num_rows: int, num_tokens: int) -> tuple[DeviceRows, jax.Array]:

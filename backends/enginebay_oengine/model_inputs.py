@@ -13,8 +13,10 @@ import numpy as np
 from jax import tree_util
 
 from enginebay.ops.spec import Bucket
+from enginebay.row_columns import write_row
 from enginebay.runner import device
 from enginebay.stepping.geometry import Geometry
+from enginebay.types import SamplingParams
 
 Array = np.ndarray | jax.Array
 
@@ -25,9 +27,7 @@ class RowSettings:
     key.
     """
 
-    temperature: float
-    top_p: float
-    top_k: int
+    params: SamplingParams
     max_length: int
     prompt_length: int
     stop_token_ids: tuple[int, ...]
@@ -106,11 +106,7 @@ def prefill_part(
     bucket = geometry.prefill_bucket(len(chunks), num_tokens, no_prefix=no_prefix)
     token_ids = np.zeros(bucket.tokens, np.int32)
     token_ids[:num_tokens] = np.concatenate([chunks[i].token_ids for i in order])
-    ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)
-    ints[:, device.ROW] = num_rows
-    ints[:, device.NUM_LOGPROBS :] = -1
-    floats = np.zeros((bucket.seqs, device.NUM_FLOAT_COLUMNS), np.float32)
-    floats[:, device.TOP_P] = floats[:, device.REPETITION] = 1.0
+    ints, floats = device.empty_plan(bucket.seqs, num_rows)
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
     for place, index in enumerate(order):
         _fill(ints[place], floats[place], chunks[index])
@@ -127,12 +123,10 @@ def _fill(ints: np.ndarray, floats: np.ndarray, chunk: Chunk) -> None:
     ints[device.KV_LEN] = chunk.num_computed + num_tokens
     ints[device.SAMPLES] = chunk.samples
     ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(settings.key, np.uint32).view(np.int32)
-    ints[device.TOP_K] = max(settings.top_k, 0)
+    write_row(floats, ints[device.PARAMS : device.STOP_IDS], settings.params)
     ints[device.MAX_LENGTH] = settings.max_length
     ints[device.PROMPT_LENGTH] = settings.prompt_length
     ints[device.STOP_IDS : device.STOP_IDS + len(settings.stop_token_ids)] = settings.stop_token_ids
-    floats[device.TEMPERATURE] = settings.temperature
-    floats[device.TOP_P] = settings.top_p
 
 
 def decode_part(

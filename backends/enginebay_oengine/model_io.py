@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from enginebay.errors import InputError, explain
-from enginebay.types import MAX_STOP_TOKENS, FinishReason, key_of
+from enginebay.types import MAX_STOP_TOKENS, FinishReason, SamplingParams, key_of
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch
 from enginebay_oengine.forward import ModelOutputBatch
 from enginebay_oengine.inference_scheduler import InferenceScheduler
@@ -83,9 +83,9 @@ def settings_of(request: InitialSequenceRequest, state: ActiveSequenceBatch) -> 
             explain(f"{len(stops)} stop tokens", f"at most {MAX_STOP_TOKENS}", "Give fewer.")
         )
     return RowSettings(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
+        params=SamplingParams(
+            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
+        ),
         max_length=min(
             request.num_prompt_tokens + request.max_tokens,
             state.sizes.max_length,

@@ -81,9 +81,7 @@ def read_prompts(
         metadata.check_temperature(params.temperature)
         settings.append(
             RowSettings(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
+                params=params,
                 max_length=most,
                 prompt_length=len(prompt),
                 stop_token_ids=limits.stop_token_ids,

@@ -14,6 +14,7 @@ from jax import tree_util
 
 from enginebay.errors import InputError, explain
 from enginebay.nesting import parse_json
+from enginebay.types import ROW_VALUES
 from enginebay_faces.stored import Storage
 from enginebay_oengine.documented_rows import SparseParams
 from enginebay_oengine.row_arrays import (
@@ -220,9 +221,12 @@ def _penalties(table: SequenceBuffer, num_rows: int) -> dict[str, jax.Array]:
         "prompt_token_ids": pack_prompts(
             table.token_ids, table.num_prompt_tokens, num_rows, padded_len, table.vocab_size
         ),
-        "frequency_penalties": fill_slice(table.frequency_penalties, 0.0, given, num_rows),
-        "presence_penalties": fill_slice(table.presence_penalties, 0.0, given, num_rows),
-        "repetition_penalties": fill_slice(table.repetition_penalties, 1.0, given, num_rows),
+    } | {
+        name.replace("penalty", "penalties"): fill_slice(
+            table.column(name), one.neutral, given, num_rows
+        )
+        for name, one in ROW_VALUES.items()
+        if one.stage == "penalty"
     }
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from enginebay.errors import InputError
 from enginebay.rows import RowTable
-from enginebay.types import MAX_STOP_TOKENS, Request, SamplingParams
+from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES, Request, SamplingParams
 from enginebay_oengine.documented_rows import (
     NOTHING,
     DocumentedRecord,
@@ -35,20 +35,18 @@ from enginebay_oengine.documented_rows import (
 )
 from enginebay_oengine.row_batch import ModelRunBatch, make_batch
 
+ALWAYS_ACTIVE = ("temperature", "top_p", "top_k")
+"""Parameters that get_active_sampling_params names for every request."""
+
 
 class SamplingColumn:
-    """[max_num_reqs] of a sampling parameter, made of the requests when it is read."""
+    """[max_num_reqs] of a field of SamplingParams, made of the requests when it is read."""
 
-    def __init__(self, field: str, dtype: Any, neutral: float) -> None:
-        """`neutral`: what a free row has."""
-        self._field, self._dtype, self._neutral = field, dtype, neutral
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get__(self, view: SequenceBuffer, owner: type) -> np.ndarray:
-        values = [
-            self._neutral if request is None else getattr(request.sampling, self._field)
-            for request in view.table.requests
-        ]
-        return np.asarray(values, self._dtype)
+        return view.column(self._name)
 
 
 class SequenceBuffer:
@@ -67,22 +65,23 @@ class SequenceBuffer:
     and these are made of its requests whenever they are read, so that writing to them changes
     nothing::
 
-        temperature, top_p, min_p  f32 [max_num_reqs]              of a free row 0, 1, 0
-        top_k                int32 [max_num_reqs]                  0 keeps all
+        temperature, top_p, top_k, min_p,
         frequency_penalties, presence_penalties, repetition_penalties
-                             f32 [max_num_reqs]                    of a free row 0, 0, 1
+                             [max_num_reqs]                        with the dtypes and, in free rows, the neutral
+                                                                   values that SamplingParams declares
         stop_token_ids       int32 [max_num_reqs, MAX_STOP_TOKENS] padded with -1
         keys                 uint32 [max_num_reqs, 2]              the request's own random key
 
     `page_tables` has a PageTable for each entry of page_sizes, and `sparse` a row's SparseParams.
     """
 
-    temperature = SamplingColumn("temperature", np.float32, 0)
-    top_p = SamplingColumn("top_p", np.float32, 1)
-    min_p = SamplingColumn("min_p", np.float32, 0)
-    frequency_penalties = SamplingColumn("frequency_penalty", np.float32, 0)
-    presence_penalties = SamplingColumn("presence_penalty", np.float32, 0)
-    repetition_penalties = SamplingColumn("repetition_penalty", np.float32, 1)
+    temperature = SamplingColumn("temperature")
+    top_p = SamplingColumn("top_p")
+    top_k = SamplingColumn("top_k")
+    min_p = SamplingColumn("min_p")
+    frequency_penalties = SamplingColumn("frequency_penalty")
+    presence_penalties = SamplingColumn("presence_penalty")
+    repetition_penalties = SamplingColumn("repetition_penalty")
 
     def __init__(
         self,
@@ -127,11 +126,14 @@ class SequenceBuffer:
         self.variants = table.variants
         self.page_tables = table.page_tables
 
-    @property
-    def top_k(self) -> np.ndarray:
-        """int32 [max_num_reqs]; 0 keeps all."""
-        values = [0 if one is None else max(one.sampling.top_k, 0) for one in self.table.requests]
-        return np.asarray(values, np.int32)
+    def column(self, name: str) -> np.ndarray:
+        """[max_num_reqs] of a field of SamplingParams that the device has for each row."""
+        declared = ROW_VALUES[name]
+        values = [
+            declared.neutral if one is None else declared.clip(getattr(one.sampling.params, name))
+            for one in self.table.requests
+        ]
+        return np.asarray(values, declared.dtype)
 
     @property
     def stop_token_ids(self) -> np.ndarray:
@@ -228,27 +230,17 @@ class SequenceBuffer:
         return self.table.request(row)
 
     def get_active_sampling_params(self, req_index: int) -> dict[str, Any]:
-        """A row's temperature, top_p and top_k, and of min_p and the penalties those that change
-        something.
+        """A row's temperature, top_p and top_k, and the other parameters that are not neutral.
 
         {} for a row that is free, and for a number that is no row.
         """
         if not 0 <= req_index < self.max_num_reqs or self.table.requests[req_index] is None:
             return {}
-        rare = {
-            "min_p": (self.min_p, 0.0),
-            "frequency_penalty": (self.frequency_penalties, 0.0),
-            "presence_penalty": (self.presence_penalties, 0.0),
-            "repetition_penalty": (self.repetition_penalties, 1.0),
-        }
+        values = {name: self.column(name)[req_index].item() for name in ROW_VALUES}
         return {
-            "temperature": float(self.temperature[req_index]),
-            "top_p": float(self.top_p[req_index]),
-            "top_k": int(self.top_k[req_index]),
-        } | {
-            name: float(column[req_index])
-            for name, (column, neutral) in rare.items()
-            if column[req_index] != neutral
+            name: value
+            for name, value in values.items()
+            if name in ALWAYS_ACTIVE or value != ROW_VALUES[name].neutral
         }
 
     def get_request_indices_with_penalty(self) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 from enginebay.cache import Lease
 from enginebay.errors import InputError, explain
 from enginebay.model import Weights
+from enginebay.types import SamplingParams
 from enginebay_oengine.active_batch import ActiveRequest, ActiveSequenceBatch, StateSizes, make_rows
 from enginebay_oengine.generation_state import GenerationState, HeldLeases
 from enginebay_oengine.model_inputs import (
@@ -26,7 +27,7 @@ from enginebay_oengine.page_manager import POOL, HBMPageManager, OutOfPagesError
 from enginebay_oengine.prompts import PromptBatch
 from enginebay_oengine.steps import StepLauncher
 
-NOTHING = RowSettings(0.0, 1.0, 0, 0, 0, (), (0, 0))
+NOTHING = RowSettings(SamplingParams(), 0, 0, (), (0, 0))
 """Of a row whose tokens are processed without one being sampled."""
 
 SHORTEST_HISTORY = 32

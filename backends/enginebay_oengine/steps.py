@@ -19,7 +19,7 @@ from enginebay.cache import Lease
 from enginebay.engine import Compilations
 from enginebay.errors import ConfigError, InputError, RequestError, explain
 from enginebay.model import Weights
-from enginebay.runner.device import DeviceRows
+from enginebay.runner.device import COLUMNS, DeviceRows
 from enginebay.runner.pages import copy_page
 from enginebay.runner.parts import EngineParts
 from enginebay.runner.step import Program
@@ -218,8 +218,8 @@ class StepLauncher:
             )
             for group, count in metadata.num_layers.items()
         }
-        rows: dict[str, Any] = dict.fromkeys(DeviceRows.__dataclass_fields__, whole)
-        return GenerationState(DeviceRows(**rows), whole, views)
+        rows: Any = DeviceRows.of(dict.fromkeys(COLUMNS, whole), whole)  # type: ignore[arg-type]
+        return GenerationState(rows, whole, views)
 
     def _copy_pages(self) -> None:
         for source, target in self.manager.take_copies():

@@ -246,17 +246,16 @@ def _device_rows(recipe: Recipe, arrays: Arrays, keys: jax.Array) -> DeviceRows:
         .at[row, place]
         .set(arrays["tokens"], mode="drop")
     )
-    return DeviceRows(
-        last_token=arrays["last"][:, 0],
-        length=arrays["position"][:, 0] + 1,
-        finished=arrays["finished"],
-        keys=keys,
-        num_logprobs=jnp.full(
-            recipe.shape.num_rows, -1, jnp.int32
-        ),  # a state has no place for them
-        token_ids=history,
+    columns = {
+        "last_token": arrays["last"][:, 0],
+        "length": arrays["position"][:, 0] + 1,
+        "finished": arrays["finished"],
+        "keys": keys,
+        # A state has no place for log-probabilities.
+        "num_logprobs": jnp.full(recipe.shape.num_rows, -1, jnp.int32),
         **sampling,
-    )
+    }
+    return DeviceRows.of(columns, history)
 
 
 def _arrays_after(

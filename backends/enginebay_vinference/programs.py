@@ -24,7 +24,7 @@ from enginebay.runner.parts import EngineParts
 from enginebay.runner.step import Program
 from enginebay.stepping.engine import StepEngine
 from enginebay.stepping.geometry import slot_shape
-from enginebay.types import MAX_STOP_TOKENS
+from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
 from enginebay_vinference.functions import Arrays, Function, InferenceShape, Recipe, decode, prefill
 from enginebay_vinference.partition import LEAF_NAMES, VIEWS, StatePlacement
@@ -48,15 +48,8 @@ PATHS = {
 SAMPLING: dict[str, Any] = {
     "max_length": np.int32,
     "prompt_length": np.int32,
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "min_p": np.float32,
-    "presence_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "repetition_penalty": np.float32,
     "stop_ids": np.int32,
-}
+} | {name: np.dtype(one.dtype) for name, one in ROW_VALUES.items()}
 """Each row's sampling parameters, as the engine's rows name them, with their dtypes."""
 
 

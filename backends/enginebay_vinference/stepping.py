@@ -13,15 +13,13 @@ import numpy as np
 
 from enginebay.errors import InputError, explain
 from enginebay.model import Weights
+from enginebay.row_columns import by_name, neutral_columns, write_row
 from enginebay.types import MAX_STOP_TOKENS, Request, key_of
 from enginebay_vinference.functions import Arrays, Function, InferenceShape
 from enginebay_vinference.partition import LEAF_NAMES
 from enginebay_vinference.precompile import vInferencePreCompileConfig
-from enginebay_vinference.programs import SAMPLING, Kind, Programs, Use
+from enginebay_vinference.programs import Kind, Programs, Use
 from enginebay_vinference.state import SampleState, row_keys
-
-NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "stop_ids": -1}
-"""The sampling columns of a row without a prompt; the others are 0."""
 
 
 class Stepper:
@@ -198,21 +196,18 @@ def sampling_columns(
     """The columns of `num_rows` rows: the requests' parameters, and neutral ones for rows after
     them.
     """
-    columns = {
-        name: np.full(
-            (num_rows, MAX_STOP_TOKENS) if name == "stop_ids" else num_rows,
-            NEUTRAL.get(name, 0),
-            dtype,
-        )
-        for name, dtype in SAMPLING.items()
+    floats, ints = neutral_columns(num_rows)
+    columns = by_name(floats, ints) | {
+        "prompt_length": np.zeros(num_rows, np.int32),
+        "max_length": np.zeros(num_rows, np.int32),
+        "stop_ids": np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
     }
     for row, request in enumerate(requests):
         sampling, length = request.sampling, len(request.prompt_token_ids)
         columns["prompt_length"][row] = length
         columns["max_length"][row] = length + min(sampling.max_tokens, max_new_tokens)
         columns["stop_ids"][row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
-        for name in set(SAMPLING) - {"prompt_length", "max_length", "stop_ids"}:
-            columns[name][row] = getattr(sampling, name)
+        write_row(floats[row], ints[row], sampling.params)
     return columns
 
 

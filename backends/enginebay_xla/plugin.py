@@ -27,7 +27,7 @@ def register_ops(register: Register) -> None:
         "add_rms_norm": "a sum and its rms_norm in one",
         "rope": "rotary positions",
         "rope_kv_write": "rope of queries and keys, and kv_write, in one",
-        "sample": "a draw from what top_k, top_p and min_p leave",
+        "sample": "a draw from the tokens that the filters leave",
     }
     for name, summary in summaries.items():
         register(name, f"enginebay_xla.ops:{name.upper()}", summary=summary)

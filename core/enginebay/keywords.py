@@ -1,8 +1,7 @@
-"""Keywords of SamplingParams, EngineConfig and LLM with the types that a caller may give, for type
-checkers.
+"""Keywords of EngineConfig and LLM with the types that a caller may give, for type checkers.
 
-Each record is wider than the model's fields: `stop="."` is accepted and kept as a tuple. The
-defaults, ranges and meanings are those of the models.
+Each record is wider than the model's fields: `engine="oengine"` is accepted and kept as a Choice.
+The defaults, ranges and meanings are those of the models.
 """
 
 from __future__ import annotations
@@ -12,44 +11,6 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel
 
-
-class SamplingFields(TypedDict, total=False):
-    """Keywords of enginebay.types.SamplingParams."""
-
-    max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int | None
-    n: int
-    best_of: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int]
-    stop_words_ids: Sequence[Sequence[int]]
-    ignore_eos: bool
-    include_stop_str_in_output: bool
-    skip_special_tokens: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    json_schema: dict[str, Any] | str | None
-    json_object: bool
-    regex: str | None
-    choice: Sequence[str]
-    grammar: str | None
-    suppress_repetition_in_generation: bool
-    no_repeat_ngram_size: int
-    min_tokens: int
-    logit_bias: dict[int, float]
-    allowed_token_ids: Sequence[int] | None
-    bad_words: Sequence[str]
-    typical_p: float
-    processors: dict[str, dict[str, Any]]
-
-
 Section = str | Mapping[str, Any] | BaseModel
 """A part by name, or by name and options."""
 
@@ -57,6 +18,7 @@ Section = str | Mapping[str, Any] | BaseModel
 class ServingChoices(TypedDict, total=False):
     """The fields of enginebay.config.EngineConfig that every face leaves to its caller."""
 
+    checkpoint: str
     platform: str
     scheduler: Section
     sampler: Section

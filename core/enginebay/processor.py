@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import BaseModel
 
 from enginebay.ops.rows import update_rows
+from enginebay.row_value import RowValue, declared
 from enginebay.sampler import SamplingState
 
 ProcessorState = Mapping[str, jax.Array]
@@ -26,6 +28,17 @@ class RowField:
 
     dtype: str
     shape: tuple[int, ...] = ()
+
+
+def option_fields(options: type[BaseModel]) -> dict[str, RowField]:
+    """The fields of a processor whose options declare each a RowValue."""
+    return {name: RowField(one.dtype) for name, one in declared(options, RowValue).items()}
+
+
+def option_values(options: BaseModel) -> dict[str, Any]:
+    """A request's values of these fields, within the declared limits."""
+    values = declared(type(options), RowValue)
+    return {name: one.clip(getattr(options, name)) for name, one in values.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

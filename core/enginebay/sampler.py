@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import tree_util
+
+from enginebay.row_value import Stage
+from enginebay.types import ROW_VALUES, RowParams
+
+if TYPE_CHECKING:
+
+    class DeviceParams(RowParams[jax.Array, jax.Array]):
+        """The declared sampling parameters of S rows: an array [S] for each."""
+
+else:
+    DeviceParams = tree_util.register_dataclass(
+        dataclasses.make_dataclass(
+            "DeviceParams", [(name, jax.Array) for name in ROW_VALUES], frozen=True
+        ),
+        data_fields=list(ROW_VALUES),
+        meta_fields=[],
+    )
 
 SAMPLE_STREAM = 0
 """The stream of a position's key that token sampling uses; other consumers of randomness take other
@@ -18,19 +35,7 @@ numbers.
 
 @functools.partial(
     tree_util.register_dataclass,
-    data_fields=[
-        "keys",
-        "positions",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "token_ids",
-        "prompt_lengths",
-    ],
+    data_fields=["keys", "positions", "params", "token_ids", "prompt_lengths"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -38,33 +43,28 @@ class SamplingState:
     """What sampling one token for each of S rows depends on, besides the logits.
 
     keys uint32 [S, 2]: each request's own key, folded with its completion index. positions int32
-    [S]: absolute position of the token to be chosen. temperature f32 [S]: 0 is greedy. top_k int32
-    [S]: 0 keeps all. top_p f32 [S]: 1 keeps all. min_p f32 [S]: 0 keeps all. presence_penalty,
-    frequency_penalty f32 [S]: 0 changes nothing. repetition_penalty f32 [S]: 1 changes nothing.
-    token_ids int32 [S, L]: each row's tokens by absolute position; from the row's position on they
-    mean nothing. prompt_lengths int32 [S]: how many of them are the prompt's.
+    [S]: absolute position of the token to be chosen. params: each sampling parameter of the rows
+    [S], by the name and with the dtype and neutral value that enginebay.types.RowParams declares,
+    such as `params.temperature` f32 [S]. token_ids int32 [S, L]: each row's tokens by absolute
+    position; from the row's position on they mean nothing. prompt_lengths int32 [S]: how many of
+    them are the prompt's.
     """
 
     keys: jax.Array
     positions: jax.Array
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    presence_penalty: jax.Array
-    frequency_penalty: jax.Array
-    repetition_penalty: jax.Array
+    params: DeviceParams
     token_ids: jax.Array
     prompt_lengths: jax.Array
 
-    def without_penalties(self) -> SamplingState:
-        """The same rows, none with a penalty, as far as a program can know: what penalties cost is
-        left out of it.
-        """
-        none = jnp.zeros_like(self.presence_penalty)
-        return dataclasses.replace(
-            self, presence_penalty=none, frequency_penalty=none, repetition_penalty=none + 1.0
-        )
+    def without(self, stage: Stage) -> SamplingState:
+        """The same rows with neutral values of a stage, so that a program leaves its cost out."""
+        neutral = {
+            name: jnp.full_like(getattr(self.params, name), one.neutral)
+            for name, one in ROW_VALUES.items()
+            if one.stage == stage
+        }
+        kept = {n: getattr(self.params, n) for n in ROW_VALUES if n not in neutral}
+        return dataclasses.replace(self, params=DeviceParams(**kept, **neutral))
 
 
 class Sampler(Protocol):

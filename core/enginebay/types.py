@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from enginebay.errors import EnginebayError, RequestError, explain
 from enginebay.grammar import Grammar
-from enginebay.validation import Validated, changed_fields
+from enginebay.row_value import AppliedBy, FromCheckpoint, RowValue, declared
+from enginebay.validation import Accepts, Validated, changed_fields, option
 
-if TYPE_CHECKING:
-    from enginebay.keywords import SamplingFields
+Float = TypeVar("Float")
+Int = TypeVar("Int")
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -45,7 +46,62 @@ ALL_LOGPROBS = -1
 """In place of such a number: the whole vocabulary."""
 
 
-class SamplingParams(Validated):
+class RowParams(Validated, Generic[Float, Int]):
+    """The sampling parameters of SamplingParams that the device has for each row.
+
+    `Float` and `Int` are float and int in a request, and jax.Array [rows] in
+    enginebay.sampler.DeviceParams. A parameter is declared here alone: the request, the row table,
+    the device's rows, the command line's flags and the documentation's table have what these fields
+    name.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
+    refusal: ClassVar[type[EnginebayError]] = RequestError
+
+    temperature: Annotated[
+        Float,
+        RowValue("float32", 0.0, "temperature", highest=1e30),
+        FromCheckpoint("temperature"),
+    ] = option(0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
+    top_k: Annotated[
+        Int,
+        RowValue("int32", 0, "filter", lowest=0, highest=2**31 - 1),
+        FromCheckpoint("top_k"),
+    ] = option(0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
+    top_p: Annotated[Float, RowValue("float32", 1.0, "filter"), FromCheckpoint("top_p")] = option(
+        1.0, gt=0.0, le=1.0, description="keep the smallest set of best tokens with this mass"
+    )
+    min_p: Annotated[Float, RowValue("float32", 0.0, "filter"), FromCheckpoint("min_p")] = option(
+        0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's probability"
+    )
+    presence_penalty: Annotated[
+        Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "presence")
+    ] = option(
+        0.0, ge=-2.0, le=2.0, description="taken from the logit of each token that is in the output"
+    )
+    frequency_penalty: Annotated[
+        Float, RowValue("float32", 0.0, "penalty"), AppliedBy("penalties", "frequency")
+    ] = option(
+        0.0,
+        ge=-2.0,
+        le=2.0,
+        description="taken from a token's logit as often as it is in the output",
+    )
+    repetition_penalty: Annotated[
+        Float,
+        RowValue("float32", 1.0, "penalty", lowest=1e-30, highest=1e30),
+        AppliedBy("penalties", "repetition"),
+        FromCheckpoint("repetition_penalty"),
+    ] = option(
+        1.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="divides the logit of a token in prompt or output when it is positive, else "
+        "multiplies it",
+    )
+
+
+class SamplingParams(RowParams[float, int]):
     """How the tokens of one request are chosen, and when it ends.
 
     Validated when made and on every assignment: RequestError. A value of another type is refused,
@@ -53,40 +109,10 @@ class SamplingParams(Validated):
     queued, so later changes never reach a request under way.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, strict=True)
-    refusal: ClassVar[type[EnginebayError]] = RequestError
-
-    max_tokens: int | None = Field(
+    max_tokens: Annotated[int | None, FromCheckpoint("max_new_tokens")] = Field(
         default=64,
         ge=1,
         description="most new tokens; None: as many as context and cache have room for",
-    )
-    temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0 is greedy")
-    top_k: int = Field(default=0, ge=-1, description="keep the k best tokens; 0 or -1 keeps all")
-    top_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass"
-    )
-    min_p: float = Field(
-        default=0.0, ge=0.0, le=1.0, description="drop tokens below min_p times the best one's"
-    )
-    presence_penalty: float = Field(
-        default=0.0,
-        ge=-2.0,
-        le=2.0,
-        description="taken from the score of a token that is in the output",
-    )
-    frequency_penalty: float = Field(
-        default=0.0,
-        ge=-2.0,
-        le=2.0,
-        description="taken from a token's score as often as it is in the output",
-    )
-    repetition_penalty: float = Field(
-        default=1.0,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="divides the score of a token that is in prompt or output (multiplies a "
-        "negative one)",
     )
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="equal seeds give equal samples"
@@ -98,16 +124,18 @@ class SamplingParams(Validated):
         le=256,
         description="completions that are made, of which the n likeliest are returned",
     )
-    stop: tuple[str, ...] = Field(default=(), description="texts that end the completion")
-    stop_token_ids: tuple[int, ...] = Field(
-        default=(), description="token ids that end the completion"
+    stop: Accepts[str | Sequence[str] | None, tuple[str, ...]] = option(
+        (), description="texts that end the completion"
     )
-    stop_words_ids: tuple[tuple[int, ...], ...] = Field(
-        default=(), description="sequences of token ids that end the completion"
+    stop_token_ids: Accepts[Sequence[int], tuple[int, ...]] = option(
+        (), description="token ids that end the completion"
+    )
+    stop_words_ids: Accepts[Sequence[Sequence[int]], tuple[tuple[int, ...], ...]] = option(
+        (), description="sequences of token ids that end the completion"
     )
     ignore_eos: bool = Field(default=False, description="run through end-of-sequence tokens")
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = Field(default=False, description="keep the stop text")
+    skip_special_tokens: bool = Field(default=True, description="leave special tokens out of texts")
     logprobs: int | None = Field(
         default=None,
         ge=ALL_LOGPROBS,
@@ -127,43 +155,56 @@ class SamplingParams(Validated):
     )
     json_object: bool = Field(default=False, description="the output is a JSON object")
     regex: str | None = Field(default=None, description="the whole output matches this expression")
-    choice: tuple[str, ...] = Field(default=(), description="the output is one of these texts")
+    choice: Accepts[Sequence[str], tuple[str, ...]] = option(
+        (), description="the output is one of these texts"
+    )
     grammar: str | None = Field(
         default=None, description="the output is of this grammar, in Lark's notation"
     )
 
-    suppress_repetition_in_generation: bool = Field(
+    suppress_repetition_in_generation: Annotated[
+        bool, AppliedBy("penalties", "output_only", uses=False)
+    ] = Field(
         default=False, description="repetition_penalty looks at the output alone, not at the prompt"
     )
-    no_repeat_ngram_size: int = Field(
+    no_repeat_ngram_size: Annotated[
+        int, AppliedBy("no_repeat_ngram", "size"), FromCheckpoint("no_repeat_ngram_size")
+    ] = Field(
         default=0,
         ge=0,
         description="no sequence of so many tokens comes twice, prompt included; 0: any may",
     )
-    min_tokens: int = Field(
+    min_tokens: Annotated[int, AppliedBy("min_tokens", "min_tokens")] = Field(
         default=0, ge=0, description="least new tokens before a token or text that ends it"
     )
-    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]], AppliedBy("logit_bias", "bias")
+    ] = Field(
         default_factory=dict, description="token id -> what is added to its score, -100 to 100"
     )
-    allowed_token_ids: tuple[int, ...] | None = Field(
-        default=None, min_length=1, description="the only tokens that may be chosen; None: all"
+    allowed_token_ids: Annotated[
+        Accepts[Sequence[int] | None, tuple[int, ...] | None],
+        AppliedBy("allowed_token_ids", "token_ids"),
+    ] = option(None, min_length=1, description="the only tokens that may be chosen; None: all")
+    bad_words: Accepts[Sequence[str], tuple[Annotated[str, Field(min_length=1)], ...]] = option(
+        (), description="texts that the completion must not have"
     )
-    bad_words: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="texts that the completion must not have"
-    )
-    typical_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="keep the most typical tokens with this mass"
+    typical_p: Annotated[float, AppliedBy("typical", "typical_p"), FromCheckpoint("typical_p")] = (
+        Field(
+            default=1.0, gt=0.0, le=1.0, description="keep the most typical tokens with this mass"
+        )
     )
     processors: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="further logits processors by name, each with its options"
     )
 
-    def __init__(self, **fields: Unpack[SamplingFields]) -> None:
-        try:
-            super().__init__(**cast("dict[str, Any]", fields))
-        except ValidationError as error:
-            raise self.refused(error) from None
+    if not TYPE_CHECKING:  # a type checker derives the keywords from the fields
+
+        def __init__(self, **fields):
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise self.refused(error) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -232,40 +273,40 @@ def _plain(value: object, levels: int = 4) -> object:
     return value
 
 
+ROW_VALUES = declared(SamplingParams, RowValue)
+"""The declared value of each field that the device has for each row."""
+
+_PENALTIES = tuple((n, one.neutral) for n, one in ROW_VALUES.items() if one.stage == "penalty")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrozenSampling:
     """What the loop and the device need of a request's SamplingParams, fixed when it is queued."""
 
     max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
+    params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    """The request's own copy, which nobody changes, without the fields that stand here beside it.
+    """
+    stop_token_ids: tuple[int, ...] = ()
     """Every token id that ends the request, end-of-sequence ids included unless they are ignored.
     """
-    include_stop_str_in_output: bool
-    skip_special_tokens: bool
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     num_logprobs: int | None = None
     """How many best tokens' log-probabilities are told besides each sampled one's; None: none at
     all.
     """
+    num_prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
     processors: tuple[Any, ...] = ()
     """The fields of each logits processor that it uses (enginebay.processor.RowValues)."""
     reads_tokens: bool = False
     """Whether what the device does with its scores depends on all of its tokens so far."""
-    num_prompt_logprobs: int | None = None
-    """The same of the prompt's tokens."""
-    stop_words_ids: tuple[tuple[int, ...], ...] = ()
-    """Sequences of new tokens that end the request; the host looks for them."""
-    min_tokens: int = 0
-    """How many new tokens come before one that ends the request, by itself or as the last of such a
-    sequence or of a stop text.
-    """
+
+    @property
+    def min_tokens(self) -> int:
+        """How many new tokens come before one that ends the request, by itself or as the last of a
+        stop sequence or a stop text.
+        """
+        return self.params.min_tokens
 
     @property
     def returns_all(self) -> bool:
@@ -275,16 +316,12 @@ class FrozenSampling:
     @property
     def penalises(self) -> bool:
         """Whether tokens of prompt or output change the scores of those to come."""
-        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (
-            0.0,
-            0.0,
-            1.0,
-        )
+        return any(getattr(self.params, name) != neutral for name, neutral in _PENALTIES)
 
     @property
     def is_greedy(self) -> bool:
         """Whether the first best token of what is left is taken."""
-        return takes_best(self.temperature, self.top_k)
+        return takes_best(self.params)
 
     @property
     def variant(self) -> StepVariant:
@@ -295,9 +332,9 @@ class FrozenSampling:
         return StepVariant.GREEDY if is_plain else StepVariant.SAMPLE
 
 
-def takes_best(temperature: float, top_k: int) -> bool:
+def takes_best(params: SamplingParams) -> bool:
     """Whether the first best token is taken, whatever else a request asks for."""
-    return temperature < float(np.finfo(np.float32).tiny) or top_k == 1
+    return params.temperature < float(np.finfo(np.float32).tiny) or params.top_k == 1
 
 
 def with_length(params: SamplingParams, max_tokens: int | None) -> SamplingParams:

@@ -5,13 +5,16 @@ allowed, what to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
 from enginebay.errors import EnginebayError, explain, nearest, shown, shown_text
+
+Given = TypeVar("Given")
+Kept = TypeVar("Kept")
 
 OTHER_PROGRAMS = {
     "attention_backend": ("--attention NAME", "kernels={'attention': NAME}"),
@@ -83,6 +86,28 @@ def other_program_hint(name: str, *, is_flag: bool) -> str | None:
         return f"Leave it out: {NOTHING[plain]}."
     served = OTHER_PROGRAMS.get(plain)
     return None if served is None else f"Here it is {served[0 if is_flag else 1]}."
+
+
+if TYPE_CHECKING:
+
+    class Accepts(Generic[Given, Kept]):
+        """Type of a field that a caller may give as `Given`, and that holds a `Kept`."""
+
+        def __get__(self, instance: object, owner: object) -> Kept: ...
+        def __set__(self, instance: object, value: Given) -> None: ...
+
+else:
+
+    class Accepts:
+        """The same while the program runs: the type of what the field holds."""
+
+        def __class_getitem__(cls, types):
+            return types[1]
+
+
+def option(default: Any, **checks: Any) -> Any:
+    """pydantic's Field, for a field whose type and default a type checker cannot compare."""
+    return Field(default=default, **checks)
 
 
 class Validated(BaseModel):
@@ -178,7 +203,7 @@ def _wrong(
     if not finding["loc"]:  # of several fields together
         return explain(message, "values that fit each other", "Change one of them.")
     given = f"{name} = {shown(finding['input'])}"
-    allowed = _allowed(node)
+    allowed = allowed_values(node)
     if finding["type"] == "missing":
         return explain(f"{name} is missing", allowed or "a value", f"Give {name}.")
     if finding["loc"][-1] == "[key]":
@@ -271,11 +296,11 @@ def _choices(node: Mapping[str, Any]) -> list[Any]:
     return [node["const"]] if "const" in node else list(node.get("enum", ()))
 
 
-def _allowed(node: Mapping[str, Any]) -> str:
+def allowed_values(node: Mapping[str, Any]) -> str:
     """The values of a field in words; "" where its schema does not say."""
     if "anyOf" in node:
         branches = sorted(node["anyOf"], key=lambda one: one.get("type") == "null")
-        texts = list(dict.fromkeys(text for text in map(_allowed, branches) if text))
+        texts = list(dict.fromkeys(text for text in map(allowed_values, branches) if text))
         return f"{', '.join(texts[:-1])}, or {texts[-1]}" if len(texts) > 1 else "".join(texts)
     if choices := _choices(node):
         *most, last = map(str, choices)
@@ -284,10 +309,10 @@ def _allowed(node: Mapping[str, Any]) -> str:
     if kind in ("integer", "number"):
         return _range("a whole number" if kind == "integer" else "a number", node)
     if kind == "array":
-        inner = _allowed(node.get("items", {}))
+        inner = allowed_values(node.get("items", {}))
         return (
             f"a list of {inner.removeprefix('a ')}s"
-            if inner.startswith("a ") and " of" not in inner
+            if inner.startswith("a ") and " of" not in inner and " that" not in inner
             else "a list"
         )
     if kind == "object" and "properties" in node:

@@ -159,17 +159,7 @@ def scoring(llm: LLM) -> Iterator[Scorer]:
 
 
 def _greedy_request(token_ids: tuple[int, ...], num_new: int) -> Request:
-    sampling = FrozenSampling(
-        max_tokens=num_new,
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        stop=(),
-        stop_token_ids=(),
-        include_stop_str_in_output=False,
-        skip_special_tokens=True,
-    )
+    sampling = FrozenSampling(num_new)
     return Request(REQUEST_ID, np.asarray(token_ids, np.int32), sampling, (0, 0), 0.0)
 
 

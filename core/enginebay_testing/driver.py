@@ -69,19 +69,5 @@ class RequestDriver:
 def request_of(prompt: list[int], params: SamplingParams, request_id: str = "driven") -> Request:
     """A request without stop tokens."""
     assert params.max_tokens is not None, "nothing here knows what room a request has"
-    sampling = FrozenSampling(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        stop=(),
-        stop_token_ids=(),
-        include_stop_str_in_output=False,
-        skip_special_tokens=True,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        num_logprobs=params.logprobs,
-    )
+    sampling = FrozenSampling(params.max_tokens, params, num_logprobs=params.logprobs)
     return Request(request_id, np.asarray(prompt, np.int32), sampling, (0, params.seed or 0), 0.0)

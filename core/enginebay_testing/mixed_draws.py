@@ -25,7 +25,7 @@ from enginebay.processor import (
 )
 from enginebay.sampler import Sampler, SamplingState
 from enginebay_testing.sampler_runs import WIDTH, History, check_fits
-from enginebay_testing.sampling_oracle import Params
+from enginebay_testing.sampling_oracle import Params, device_params
 
 NUM_DRAWS = 200_000
 ROWS_OF_EACH = 2000
@@ -99,20 +99,14 @@ class _Rows:
         tokens = np.zeros((len(mixes), WIDTH), np.int32)
         for row, mix in enumerate(mixes):
             tokens[row, : mix.history.position] = [*mix.history.prompt, *mix.history.output]
-        columns = {
-            field.name: _of_each(
-                [getattr(mix.params, field.name) for mix in mixes],
-                np.int32 if field.name == "top_k" else np.float32,
-            )
-            for field in dataclasses.fields(Params)
-        }
+        params = device_params([mix.params for mix in mixes])
         self._num_rows = len(mixes) * ROWS_OF_EACH
         self._state = SamplingState(
             keys=jax.device_put(np.zeros((self._num_rows, 2), np.uint32)),
             positions=_of_each([mix.history.position for mix in mixes], np.int32),
             token_ids=_of_each(tokens, np.int32),
             prompt_lengths=_of_each([len(mix.history.prompt) for mix in mixes], np.int32),
-            **columns,
+            params=jax.tree.map(lambda one: _of_each(one, one.dtype), params),
         )
 
     def state(self, start: int) -> SamplingState:

@@ -24,6 +24,7 @@ from enginebay.processor import (
     row_values,
 )
 from enginebay.sampler import SamplingState
+from enginebay_testing.sampling_oracle import Params, device_params
 
 Check = tuple[str, Callable[[], None]]
 """A name and a function that raises AssertionError, with the case, when the promise is broken."""
@@ -194,17 +195,10 @@ def _state(cases: Sequence[_Case]) -> SamplingState:
     tokens = np.random.default_rng(0).integers(0, VOCAB, (num, WIDTH))
     for row, case in enumerate(cases):
         tokens[row, : _text(case).size] = _text(case)
-    none = np.zeros(num, np.float32)
     fields: dict[str, Any] = {  # NumPy's, as jit takes them without a program
         "keys": np.asarray([(17, row) for row in range(num)], np.uint32),
         "positions": np.asarray([c.num_prompt + c.num_output for c in cases], np.int32),
-        "temperature": np.asarray([c.temperature for c in cases], np.float32),
-        "top_k": np.zeros(num, np.int32),
-        "top_p": none + 1.0,
-        "min_p": none,
-        "presence_penalty": none,
-        "frequency_penalty": none,
-        "repetition_penalty": none + 1.0,
+        "params": device_params([Params(temperature=c.temperature) for c in cases]),
         "token_ids": np.asarray(tokens, np.int32),
         "prompt_lengths": np.asarray([c.num_prompt for c in cases], np.int32),
     }

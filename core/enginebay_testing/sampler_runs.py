@@ -4,16 +4,15 @@ come out.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from enginebay.sampler import Sampler, SamplingState
+from enginebay.sampler import DeviceParams, Sampler, SamplingState
 from enginebay_testing import sampling_oracle as oracle
-from enginebay_testing.sampling_oracle import Params
+from enginebay_testing.sampling_oracle import Params, device_params
 
 NUM_DRAWS = 20480
 ROWS_PER_CALL = 4096
@@ -70,7 +69,7 @@ class Runner:
         """
         num_rows, vocab = logits.shape
         texts = _texts(num_rows, vocab, positions, histories)
-        return self._tokens(logits, _columns(params), seeds, positions, texts)
+        return self._tokens(logits, device_params(params), seeds, positions, texts)
 
     def draws(
         self,
@@ -84,8 +83,7 @@ class Runner:
         After a history: its position, one key after the other.
         """
         size = ROWS_PER_CALL
-        rows, columns = np.broadcast_to(logits, (size, logits.size)), _columns([params])
-        columns = {name: np.repeat(column, size) for name, column in columns.items()}
+        rows, columns = np.broadcast_to(logits, (size, logits.size)), device_params([params] * size)
         same, position = np.full(size, 5), None if history is None else np.full(1, history.position)
         parts = []
         for start in range(0, num, size):
@@ -102,13 +100,14 @@ class Runner:
     def _tokens(
         self,
         logits: np.ndarray,
-        columns: dict[str, np.ndarray],
+        params: DeviceParams,
         seeds: np.ndarray,
         positions: np.ndarray,
         texts: tuple[np.ndarray, np.ndarray],
     ) -> np.ndarray:
         # NumPy's arrays, as jit takes them without a program.
-        fields: dict[str, Any] = columns | {
+        fields: dict[str, Any] = {
+            "params": params,
             "keys": np.stack([np.full(len(seeds), 17), seeds], axis=1).astype(np.uint32),
             "positions": positions.astype(np.int32),
             "token_ids": texts[0],
@@ -116,17 +115,6 @@ class Runner:
         }
         call = self._call_many if len(logits) == ROWS_PER_CALL else self._call
         return np.asarray(call(logits.astype(np.float32), SamplingState(**fields)))
-
-
-def _columns(params: Sequence[Params]) -> dict[str, np.ndarray]:
-    """Each parameter of the rows: [S]."""
-    return {
-        field.name: np.asarray(
-            [getattr(p, field.name) for p in params],
-            np.int32 if field.name == "top_k" else np.float32,
-        )
-        for field in dataclasses.fields(Params)
-    }
 
 
 def _texts(

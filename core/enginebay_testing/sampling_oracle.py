@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from enginebay.sampler import DeviceParams
+from enginebay.types import ROW_VALUES, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +23,15 @@ class Params:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+
+def device_params(rows: Sequence[Params | SamplingParams]) -> DeviceParams:
+    """The declared parameters of rows, as NumPy's arrays [S]: jit takes them without a program."""
+    columns: dict[str, Any] = {
+        name: np.asarray([getattr(row, name, one.neutral) for row in rows], one.dtype)
+        for name, one in ROW_VALUES.items()
+    }
+    return DeviceParams(**columns)
 
 
 def penalised(

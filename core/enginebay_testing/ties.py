@@ -11,6 +11,7 @@ import numpy as np
 from enginebay.sampler import SamplingState, request_key
 from enginebay.types import SamplingParams
 from enginebay_testing.reference import ReferenceModel
+from enginebay_testing.sampling_oracle import device_params
 
 TOLERANCE = 1e-3
 """How far rounding may move a logit."""
@@ -113,20 +114,11 @@ def _sampled(
     key = jax.random.wrap_key_data(request_key(params.seed or 0), impl="threefry2x32")
     words = np.asarray(jax.random.key_data(jax.random.fold_in(key, index)))
 
-    def column(value: float, dtype: type[np.generic]) -> np.ndarray:
-        return np.full(size, value, dtype)
-
     columns: dict[str, Any] = {  # NumPy: an array that JAX made would be a program of its own
         "keys": np.tile(words, (size, 1)),
         "positions": positions,
-        "temperature": column(params.temperature, np.float32),
-        "top_k": column(params.top_k if 0 < params.top_k < vocab else 0, np.int32),
-        "top_p": column(params.top_p, np.float32),
-        "min_p": column(params.min_p, np.float32),
-        "presence_penalty": column(params.presence_penalty, np.float32),
-        "frequency_penalty": column(params.frequency_penalty, np.float32),
-        "repetition_penalty": column(params.repetition_penalty, np.float32),
+        "params": device_params([params] * size),
         "token_ids": np.tile(tokens, (size, 1)),
-        "prompt_lengths": column(len(prompt), np.int32),
+        "prompt_lengths": np.full(size, len(prompt), np.int32),
     }
     return np.asarray(reference.sample(padded, SamplingState(**columns)))[:num_rows]

@@ -25,10 +25,10 @@ class Distribution(NamedTuple):
 
 def distribution(logits: jax.Array, state: SamplingState) -> Distribution:
     """Of logits f32 [S, vocab]. A row without a possible token has none: every log_p is -inf."""
-    is_drawn = (state.temperature >= jnp.finfo(jnp.float32).tiny)[:, None]
+    is_drawn = (state.params.temperature >= jnp.finfo(jnp.float32).tiny)[:, None]
     highest = logits.max(axis=-1, keepdims=True)
     highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
-    z = (logits - highest) / jnp.where(is_drawn, state.temperature[:, None], 1.0)
+    z = (logits - highest) / jnp.where(is_drawn, state.params.temperature[:, None], 1.0)
     total = jnp.exp(z).sum(axis=-1, keepdims=True)
     return Distribution(z - jnp.log(jnp.maximum(total, 1.0)), is_drawn, logits == highest)
 

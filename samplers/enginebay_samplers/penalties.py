@@ -5,19 +5,25 @@ else is done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.processor import (
+    LogitsProcessor,
+    ProcessorState,
+    RowFacts,
+    RowField,
+    Sizes,
+    option_fields,
+    option_values,
+)
+from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState
 from enginebay_samplers.tokens import is_among
-
-MAX_REPETITION = 1e30
-"""Beyond it, and below its inverse, scores would leave the range of f32."""
 
 
 class _Strengths(NamedTuple):
@@ -36,10 +42,10 @@ def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
     While no row uses one, the logits are passed through and nothing is computed.
     """
     strengths = _Strengths(
-        state.presence_penalty,
-        state.frequency_penalty,
-        state.repetition_penalty,
-        jnp.zeros(state.repetition_penalty.shape, bool),
+        state.params.presence_penalty,
+        state.params.frequency_penalty,
+        state.params.repetition_penalty,
+        jnp.zeros(state.params.repetition_penalty.shape, bool),
     )
     return lax.cond(
         jnp.any(penalizes(state)), lambda: _penalized(logits, strengths, state), lambda: logits
@@ -48,8 +54,8 @@ def penalize(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 def penalizes(state: SamplingState) -> jax.Array:
     """bool [S], whether a row has a penalty that is not neutral."""
-    counted = (state.presence_penalty != 0.0) | (state.frequency_penalty != 0.0)
-    return counted | (state.repetition_penalty != 1.0)
+    counted = (state.params.presence_penalty != 0.0) | (state.params.frequency_penalty != 0.0)
+    return counted | (state.params.repetition_penalty != 1.0)
 
 
 def _penalized(logits: jax.Array, strengths: _Strengths, state: SamplingState) -> jax.Array:
@@ -85,26 +91,26 @@ class PenaltiesOptions(BaseModel):
         },
     )
 
-    presence: float = Field(
+    presence: Annotated[float, RowValue("float32")] = Field(
         default=0.0,
         ge=-2.0,
         le=2.0,
         description="taken from the logit of a token that is in the output",
     )
-    frequency: float = Field(
+    frequency: Annotated[float, RowValue("float32")] = Field(
         default=0.0,
         ge=-2.0,
         le=2.0,
         description="taken from a token's logit as often as it is in the output",
     )
-    repetition: float = Field(
+    repetition: Annotated[float, RowValue("float32", lowest=1e-30, highest=1e30)] = Field(
         default=1.0,
         gt=0.0,
         allow_inf_nan=False,
         description="divides the logit of a token in prompt or output when it is positive, "
         "else multiplies it",
     )
-    output_only: bool = Field(
+    output_only: Annotated[bool, RowValue("bool")] = Field(
         default=False, description="repetition counts the output's tokens alone"
     )
 
@@ -120,17 +126,13 @@ class Penalties(LogitsProcessor):
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """The options."""
-        numbers = {name: RowField("float32") for name in ("presence", "frequency", "repetition")}
-        return {**numbers, "output_only": RowField("bool")}
+        return option_fields(PenaltiesOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """Any options can be served; a repetition beyond what f32 scores bear counts as the last
         that they do.
         """
-        repetition = min(max(options.repetition, 1.0 / MAX_REPETITION), MAX_REPETITION)
-        return {name: getattr(options, name) for name in _Strengths._fields} | {
-            "repetition": repetition
-        }
+        return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState

@@ -42,7 +42,7 @@ def register_samplers(register: Register) -> None:
     register(
         "standard",
         "enginebay_samplers.standard:sample",
-        summary="penalties, temperature, top_k, top_p, min_p, seeds; greedy at temperature 0",
+        summary="penalties, temperature, filters, seeds; greedy at temperature 0",
         capabilities={"priority": 10, "draws": True, "exact_greedy": True},
     )
 

@@ -5,14 +5,23 @@ impossible, or less likely.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.processor import (
+    LogitsProcessor,
+    ProcessorState,
+    RowFacts,
+    RowField,
+    Sizes,
+    option_fields,
+    option_values,
+)
+from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState
 from enginebay_samplers.masks import TokenIds
 from enginebay_samplers.tokens import ban, check_ids, in_bits, is_among, num_words, to_bits
@@ -61,7 +70,7 @@ class NoRepeatNgramOptions(BaseModel):
         json_schema_extra={"examples": [{"size": 1}, {"size": 2}, {"size": 3}]},
     )
 
-    size: int = Field(
+    size: Annotated[int, RowValue("int32")] = Field(
         default=3, ge=1, lt=2**31, description="tokens of a sequence that must not come twice"
     )
 
@@ -80,11 +89,11 @@ class NoRepeatNgram(LogitsProcessor):
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """The size."""
-        return {"size": RowField("int32")}
+        return option_fields(NoRepeatNgramOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """Any size can be served."""
-        return {"size": options.size}
+        return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState

@@ -29,7 +29,7 @@ def sample(logits: jax.Array, state: SamplingState, *, draw: SampleOp) -> jax.Ar
     """
     logits = logits.astype(jnp.float32)
     best = first_best(logits)
-    draws = (state.temperature >= jnp.finfo(jnp.float32).tiny) & (state.top_k != 1)
+    draws = (state.params.temperature >= jnp.finfo(jnp.float32).tiny) & (state.params.top_k != 1)
 
     def in_full() -> jax.Array:
         penalized = penalize(logits, state)
@@ -51,7 +51,15 @@ def _drawn(logits: jax.Array, draws: jax.Array, state: SamplingState, draw: Samp
     vocab = logits.shape[-1]
     highest = logits.max(axis=-1, keepdims=True)
     highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
-    z = (logits - highest) / jnp.where(draws, state.temperature, 1.0)[:, None]
-    top_k = jnp.where((state.top_k <= 0) | (state.top_k > vocab), vocab, state.top_k)
+    z = (logits - highest) / jnp.where(draws, state.params.temperature, 1.0)[:, None]
+    top_k = jnp.where(
+        (state.params.top_k <= 0) | (state.params.top_k > vocab), vocab, state.params.top_k
+    )
     seeds = jax.random.key_data(position_keys(state))
-    return draw(z, seeds, top_k=jnp.where(draws, top_k, 1), top_p=state.top_p, min_p=state.min_p)
+    return draw(
+        z,
+        seeds,
+        top_k=jnp.where(draws, top_k, 1),
+        top_p=state.params.top_p,
+        min_p=state.params.min_p,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,16 @@ from jax import lax
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.ops.sampling import INF_BITS, least_that_holds
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.processor import (
+    LogitsProcessor,
+    ProcessorState,
+    RowFacts,
+    RowField,
+    Sizes,
+    option_fields,
+    option_values,
+)
+from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState
 from enginebay_samplers.distribution import distribution, keep
 
@@ -28,7 +37,7 @@ class TypicalOptions(BaseModel):
         },
     )
 
-    typical_p: float = Field(
+    typical_p: Annotated[float, RowValue("float32")] = Field(
         default=0.95,
         gt=0.0,
         le=1.0,
@@ -47,11 +56,11 @@ class Typical(LogitsProcessor):
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """The mass."""
-        return {"typical_p": RowField("float32")}
+        return option_fields(TypicalOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """Any mass can be served."""
-        return {"typical_p": options.typical_p}
+        return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginebay.processor import LogitsProcessor, ProcessorState, RowFacts, RowField, Sizes
+from enginebay.processor import (
+    LogitsProcessor,
+    ProcessorState,
+    RowFacts,
+    RowField,
+    Sizes,
+    option_fields,
+    option_values,
+)
+from enginebay.row_value import RowValue
 from enginebay.sampler import SamplingState, position_keys
 from enginebay_samplers.distribution import distribution, keep
 
@@ -33,13 +42,13 @@ class XtcOptions(BaseModel):
         },
     )
 
-    threshold: float = Field(
+    threshold: Annotated[float, RowValue("float32")] = Field(
         default=0.1,
         ge=0.0,
         le=1.0,
         description="probability that makes a token one of the top choices",
     )
-    probability: float = Field(
+    probability: Annotated[float, RowValue("float32")] = Field(
         default=0.5, ge=0.0, le=1.0, description="how often they are left out"
     )
 
@@ -55,11 +64,11 @@ class Xtc(LogitsProcessor):
 
     def fields(self, sizes: Sizes) -> Mapping[str, RowField]:
         """The options."""
-        return {"threshold": RowField("float32"), "probability": RowField("float32")}
+        return option_fields(XtcOptions)
 
     def row(self, options: Any, facts: RowFacts) -> Mapping[str, Any]:
         """Any options can be served."""
-        return {"threshold": options.threshold, "probability": options.probability}
+        return option_values(options)
 
     def __call__(
         self, logits: jax.Array, processor_state: ProcessorState, state: SamplingState

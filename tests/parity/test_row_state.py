@@ -19,7 +19,7 @@ VARIANT = "qwen3-tied"  # two KV heads: over four devices each is held twice
 
 
 def request() -> Request:
-    sampling = FrozenSampling(12, 0.0, 0, 1.0, 0.0, (), (), False, True)
+    sampling = FrozenSampling(12)
     return Request("moved", np.asarray(tiny.prompts()[3], np.int32), sampling, (0, 1), 0.0)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from enginebay.processor import IS_USED, LogitsProcessor, RowFacts, Sizes, row_values
 from enginebay.registry import load_registry
 from enginebay.sampler import SamplingState
+from enginebay_testing.sampling_oracle import Params, device_params
 
 VOCAB, WIDTH = 70, 48
 SIZES = Sizes(VOCAB, WIDTH)
@@ -74,17 +75,10 @@ def state_of(rows: Sequence[Row]) -> SamplingState:
     tokens = np.random.default_rng(0).integers(0, VOCAB, (num, WIDTH))
     for row, case in enumerate(rows):
         tokens[row, : len(case.text)] = case.text
-    none = np.zeros(num, np.float32)
     return SamplingState(
         keys=np.asarray([(17, r.seed) for r in rows], np.uint32),
         positions=np.asarray([len(r.text) for r in rows], np.int32),
-        temperature=np.asarray([r.temperature for r in rows], np.float32),
-        top_k=np.zeros(num, np.int32),
-        top_p=none + 1.0,
-        min_p=none,
-        presence_penalty=none,
-        frequency_penalty=none,
-        repetition_penalty=none + 1.0,
+        params=device_params([Params(temperature=r.temperature) for r in rows]),
         token_ids=tokens.astype(np.int32),
         prompt_lengths=np.asarray([len(r.prompt) for r in rows], np.int32),
     )

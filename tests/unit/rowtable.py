@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -51,17 +52,16 @@ def make_sampling(number: int = 0) -> RichSampling:
     """Parameters that differ by number in every field; 0 asks for nothing."""
     return RichSampling(
         4,
-        0.25 * number,
-        number,
-        1.0 - number / 16,
-        number / 32,
-        (),
-        tuple(range(number % 4)),
-        include_stop_str_in_output=False,
-        skip_special_tokens=True,
-        presence_penalty=number / 8,
-        frequency_penalty=-number / 8,
-        repetition_penalty=1.0 + number / 4,
+        SamplingParams(
+            temperature=0.25 * number,
+            top_k=number,
+            top_p=1.0 - number / 16,
+            min_p=number / 32,
+            presence_penalty=number / 8,
+            frequency_penalty=-number / 8,
+            repetition_penalty=1.0 + number / 4,
+        ),
+        stop_token_ids=tuple(range(number % 4)),
         num_logprobs=number or None,
         logit_bias={number: -float(number)} if number else None,
         allowed_token_ids=[number, number + 1] if number else None,
@@ -70,6 +70,14 @@ def make_sampling(number: int = 0) -> RichSampling:
         logprobs=number or None,
         prompt_logprobs=number or None,
     )
+
+
+def with_fields(sampling: RichSampling, **fields: Any) -> RichSampling:
+    """`sampling` with other fields of RichSampling or of SamplingParams."""
+    own = {field.name for field in dataclasses.fields(RichSampling)}
+    params = sampling.params.model_copy(update={n: v for n, v in fields.items() if n not in own})
+    others = {name: value for name, value in fields.items() if name in own}
+    return dataclasses.replace(sampling, params=params, **others)
 
 
 def make_request(name: str, prompt: list[int], number: int = 0) -> Request:
@@ -172,10 +180,10 @@ def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: 
         len(tokens),
         len(tokens) - len(output),
     )
-    sampling = request.sampling
+    sampling, params = request.sampling, request.sampling.params
     got = (table.temperature[row], table.top_p[row], table.min_p[row], table.top_k[row])
-    assert got == (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k)
-    wanted = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty)
+    assert got == (params.temperature, params.top_p, params.min_p, params.top_k)
+    wanted = (params.frequency_penalty, params.presence_penalty, params.repetition_penalty)
     assert penalties(table, row) == wanted
     stops = list(sampling.stop_token_ids)
     assert table.stop_token_ids[row].tolist() == stops + [-1] * (MAX_STOP_TOKENS - len(stops))

@@ -138,6 +138,10 @@ def test_flags_reach_the_parameters() -> None:
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.9, 5, 0.8, 0.01)
     assert (params.seed, params.ignore_eos, params.n, list(params.stop)) == (3, True, 2, ["a", "b"])
     assert sampling_from(parser.parse_args([])) == SamplingParams()
+    given = "--processor xtc.threshold=0.2 --processor xtc.probability=1.0 --processor dry"
+    params = sampling_from(parser.parse_args([*given.split(), "--typical-p", "0.5"]))
+    assert params.processors == {"xtc": {"threshold": 0.2, "probability": 1.0}, "dry": {}}
+    assert params.typical_p == 0.5
 
 
 @on_the_fake_engine

@@ -43,12 +43,14 @@ WRITE_HISTORY = jax.jit(write_history)
 
 
 def some_rows() -> DeviceRows:
+    empty = jax.tree.map(np.asarray, EMPTY(ROWS, LENGTH))
+    penalty = np.asarray([1.5, 2.0, 1.0, 0.5], np.float32)
     return dataclasses.replace(
-        jax.tree.map(np.asarray, EMPTY(ROWS, LENGTH)),
+        empty,
         length=np.asarray([3, 5, 0, 7], np.int32),
         max_length=np.full(ROWS, LENGTH, np.int32),
         finished=np.asarray([False, True, True, False]),
-        repetition_penalty=np.asarray([1.5, 2.0, 1.0, 0.5], np.float32),
+        params=dataclasses.replace(empty.params, repetition_penalty=penalty),
         token_ids=np.arange(1, 1 + ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH),
     )
 
@@ -69,7 +71,7 @@ def test_an_id_past_the_end_is_a_finished_row_that_changes_no_score() -> None:
     past = jax.tree.map(lambda a: np.asarray(a)[1:], taken)
     assert equal(past, EMPTY(1, 5))
     assert np.array_equal(taken.token_ids[0], some_rows().token_ids[3, :5])
-    assert taken.repetition_penalty[0] == 0.5
+    assert taken.params.repetition_penalty[0] == 0.5
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, LENGTH, MANY])

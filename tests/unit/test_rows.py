@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tracemalloc
 
 import numpy as np
@@ -23,6 +22,7 @@ from tests.unit.rowtable import (
     make_sampling,
     make_table,
     pages_of,
+    with_fields,
 )
 
 pytestmark = pytest.mark.usefixtures("row_tables")
@@ -147,7 +147,7 @@ def test_requests_that_do_not_fit_are_refused_and_change_nothing(
 ) -> None:
     sampling = fields.get("sampling_params")
     if isinstance(sampling, dict):
-        fields = {"sampling_params": dataclasses.replace(make_sampling(), **sampling)}
+        fields = {"sampling_params": with_fields(make_sampling(), **sampling)}
     table = make_table()
     before = state(table)
     with pytest.raises(ValueError, match=message):

@@ -155,7 +155,7 @@ class RowMachine(RuleBasedStateMachine):
         ]
         assert table.get_request_indices_with_penalty().tolist() == penalised
         assert table.all_greedy == all(
-            not r.request.sampling.temperature for r in self.model.values()
+            not r.request.sampling.params.temperature for r in self.model.values()
         )
 
 

@@ -26,6 +26,7 @@ from tests.unit.rowtable import (
     make_request,
     make_sampling,
     make_table,
+    with_fields,
 )
 
 pytestmark = pytest.mark.usefixtures("row_tables")
@@ -35,7 +36,7 @@ ARRAYS = ("temperature", "min_p", "top_k", "top_p")
 def add(
     table: SequenceBuffer, name: str, prompt: list[int], row: int | None = None, **params: object
 ) -> None:
-    sampling = dataclasses.replace(make_sampling(), **params)
+    sampling = with_fields(make_sampling(), **params)
     table.add_request(EngineRequest(name, prompt, sampling), row)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from enginebay.types import SamplingParams
-from tests.unit.rowtable import ROWS, VOCAB, EngineRequest, make_request, make_sampling, make_table
+from tests.unit.rowtable import (
+    ROWS,
+    VOCAB,
+    EngineRequest,
+    make_request,
+    make_sampling,
+    make_table,
+    with_fields,
+)
 from tests.unit.test_rows import numbered_table
 
 pytestmark = pytest.mark.usefixtures("row_tables")
@@ -102,7 +108,7 @@ def test_properties_tell_what_some_request_asks_for(
     assert told() == NEUTRAL | {"all_random": True}, "of nobody, everything is true"
     table.begin_sequence("neutral", [1])
     assert told() == NEUTRAL
-    table.add_request(EngineRequest("other", [1], dataclasses.replace(make_sampling(), **params)))
+    table.add_request(EngineRequest("other", [1], with_fields(make_sampling(), **params)))
     assert told() == NEUTRAL | changed
     table.swap_states(0, 1)
     assert told() == NEUTRAL | changed

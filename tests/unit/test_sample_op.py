@@ -154,11 +154,12 @@ def test_a_row_of_top_k_1_sends_nobody_over_the_vocabulary(monkeypatch: pytest.M
 def test_the_sampler_draws_with_what_was_chosen_and_only_for_rows_that_draw() -> None:
     """Rows of temperature 0 are asked for with top_k 1, which costs an implementation least."""
     state = greedy_state(3)
-    state = dataclasses.replace(
-        state,
+    params = dataclasses.replace(
+        state.params,
         temperature=np.asarray([0.0, 0.5, 2.0], np.float32),
         top_k=np.asarray([7, 0, 9], np.int32),
     )
+    state = dataclasses.replace(state, params=params)
     logits = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
     seen: dict[str, Any] = {}
 

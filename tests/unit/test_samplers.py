@@ -20,6 +20,7 @@ from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
 from enginebay_testing import sampler_runs
 from enginebay_testing.samplers import sampler_checks
+from enginebay_testing.sampling_oracle import Params, device_params
 from enginebay_xla import sample as draw
 
 sample = functools.partial(standard.sample, draw=draw.sample)
@@ -38,13 +39,7 @@ def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
 
 
 def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
-    none = jnp.zeros_like(state.temperature)
-    return sample(
-        logits,
-        dataclasses.replace(
-            state, presence_penalty=none, frequency_penalty=none, repetition_penalty=none + 1.0
-        ),
-    )
+    return sample(logits, state.without("penalty"))
 
 
 def prompt_is_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
@@ -65,13 +60,14 @@ def stale_tokens_are_counted(logits: jax.Array, state: SamplingState) -> jax.Arr
 
 
 def penalties_come_after_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
-    warm = jnp.where(state.temperature > 0.0, state.temperature, 1.0)[:, None]
+    warm = jnp.where(state.params.temperature > 0.0, state.params.temperature, 1.0)[:, None]
     return without_penalties(penalize(logits / warm, state) * warm, state)
 
 
 def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.Array:
     return sample(
-        jnp.where(logits > 0.0, logits, logits / state.repetition_penalty[:, None] ** 2), state
+        jnp.where(logits > 0.0, logits, logits / state.params.repetition_penalty[:, None] ** 2),
+        state,
     )
 
 
@@ -120,13 +116,13 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
     state = SamplingState(
         keys=chance.integers(0, 2**32, (rows, 2), dtype=np.uint32),
         positions=chance.integers(0, 1000, rows).astype(np.int32),
-        temperature=chance.choice([0.3, 1.0, 3.0], rows).astype(np.float32),
-        top_k=chance.choice([0, 2, 30, 200], rows).astype(np.int32),
-        top_p=chance.choice([1.0, 0.9, 0.4], rows).astype(np.float32),
-        min_p=chance.choice([0.0, 0.02, 0.3], rows).astype(np.float32),
-        presence_penalty=np.zeros(rows, np.float32),
-        frequency_penalty=np.zeros(rows, np.float32),
-        repetition_penalty=np.ones(rows, np.float32),
+        params=dataclasses.replace(
+            device_params([Params()] * rows),
+            temperature=chance.choice([0.3, 1.0, 3.0], rows).astype(np.float32),
+            top_k=chance.choice([0, 2, 30, 200], rows).astype(np.int32),
+            top_p=chance.choice([1.0, 0.9, 0.4], rows).astype(np.float32),
+            min_p=chance.choice([0.0, 0.02, 0.3], rows).astype(np.float32),
+        ),
         token_ids=np.zeros((rows, 1), np.int32),
         prompt_lengths=np.ones(rows, np.int32),
     )
@@ -140,17 +136,11 @@ def test_token_is_the_same_however_the_kept_tokens_are_found(
 
 
 def greedy_state(rows: int) -> SamplingState:
-    zeros, none = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+    none = np.zeros(rows, np.int32)
     return SamplingState(
         keys=np.zeros((rows, 2), np.uint32),
         positions=none,
-        temperature=zeros,
-        top_k=none,
-        top_p=zeros + 1,
-        min_p=zeros,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
-        repetition_penalty=zeros + 1,
+        params=device_params([Params(temperature=0.0)] * rows),
         token_ids=np.zeros((rows, 8), np.int32),
         prompt_lengths=none,
     )
@@ -191,10 +181,12 @@ def test_rows_without_penalties_keep_their_logits_to_the_bit() -> None:
     logits = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
     logits[0, 5] = -np.inf
     among = np.asarray([0.0, 1.5, 0.0], np.float32)
+    plain = greedy_state(3)
     state = dataclasses.replace(
-        greedy_state(3),
-        repetition_penalty=np.maximum(among, 1),
-        presence_penalty=among,
+        plain,
+        params=dataclasses.replace(
+            plain.params, repetition_penalty=np.maximum(among, 1), presence_penalty=among
+        ),
         positions=np.full(3, 8, np.int32),
         token_ids=np.tile(np.arange(8, dtype=np.int32), (3, 1)),
     )

@@ -139,7 +139,8 @@ def test_what_the_parts_cannot_apply_is_left_out_with_the_reason(tmp_path: Path)
 
 
 def frozen(found: FrozenSampling) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in READ}
+    values = {name: getattr(found.params, name) for name in READ}
+    return values | {"max_tokens": found.max_tokens}
 
 
 NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}

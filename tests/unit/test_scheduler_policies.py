@@ -187,7 +187,7 @@ def test_short_prompts_wait_less_by_sjf_than_by_arrival() -> None:
 
 
 def table_of_one() -> tuple[RequestTable, RequestState]:
-    sampling = FrozenSampling(4, 0.0, 0, 1.0, 0.0, (), (), False, True)
+    sampling = FrozenSampling(4)
     one = Request(
         "a", np.asarray([5, 6], np.int32), sampling, (0, 1), 2.0, priority=3, tenant="ours"
     )

@@ -7,18 +7,26 @@ import dataclasses
 import json
 import math
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
+from enginebay.cli.options import (
+    add_engine_arguments,
+    add_profile_argument,
+    config_from,
+    setting,
+    traced,
+)
 from enginebay.cli.show import print_shadow, progress
-from enginebay.config import EngineConfig
+from enginebay.config import EngineConfig, merge
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
 from enginebay.llm.choice import Choice
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
+from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import MAX_LOGPROBS, SamplingParams
 
 DEFAULT_PROMPT = "Once upon a time"
@@ -42,58 +50,37 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
+BY_HAND = ("n", "logprobs", "prompt_logprobs", "json_object")
+"""Scalar fields of SamplingParams whose flags are not made from the field alone."""
+
+
+def scalar_fields() -> dict[str, type]:
+    """Fields of SamplingParams that a flag of their own name sets, with the type of a value."""
+    found = {}
+    for name, field in SamplingParams.model_fields.items():
+        kinds = set(typing.get_args(field.annotation) or (field.annotation,)) - {type(None)}
+        if kinds <= {int, float, bool} and name not in BY_HAND:
+            found[name] = kinds.pop()
+    return found
+
+
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags for SamplingParams."""
+    """Flags for SamplingParams: those of its scalar fields are made from what the fields declare."""
     group = parser.add_argument_group("sampling")
-    # None where a flag is left out: then the checkpoint's generation_config.json may have a value.
-    group.add_argument(
-        "--max-tokens", type=int, metavar="N", help=_checkpoint_or("most new tokens", 64)
-    )
-    group.add_argument(
-        "--temperature", type=float, metavar="X", help=_checkpoint_or("0 is greedy", 0)
-    )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        metavar="K",
-        help=_checkpoint_or("keep the K best tokens; 0 keeps all", 0),
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help=_checkpoint_or("keep the smallest set with this mass", 1),
-    )
-    group.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help=_checkpoint_or("drop tokens below P times the best one's mass", 0),
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        metavar="X",
-        help=_checkpoint_or("above 0; on tokens of prompt and output", 1),
-    )
-    for name in ("presence", "frequency"):
-        what = "-2 to 2; on tokens of the output"
-        group.add_argument(f"--{name}-penalty", type=float, default=0.0, metavar="X", help=what)
-    group.add_argument("--seed", type=int, metavar="S", help="equal seeds give equal samples")
-    _add_completion_arguments(group)
-    _add_structure_arguments(parser)
-    _add_logprobs_arguments(group)
-
-
-def _add_completion_arguments(group: argparse._ArgumentGroup) -> None:
-    """Flags for the number of completions, and for what ends one."""
+    in_checkpoint = declared(SamplingParams, FromCheckpoint)
+    for name, kind in scalar_fields().items():
+        field = SamplingParams.model_fields[name]
+        usual = "as in generation_config.json, else " if name in in_checkpoint else ""
+        default = "none" if field.default is None else field.default
+        text = f"{field.description} (default: {usual}{default})".replace("%", "%%")
+        flag = f"--{name.replace('_', '-')}"
+        # None where a flag is left out: the checkpoint may have a value for the field.
+        if kind is bool:
+            action = argparse.BooleanOptionalAction if field.default else "store_true"
+            group.add_argument(flag, action=action, default=None, help=text)
+        else:
+            group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
     group.add_argument("-n", type=int, default=1, metavar="N", help="completions")
-    group.add_argument(
-        "--best-of",
-        type=int,
-        metavar="N",
-        help="completions made, of which the -n likeliest are shown",
-    )
     group.add_argument(
         "--stop",
         action="append",
@@ -109,8 +96,14 @@ def _add_completion_arguments(group: argparse._ArgumentGroup) -> None:
         help="token ids that end the completion together; may be repeated",
     )
     group.add_argument(
-        "--ignore-eos", action="store_true", help="run through end-of-sequence tokens"
+        "--processor",
+        action="append",
+        default=[],
+        metavar="NAME[.OPTION=VALUE]",
+        help="use a logits processor, with an option such as xtc.threshold=0.2; may be repeated",
     )
+    _add_structure_arguments(parser)
+    _add_logprobs_arguments(group)
 
 
 def _add_logprobs_arguments(group: argparse._ArgumentGroup) -> None:
@@ -127,14 +120,6 @@ def _add_logprobs_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help=f"with --json: the same of each token of the prompt, 0 to {MAX_LOGPROBS}",
     )
-
-
-FROM_CHECKPOINT = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Flags for fields that generation_config.json may set; None where they are left out."""
-
-
-def _checkpoint_or(what: str, default: int) -> str:
-    return f"{what} (default: as in generation_config.json, else {default})"
 
 
 def _add_structure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,20 +171,19 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         if value is not None and not args.json:
             raise InputError(explain(f"{flag} {value} without --json", "both", "Add --json."))
     given: Any = {
-        name: getattr(args, name) for name in FROM_CHECKPOINT if getattr(args, name) is not None
+        name: getattr(args, name) for name in scalar_fields() if getattr(args, name) is not None
     }
+    processors: dict[str, Any] = {}
+    for text in args.processor:
+        processors = merge(processors, setting(text) if "=" in text else {text: {}})
     return SamplingParams(
         **given,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        seed=args.seed,
         n=args.n,
-        best_of=args.best_of,
+        processors=processors,
         stop=tuple(args.stop),
         stop_words_ids=tuple(
             tuple(_ids("--stop-words-ids", given)) for given in args.stop_words_ids
         ),
-        ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
         json_schema=_schema(args.json_schema),
         json_object=args.json_object,

@@ -235,11 +235,11 @@ def flag_values(args: argparse.Namespace) -> dict[str, Any]:
             for axis, size in (split_pair(m, "--mesh", "AXIS=N") for m in args.mesh)
         }
     for text in args.settings:
-        values = merge(values, _setting(text))
+        values = merge(values, setting(text))
     return values
 
 
-def _setting(text: str) -> dict[str, Any]:
+def setting(text: str) -> dict[str, Any]:
     """The section that --set KEY=VALUE stands for; a value that is no TOML is a text."""
     key, written = split_pair(text, "--set", "KEY=VALUE")
     try:

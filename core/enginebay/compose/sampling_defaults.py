@@ -10,17 +10,14 @@ from typing import Any
 
 from enginebay.config import EngineConfig, Reason
 from enginebay.model import Checkpoint
-from enginebay.types import SamplingParams
+from enginebay.row_value import AppliedBy, declared
+from enginebay.types import ROW_VALUES, SamplingParams
 
 SETTING = "generation_config"
 
-PROCESSOR_OF: Mapping[str, str] = {
-    "repetition_penalty": "penalties",
-    "no_repeat_ngram_size": "no_repeat_ngram",
-    "typical_p": "typical",
-}
-"""The logits processor that applies a field of SamplingParams; a sampler may apply
-repetition_penalty itself.
+PROCESSOR_OF = {name: one.processor for name, one in declared(SamplingParams, AppliedBy).items()}
+"""The logits processor that applies a field of SamplingParams; a sampler may apply penalties
+itself.
 """
 
 
@@ -87,7 +84,7 @@ def choose_sampling_defaults(
 def _why_not(name: str, processors: Collection[str], *, greedy_only: bool) -> str | None:
     """Why a field cannot be applied by the parts of a plan; None when it can."""
     processor = PROCESSOR_OF.get(name)
-    by_sampler = name == "repetition_penalty" and not greedy_only
+    by_sampler = name in ROW_VALUES and not greedy_only
     if processor is not None and processor not in processors and not by_sampler:
         return f"needs the logits processor {processor}"
     if name == "temperature" and greedy_only:

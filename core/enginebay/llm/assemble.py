@@ -44,12 +44,13 @@ class CompletionReader:
         self._hidden = frozenset(sampling.stop_token_ids)
         self._abort = abort
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=sampling.skip_special_tokens
+            tokenizer, skip_special_tokens=sampling.params.skip_special_tokens
         )
-        self._sequences = SequenceChecker(sampling.stop_words_ids, sampling.min_tokens)
+        self._sequences = SequenceChecker(sampling.params.stop_words_ids, sampling.min_tokens)
         self._num_early, self._is_early = sampling.min_tokens, False
         self._stops = StopChecker(
-            sampling.stop, include_stop_str_in_output=sampling.include_stop_str_in_output
+            sampling.params.stop,
+            include_stop_str_in_output=sampling.params.include_stop_str_in_output,
         )
 
     @property
@@ -88,7 +89,7 @@ class CompletionReader:
 
     def _take(self, event: TokenEvent) -> tuple[str, list[int]]:
         """Text and tokens up to a stop text or stop sequence, if there is one among them."""
-        if self._num_early <= 0 and not self.request.sampling.stop_words_ids:
+        if self._num_early <= 0 and not self.request.sampling.params.stop_words_ids:
             before = copy.copy(self._detokenizer), copy.copy(self._stops)
             delta = self._text_of(event.token_ids)
             if not self._stops.stopped:

@@ -32,6 +32,7 @@ from enginebay.types import (
     ALL_LOGPROBS,
     MAX_LOGPROBS,
     MAX_STOP_TOKENS,
+    ROW_VALUES,
     FrozenSampling,
     Request,
     SamplingParams,
@@ -44,13 +45,6 @@ Param = SamplingParams | Mapping[str, Any] | None
 """How one request is sampled: a dict has fields of SamplingParams, None the defaults."""
 
 Params = Param | Sequence[Param]
-
-
-MAX_TEMPERATURE = 1e30
-"""Higher ones make no difference, and would not fit the f32 of the device."""
-
-MAX_REPETITION_PENALTY = 1e30
-"""Higher ones, and lower ones than its inverse, would leave no finite f32 scores."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -276,29 +270,16 @@ class Preparer:
         facts = RowFacts(prompt, stop_ids, Sizes(self.vocab_size, self.max_model_len))
         chosen = self.abilities.processors
         used = chosen.rows(asked_processors(params, self.tokenizer, chosen.entries), facts)
-        if takes_best(params.temperature, params.top_k) and not chosen.changes_best(used):
+        if takes_best(params) and not chosen.changes_best(used):
             used = ()
         return FrozenSampling(
             max_tokens=self.room(len(prompt))
             if params.max_tokens is None
             else min(params.max_tokens, room),
-            temperature=min(params.temperature, MAX_TEMPERATURE),
-            top_k=params.top_k if 0 < params.top_k < self.vocab_size else 0,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            stop=params.stop,
+            params=params.model_copy(),
             stop_token_ids=stop_ids,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=min(
-                max(params.repetition_penalty, 1 / MAX_REPETITION_PENALTY), MAX_REPETITION_PENALTY
-            ),
             num_logprobs=self._num_logprobs(params),
             num_prompt_logprobs=params.prompt_logprobs,
-            stop_words_ids=params.stop_words_ids,
-            min_tokens=params.min_tokens,
             processors=used,
             reads_tokens=chosen.reads_tokens(used),
         )
@@ -318,17 +299,14 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
     """
     if not abilities.greedy_only or PENALTIES in abilities.processors.entries:
         return
-    for name, value, neutral in (
-        ("presence_penalty", params.presence_penalty, 0),
-        ("frequency_penalty", params.frequency_penalty, 0),
-        ("repetition_penalty", params.repetition_penalty, 1),
-    ):
-        if value != neutral:
+    for name, one in ROW_VALUES.items():
+        value = getattr(params, name)
+        if one.stage == "penalty" and value != one.neutral:
             raise RequestError(
                 explain(
                     f"{name} = {value} with a sampler that is greedy only, "
                     f"without the logits processor {PENALTIES}",
-                    f"{name} = {neutral}",
+                    f"{name} = {one.neutral:g}",
                     f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
                 )
             )

@@ -10,10 +10,13 @@ from typing import Any
 from enginebay.constraint import GUIDED
 from enginebay.errors import RequestError, explain
 from enginebay.llm.guide import forms_of
+from enginebay.row_value import AppliedBy, declared
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 
 PENALTIES = "penalties"
+
+_APPLIED_BY = declared(SamplingParams, AppliedBy)
 
 
 def asked_processors(
@@ -41,26 +44,18 @@ def asked_processors(
 
 
 def _by_fields(params: SamplingParams, tokenizer: Tokenizer) -> dict[str, Mapping[str, Any]]:
-    penalties = {
-        "presence": params.presence_penalty,
-        "frequency": params.frequency_penalty,
-        "repetition": params.repetition_penalty,
-        "output_only": params.suppress_repetition_in_generation,
-    }
-    options: list[tuple[str, bool, Mapping[str, Any]]] = [
-        (PENALTIES, tuple(penalties.values())[:3] != (0.0, 0.0, 1.0), penalties),
-        ("no_repeat_ngram", params.no_repeat_ngram_size > 0, {"size": params.no_repeat_ngram_size}),
-        ("min_tokens", params.min_tokens > 0, {"min_tokens": params.min_tokens}),
-        ("logit_bias", bool(params.logit_bias), {"bias": params.logit_bias}),
-        (
-            "allowed_token_ids",
-            params.allowed_token_ids is not None,
-            {"token_ids": params.allowed_token_ids},
-        ),
-        (GUIDED, bool(forms_of(params)), {}),
-        ("typical", params.typical_p < 1.0, {"typical_p": params.typical_p}),
-    ]
-    asked = {name: values for name, is_asked, values in options if is_asked}
+    options: dict[str, dict[str, Any]] = {}
+    used = set()
+    for name, one in _APPLIED_BY.items():
+        value = getattr(params, name)
+        options.setdefault(one.processor, {})[one.option] = value
+        if one.uses and value != SamplingParams.model_fields[name].get_default(
+            call_default_factory=True
+        ):
+            used.add(one.processor)
+    asked: dict[str, Mapping[str, Any]] = {n: values for n, values in options.items() if n in used}
+    if forms_of(params):
+        asked[GUIDED] = {}
     if params.bad_words:
         asked["bad_words"] = {"sequences": _sequences(params.bad_words, tokenizer)}
     return asked

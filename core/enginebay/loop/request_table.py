@@ -63,7 +63,7 @@ class RequestState:
         self.num_prompt = len(request.prompt_token_ids)
         self.num_total = self.num_prompt + request.sampling.max_tokens
         self.num_logprobs = request.sampling.num_logprobs
-        self.ends_by_text = self.ticket.is_delivered and bool(request.sampling.stop)
+        self.ends_by_text = self.ticket.is_delivered and bool(request.sampling.params.stop)
         num_best = request.sampling.num_prompt_logprobs
         self.prompt = None if num_best is None else PromptLogprobs(self.num_prompt, num_best)
 
@@ -263,9 +263,9 @@ def record_tokens(
     before = len(tracked.output)
     tracked.output += new
     end = None
-    if sampling.stop_words_ids:
+    if sampling.params.stop_words_ids:
         start = max(before, sampling.min_tokens)
-        end = end_of_match(tracked.output, sampling.stop_words_ids, start)
+        end = end_of_match(tracked.output, sampling.params.stop_words_ids, start)
     if end is not None:
         del tracked.output[end:], new[end - before :]
     metrics = tracked.metrics

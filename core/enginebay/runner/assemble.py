@@ -10,6 +10,7 @@ import numpy as np
 from enginebay.cache import Lease, Ledger
 from enginebay.engine import RowPlan
 from enginebay.errors import InternalError
+from enginebay.row_columns import write_row
 from enginebay.rows import RowTable
 from enginebay.runner import device
 from enginebay.runner.commands import KnownTokens, RowUpdate, Step, WriteRows
@@ -72,11 +73,7 @@ def prefill_command(
     """The prefill of `rows` by the program of a key."""
     bucket, order = key.bucket, sorted_for_attention(rows)
     token_ids = np.zeros(bucket.tokens, np.int32)
-    ints = np.zeros((bucket.seqs, device.NUM_INT_COLUMNS), np.int32)
-    ints[:, device.ROW] = table.max_num_reqs
-    ints[:, device.NUM_LOGPROBS :] = -1
-    floats = np.zeros((bucket.seqs, device.NUM_FLOAT_COLUMNS), np.float32)
-    floats[:, device.TOP_P] = floats[:, device.REPETITION] = 1.0
+    ints, floats = device.empty_plan(bucket.seqs, table.max_num_reqs)
     start = 0
     for place, index in enumerate(order):
         row = rows[index]
@@ -146,23 +143,17 @@ def _known(rows: Sequence[RowPlan], table: RowTable) -> tuple[KnownTokens, ...]:
 def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: RowTable) -> None:
     request = table.request(row.row)
     sampling = request.sampling
+    write_row(floats, ints[device.PARAMS : device.STOP_IDS], sampling.params)
     ints[device.ROW] = row.row
     ints[device.Q_LEN] = row.num_tokens
     ints[device.KV_LEN] = row.num_computed + row.num_tokens
     ints[device.SAMPLES] = row.samples
     ints[device.INDEX] = request.index
     ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(request.key, np.uint32).view(np.int32)
-    ints[device.TOP_K] = max(sampling.top_k, 0)
     ints[device.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens
     ints[device.PROMPT_LENGTH] = len(request.prompt_token_ids)
     ints[device.NUM_LOGPROBS] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
     ints[device.STOP_IDS : device.STOP_IDS + len(sampling.stop_token_ids)] = sampling.stop_token_ids
-    floats[device.TEMPERATURE] = sampling.temperature
-    floats[device.TOP_P] = sampling.top_p
-    floats[device.MIN_P] = sampling.min_p
-    floats[device.PRESENCE] = sampling.presence_penalty
-    floats[device.FREQUENCY] = sampling.frequency_penalty
-    floats[device.REPETITION] = sampling.repetition_penalty
 
 
 def decode_command(

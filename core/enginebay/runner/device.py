@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from enginebay.sampler import SamplingState
-from enginebay.types import MAX_STOP_TOKENS
+from enginebay.row_columns import FLOATS, INTS, by_name, neutral_columns
+from enginebay.sampler import DeviceParams, SamplingState
+from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 
-COLUMNS = (
+_OWN = (
     "last_token",
     "length",
     "max_length",
     "finished",
     "keys",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
     "stop_ids",
     "prompt_length",
     "num_logprobs",
 )
-"""The fields of DeviceRows but for the history of tokens."""
+
+COLUMNS = (*_OWN, *ROW_VALUES)
+"""The columns of DeviceRows by name, the history of tokens left out."""
 
 # Columns of a prefill plan's int32 array, one row of it per row of the step.
 (
@@ -41,28 +38,23 @@ COLUMNS = (
     INDEX,
     KEY_HI,
     KEY_LO,
-    TOP_K,
     MAX_LENGTH,
     PROMPT_LENGTH,
     NUM_LOGPROBS,
-    STOP_IDS,
-) = range(12)
+    PARAMS,
+) = range(11)
+STOP_IDS = PARAMS + len(INTS)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
-TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
-NUM_FLOAT_COLUMNS = 6
+NUM_FLOAT_COLUMNS = len(FLOATS)
 
-NEUTRAL = {
-    "finished": True,
-    "top_p": 1.0,
-    "repetition_penalty": 1.0,
-    "stop_ids": -1,
-    "num_logprobs": -1,
+NEUTRAL = {"finished": True, "stop_ids": -1, "num_logprobs": -1} | {
+    name: one.neutral for name, one in ROW_VALUES.items()
 }
 """What a row without a request has in its columns; the others are 0."""
 
 
 @functools.partial(
-    tree_util.register_dataclass, data_fields=[*COLUMNS, "token_ids"], meta_fields=[]
+    tree_util.register_dataclass, data_fields=[*_OWN, "params", "token_ids"], meta_fields=[]
 )
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
@@ -71,14 +63,14 @@ class DeviceRows:
 
     last_token int32 [R]: sampled, not yet in the cache. length int32 [R]: tokens so far, last_token
     included. max_length int32 [R]: length at which the row is finished. finished bool [R]. keys
-    uint32 [R, 2]: the request's key, folded with its completion index. temperature, top_p, min_p
-    f32 [R]; top_k int32 [R]. presence_penalty, frequency_penalty, repetition_penalty f32 [R].
-    stop_ids int32 [R, MAX_STOP_TOKENS]: token ids that finish the row, -1 where there is none.
-    prompt_length int32 [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many best
-    tokens' log-probabilities are told besides the sampled one's, -1 for none at all. token_ids
-    int32 [R, L]: the row's tokens by absolute position, for penalties; from `length` on they mean
-    nothing. Of a row without penalties parts may be missing: what it found in the cache, and what
-    steps of greedy rows alone have processed.
+    uint32 [R, 2]: the request's key, folded with its completion index. params: the declared
+    sampling parameters (enginebay.types.RowParams), an array [R] for each. stop_ids int32 [R,
+    MAX_STOP_TOKENS]: token ids that finish the row, -1 where there is none. prompt_length int32
+    [R]: tokens of the prompt alone. num_logprobs int32 [R]: how many best tokens' log-probabilities
+    are told besides the sampled one's, -1 for none at all. token_ids int32 [R, L]: the row's tokens
+    by absolute position, for penalties; from `length` on they mean nothing. Of a row without
+    penalties parts may be missing: what it found in the cache, and what steps of greedy rows alone
+    have processed.
     """
 
     last_token: jax.Array
@@ -86,13 +78,7 @@ class DeviceRows:
     max_length: jax.Array
     finished: jax.Array
     keys: jax.Array
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    presence_penalty: jax.Array
-    frequency_penalty: jax.Array
-    repetition_penalty: jax.Array
+    params: DeviceParams
     stop_ids: jax.Array
     prompt_length: jax.Array
     num_logprobs: jax.Array
@@ -111,18 +97,27 @@ class DeviceRows:
             max_length=zeros(np.int32),
             finished=jnp.ones(num_rows, bool),
             keys=zeros(np.uint32, 2),
-            temperature=zeros(np.float32),
-            top_k=zeros(np.int32),
-            top_p=jnp.ones(num_rows, np.float32),
-            min_p=zeros(np.float32),
-            presence_penalty=zeros(np.float32),
-            frequency_penalty=zeros(np.float32),
-            repetition_penalty=jnp.ones(num_rows, np.float32),
+            params=DeviceParams(
+                **{n: jnp.full(num_rows, v.neutral, v.dtype) for n, v in ROW_VALUES.items()}
+            ),
             stop_ids=jnp.full((num_rows, MAX_STOP_TOKENS), -1, jnp.int32),
             prompt_length=zeros(np.int32),
             num_logprobs=jnp.full(num_rows, -1, jnp.int32),
             token_ids=zeros(np.int32, max_model_len),
         )
+
+    @staticmethod
+    def of(columns: Mapping[str, jax.Array], token_ids: jax.Array) -> DeviceRows:
+        """Rows of all COLUMNS and a history."""
+        params = DeviceParams(**{name: columns[name] for name in ROW_VALUES})
+        return DeviceRows(
+            **{name: columns[name] for name in _OWN}, params=params, token_ids=token_ids
+        )
+
+    def columns(self) -> dict[str, jax.Array]:
+        """The arrays of all COLUMNS."""
+        values = {name: getattr(self, name) for name in _OWN}
+        return values | {name: getattr(self.params, name) for name in ROW_VALUES}
 
     def history(self, row_ids: jax.Array, num_tokens: int) -> jax.Array:
         """int32 [S, min(num_tokens, L)], the rows' first tokens; zeros for an id past the end."""
@@ -134,21 +129,23 @@ class DeviceRows:
         neutral, finished row.
         """
         values = {
-            f: getattr(self, f).at[row_ids].get(mode="fill", fill_value=NEUTRAL.get(f, 0))
-            for f in COLUMNS
+            name: column.at[row_ids].get(mode="fill", fill_value=NEUTRAL.get(name, 0))
+            for name, column in self.columns().items()
         }
-        return DeviceRows(**values, token_ids=self.history(row_ids, num_tokens))
+        return DeviceRows.of(values, self.history(row_ids, num_tokens))
 
     def put(self, row_ids: jax.Array, rows: DeviceRows) -> DeviceRows:
         """These rows with `rows` at ids [S], as many of their tokens as those have; an id past the
         end is dropped.
         """
+        new = rows.columns()
         values = {
-            f: getattr(self, f).at[row_ids].set(getattr(rows, f), mode="drop") for f in COLUMNS
+            name: column.at[row_ids].set(new[name], mode="drop")
+            for name, column in self.columns().items()
         }
         width = rows.token_ids.shape[1]
         token_ids = self.token_ids.at[row_ids, :width].set(rows.token_ids, mode="drop")
-        return DeviceRows(**values, token_ids=token_ids)
+        return DeviceRows.of(values, token_ids)
 
     def record(self, row_ids: jax.Array, positions: jax.Array, token_ids: jax.Array) -> DeviceRows:
         """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row
@@ -166,13 +163,7 @@ class DeviceRows:
         return SamplingState(
             keys=self.keys,
             positions=self.length,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            params=self.params,
             token_ids=self.token_ids,
             prompt_lengths=self.prompt_length,
         )
@@ -190,6 +181,17 @@ class DeviceRows:
             length=length,
             finished=self.finished | (active & stopped),
         )
+
+
+def empty_plan(size: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A plan's columns int32 [size, NUM_INT_COLUMNS] and f32 [size, NUM_FLOAT_COLUMNS] of padding,
+    whose row id is `num_rows`.
+    """
+    floats, values = neutral_columns(size)
+    ints = np.zeros((size, NUM_INT_COLUMNS), np.int32)
+    ints[:, ROW], ints[:, NUM_LOGPROBS], ints[:, STOP_IDS:] = num_rows, -1, -1
+    ints[:, PARAMS:STOP_IDS] = values
+    return ints, floats
 
 
 def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> DeviceRows:
@@ -210,13 +212,7 @@ def rows_from_plan(ints: jax.Array, floats: jax.Array, token_ids: jax.Array) -> 
         max_length=ints[:, MAX_LENGTH],
         finished=ints[:, SAMPLES] == 0,
         keys=jax.vmap(fold)(keys, ints[:, INDEX]),
-        temperature=floats[:, TEMPERATURE],
-        top_k=ints[:, TOP_K],
-        top_p=floats[:, TOP_P],
-        min_p=floats[:, MIN_P],
-        presence_penalty=floats[:, PRESENCE],
-        frequency_penalty=floats[:, FREQUENCY],
-        repetition_penalty=floats[:, REPETITION],
+        params=DeviceParams(**by_name(floats, ints[:, PARAMS:STOP_IDS])),
         stop_ids=ints[:, STOP_IDS:],
         prompt_length=ints[:, PROMPT_LENGTH],
         num_logprobs=ints[:, NUM_LOGPROBS],

@@ -23,7 +23,7 @@ from enginebay.runner.runner import Runner
 def take_row(runner: Runner, command: Take) -> RowState:
     """The state of a row, read to the host."""
     state, row = runner.state, command.row
-    columns = {f: np.array(np.asarray(getattr(state.rows, f))[row]) for f in COLUMNS}
+    columns = {f: np.array(np.asarray(c)[row]) for f, c in state.rows.columns().items()}
     processor_state = {
         f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()
     }
@@ -93,9 +93,9 @@ def put_row(runner: Runner, command: Put) -> None:
         )
     runner.writer.write_all(row, values_of(saved))
     state = runner.state
-    columns: dict[str, Any] = {f: np.asarray(saved.sampling[f])[None] for f in COLUMNS}
-    columns["token_ids"] = np.asarray(saved.token_ids, np.int32)[None]
-    rows = _put(state.rows, np.array([row], np.int32), DeviceRows(**columns))
+    columns: Any = {f: np.asarray(saved.sampling[f])[None] for f in COLUMNS}
+    history: Any = np.asarray(saved.token_ids, np.int32)[None]
+    rows = _put(state.rows, np.array([row], np.int32), DeviceRows.of(columns, history))
     runner.state = dataclasses.replace(
         state, cache=cache, rows=jax.device_put(rows, runner.placement.replicated)
     )

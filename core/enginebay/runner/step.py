@@ -134,7 +134,7 @@ class Program:
         plain = variant is StepVariant.SAMPLE or (
             PENALTIES in processor_state and PENALTIES in dict(self.processors)
         )
-        tokens = self.sampler(scores, state.without_penalties() if plain else state)
+        tokens = self.sampler(scores, state.without("penalty") if plain else state)
         active = ~rows.finished
         processor_state = evolve(
             self.processors,
