@@ -1,0 +1,113 @@
+"""No field of a contract exists that nothing reads, or that nothing sets."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CODE = ("core", "backends", "samplers", "schedulers", "docs/examples")
+CONTRACTS = (
+    "cache",
+    "constraint",
+    "declarations",
+    "engine",
+    "hooks",
+    "model",
+    "platform",
+    "processor",
+    "proposer",
+    "row_value",
+    "sampler",
+    "scheduler",
+    "types",
+    "loop/messages",
+    "loop/observer",
+    "ops/caps",
+    "ops/op",
+    "ops/spec",
+    "runner/inputs",
+    "runner/keys",
+    "runner/parts",
+    "runner/step",
+)
+
+
+FOR_PLUGINS = {
+    "AttnSpec.v_head_dim": "latent attention, of a plugin's model: no built-in one has it",
+    "AttnSpec.v_is_k_prefix": "the same",
+}
+"""Fields that only code of others sets."""
+
+
+@dataclasses.dataclass
+class Uses:
+    """Names that code reads, as attributes or in texts, and names that it sets."""
+
+    read: set[str] = dataclasses.field(default_factory=set)
+    written: set[str] = dataclasses.field(default_factory=set)
+    num_positional: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The most positional arguments of a call, by the name of what is called."""
+
+    def add(self, node: ast.AST) -> None:
+        """Take in one node."""
+        if isinstance(node, ast.Attribute):
+            (self.read if isinstance(node.ctx, ast.Load) else self.written).add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.read.add(node.value)  # getattr, or a key of fields that are given as a mapping
+            self.written.add(node.value)
+        elif isinstance(node, ast.keyword) and node.arg:
+            self.written.add(node.arg)
+        elif isinstance(node, ast.Assign):
+            self.written |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            spread = any(isinstance(one, ast.Starred) for one in node.args)
+            num = 99 if spread else len(node.args)
+            self.num_positional[name] = max(num, self.num_positional.get(name, 0))
+
+
+@functools.cache
+def uses() -> Uses:
+    found = Uses()
+    for folder in CODE:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                found.add(node)
+    return found
+
+
+def fields() -> Iterator[tuple[str, str, int, bool]]:
+    """(class, field, its place, whether it has a default) of every record of a contract."""
+    for module in CONTRACTS:
+        tree = ast.parse((ROOT / f"core/enginebay/{module}.py").read_text(encoding="utf-8"))
+        for made in ast.walk(tree):
+            if isinstance(made, ast.ClassDef):
+                declared = [
+                    n
+                    for n in made.body
+                    if isinstance(n, ast.AnnAssign) and "ClassVar" not in ast.unparse(n.annotation)
+                ]
+                for place, one in enumerate(declared):
+                    if isinstance(one.target, ast.Name) and not one.target.id.startswith("_"):
+                        yield made.name, one.target.id, place, one.value is not None
+
+
+def test_every_field_of_a_contract_has_a_reader() -> None:
+    assert [f"{cls}.{name}" for cls, name, _, _ in fields() if name not in uses().read] == []
+
+
+def test_every_field_of_a_contract_that_has_a_default_is_set_by_somebody() -> None:
+    found = uses()
+    unset = {
+        f"{cls}.{name}"
+        for cls, name, place, has_default in fields()
+        if has_default
+        and cls != "SamplingParams"  # a request's
+        and name not in found.written
+        and found.num_positional.get(cls, 0) <= place
+    }
+    assert unset == set(FOR_PLUGINS)
