@@ -30,7 +30,6 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "checkpoint": 1,
     "model": 1,
     "layout": 1,
-    "cache": 1,
     "op": 1,
     "kernel": 1,
     "sampler": 1,
@@ -52,8 +51,14 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
     "scheduler": ("priority", "order"),
-    "cache": ("example",),
-    "engine": ("priority", "logprobs", "full_vocab_logprobs", "verifies", "attention_problems"),
+    "engine": (
+        "priority",
+        "logprobs",
+        "full_vocab_logprobs",
+        "verifies",
+        "attention_problems",
+        "ledger_example",
+    ),
 }
 """The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a
 plugin's own.
@@ -128,10 +133,6 @@ class Hooks:
     @hookspec
     def register_layouts(self, register: Register) -> None:
         """Cache layouts. Target: a subclass of `enginebay.cache.KVLayout`."""
-
-    @hookspec
-    def register_caches(self, register: Register) -> None:
-        """Cache policies. Target: a subclass of `enginebay.cache.Ledger` that an engine may choose."""
 
     @hookspec
     def register_ops(self, register: Register) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import unittest
 from collections.abc import Callable
 
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
-from enginebay.errors import InternalError, explain
+from enginebay.errors import InternalError
 from enginebay.registry import import_target
 from enginebay_testing.ledger_machine import any_sequence_keeps_the_books
 
@@ -126,32 +125,19 @@ def ledger_checks(
     return [*named, (any_sequence_keeps_the_books.__name__, machine)]
 
 
-def example_checks(declared: str | None, part: str) -> list[Check]:
-    """The suite for a registered cache whose capability `example` is `declared`.
+def example_checks(declared: str, part: str) -> list[Check]:
+    """The suite for the ledger of an engine whose capability `ledger_example` is `declared`.
 
-    A single check says why nothing can be checked: SkipTest without the capability, an error where
-    its function gives no LedgerExample.
+    A single check says why nothing can be checked, where its function gives no LedgerExample.
     """
     try:
-        return _declared_example(declared, part).checks()
-    except Exception as error:  # noqa: BLE001  # whatever a plugin's function raises is its case's verdict
-        return [("example", functools.partial(_raise, error))]
-
-
-def _declared_example(declared: str | None, part: str) -> LedgerExample:
-    if declared is None:
-        raise unittest.SkipTest(
-            explain(
-                f"{part}: nothing says how a ledger of it is made",
-                'the capability example="module:function", whose result is a LedgerExample',
-                "Declare it, or check the ledger by its engine: `enginebay check engine:NAME --all`.",
-            )
+        example = import_target(declared, f"ledger_example of {part}")()
+        assert isinstance(example, LedgerExample), (
+            f"{declared} returns {type(example).__name__}, not a LedgerExample"
         )
-    example = import_target(declared, f"example of {part}")()
-    assert isinstance(example, LedgerExample), (
-        f"{declared} returns {type(example).__name__}, not a LedgerExample"
-    )
-    return example
+        return example.checks()
+    except Exception as error:  # noqa: BLE001  # whatever a plugin's function raises is its case's verdict
+        return [("ledger_example", functools.partial(_raise, error))]
 
 
 def _raise(error: Exception) -> None:

@@ -134,7 +134,7 @@ def _declaration_holds(registry: Registry, entry: Entry) -> None:
         assert made.model_config.get("extra") == "forbid", (
             f'{declaration.options} has no extra="forbid"'
         )
-    if entry.kind in ("cache", "layout", "logits_processor", "platform", "scheduler"):
+    if entry.kind in ("layout", "logits_processor", "platform", "scheduler"):
         assert isinstance(target, type), f"{declaration.target} is no class"
     else:
         is_data = entry.kind in ("model", "op", "command")
@@ -255,13 +255,6 @@ def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     ]
 
 
-def _cache(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
-    from enginebay_testing.ledgers import example_checks
-
-    assert entry.declaration is not None, "parts that are not broken are declared"
-    return example_checks(entry.declaration.capabilities.get("example"), label(entry))
-
-
 def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.platforms import platform_checks
 
@@ -270,12 +263,16 @@ def _platform(registry: Registry, entry: Entry, platform: Platform) -> list[Chec
 
 def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]:
     from enginebay_testing.engines import engine_checks
+    from enginebay_testing.ledgers import example_checks
     from enginebay_testing.subject import EngineSubject
 
+    assert entry.declaration is not None, "parts that are not broken are declared"
+    example = entry.declaration.capabilities.get("ledger_example")
     is_best = platform.name == best_platform(registry).name
-    return engine_checks(
+    checks = engine_checks(
         EngineSubject(entry.name, choices={} if is_best else {"platform": platform.name})
     )
+    return checks if example is None else [*checks, *example_checks(example, label(entry))]
 
 
 def _model(
@@ -356,7 +353,6 @@ def layouts_of(registry: Registry, kernel: Any) -> list[type[KVLayout]]:
 
 
 _SUITES: dict[str, Callable[[Registry, Entry, Platform], list[Check]]] = {
-    "cache": _cache,
     "engine": _engine,
     "kernel": _kernel,
     "layout": _layout,

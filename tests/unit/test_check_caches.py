@@ -1,4 +1,4 @@
-"""`enginebay check cache:NAME` runs the suite of ledgers, or says why it cannot."""
+"""`enginebay check engine:NAME` runs the suite of ledgers on an engine's example, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 
 from enginebay.hooks import Declaration
 from enginebay_testing.cases import part_cases
+from enginebay_testing.engines import engine_checks
 from enginebay_testing.ledgers import LedgerExample
+from enginebay_testing.subject import EngineSubject
 from enginebay_testing.verdicts import judge
 from tests.unit.test_compose import with_parts
 from tests.zoo import caches
 
-TARGET = "enginebay_oengine.ledger:PageLedger"
+TARGET = "enginebay_oengine.engine:make_engine"
 
 
 def right() -> LedgerExample:
@@ -35,13 +37,16 @@ def failing() -> LedgerExample:
     raise ValueError("no page is free")
 
 
-def verdicts(example: Callable[[], Any] | None) -> dict[str, tuple[str, str]]:
-    """(verdict, detail) of each case but the one of any sequence of calls, which takes seconds."""
-    said = {} if example is None else {"example": f"{__name__}:{example.__name__}"}
-    registry = with_parts(Declaration("cache", "mine", TARGET, capabilities=said))
+def verdicts(example: Callable[[], Any]) -> dict[str, tuple[str, str]]:
+    """(verdict, detail) of each case of the ledger but the one of any sequence of calls, which takes
+    seconds, and of the declaration.
+    """
+    said = {"ledger_example": f"{__name__}:{example.__name__}"}
+    registry = with_parts(Declaration("engine", "mine", TARGET, capabilities=said))
+    of_engines = {name for name, _ in engine_checks(EngineSubject("mine"))}
     found: dict[str, tuple[str, str]] = {}
-    for case in part_cases(registry, registry.find("cache", "mine")):
-        if case.name != "any_sequence_keeps_the_books":
+    for case in part_cases(registry, registry.find("engine", "mine")):
+        if case.name not in {*of_engines, "any_sequence_keeps_the_books"}:
             outcome = judge(case.run)
             found[case.name] = (outcome.verdict, outcome.detail)
     return found
@@ -58,15 +63,14 @@ def test_a_cache_with_an_example_is_held_to_the_suite_of_ledgers() -> None:
 @pytest.mark.parametrize(
     ("example", "verdict", "text"),
     [
-        (None, "UNSUPPORTED", "`enginebay check engine:NAME --all`"),
         (wrong_type, "INCORRECT", "returns tuple, not a LedgerExample"),
         (failing, "ERROR", "no page is free"),
     ],
 )
 def test_a_cache_that_cannot_be_made_says_why(
-    example: Callable[[], Any] | None, verdict: str, text: str
+    example: Callable[[], Any], verdict: str, text: str
 ) -> None:
     found = verdicts(example)
-    assert set(found) == {"declaration_holds", "example"}
-    assert found["example"][0] == verdict
-    assert text in found["example"][1]
+    assert set(found) == {"declaration_holds", "ledger_example"}
+    assert found["ledger_example"][0] == verdict
+    assert text in found["ledger_example"][1]

@@ -29,7 +29,7 @@ CONTRACTS = (
     "ops/caps",
     "ops/op",
     "ops/spec",
-    "runner/inputs",
+    "runner/commands",
     "runner/keys",
     "runner/parts",
     "runner/step",
