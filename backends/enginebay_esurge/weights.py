@@ -13,7 +13,7 @@ from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.errors import InputError, InternalError, UnsupportedError, explain
 from enginebay.model import Checkpoint, Weights
 from enginebay.runner.commands import SetWeights
-from enginebay.runner.weights import merge_weights
+from enginebay.runner.weights import flat_weights, merge_weights
 from enginebay.stepping.engine import StepEngine
 from enginebay_oengine.engine import is_paged
 from enginebay_oengine.ledger import PageLedger
@@ -64,12 +64,7 @@ def load_changes(
         if isinstance(model, str | Path)
         else model
     )
-    loaded = checkpoint.load_weights(
-        plan.model,
-        dtype=plan.config.dtype,
-        place=plan.placement.weight,
-        verify=plan.config.verify_weights,
-    )
+    loaded = plan.load_weights(checkpoint)
     return lambda base: merge_weights(base, loaded, *changes)
 
 
@@ -77,8 +72,9 @@ def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
     """Exchange the weights of an engine without rows. For the engine's thread, or when there is
     none.
     """
-    before = engine.runner.weights
-    changed = {path: w for path, w in change(before).items() if w is not before[path]}
+    before = flat_weights(engine.runner.weights)
+    after = flat_weights(change(engine.runner.weights))
+    changed = {path: w for path, w in after.items() if w is not before[path]}
     engine.executor.run(SetWeights(changed))
     assert isinstance(engine.ledger, PageLedger), "an eSurge has a paged engine"
     engine.ledger.forget(Salt(weights=f"update {next(_versions)}"))

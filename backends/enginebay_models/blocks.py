@@ -15,6 +15,7 @@ from enginebay.cache import CacheArrays
 from enginebay.model import ModelCache, TensorSource
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
+from enginebay.weights import WeightSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
 from enginebay_xla.ops import ADD_RMS_NORM, ATTENTION, EMBEDDING, LINEAR, RMS_NORM
@@ -43,13 +44,17 @@ class AttentionConfig:
 
 
 def parameter(
-    axes: tuple[str | None, ...], shape: tuple[int, ...], source: TensorSource
+    axes: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    source: TensorSource,
+    num_inputs: int | None = None,
 ) -> nnx.Param:
-    """A weight that is yet to come: its shape, logical axes and the checkpoint tensors behind it.
+    """A weight that is yet to come: the checkpoint tensors behind it, and its WeightSpec.
 
     The dtype stands for none: weights come in the dtype that they were loaded in.
     """
-    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes, source=source)
+    spec = WeightSpec(shape, axes, num_inputs)
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), spec=spec, source=source)
 
 
 def _vector(name: str, size: int) -> nnx.Param:
@@ -67,7 +72,7 @@ class RmsNorm(nnx.Module):
         self.offset = offset
 
     def _factor(self) -> jax.Array:
-        scale: jax.Array = self.scale[...]
+        scale: jax.Array = self.scale.get_value()
         return scale.astype(jnp.float32) + self.offset if self.offset else scale
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
@@ -101,11 +106,11 @@ class Attention(nnx.Module):
         qkv = tensors.fused_qkv(weights, heads, repeats=config.repeats, features=(hidden,))
         qkv_bias = tensors.fused_qkv(biases, heads, repeats=config.repeats)
         out = tensors.split_columns(f"{name}.o_proj.weight", (hidden, *heads))
-        self.qkv = parameter(("kv_heads", None, None, None), (*fused, hidden), qkv)
+        self.qkv = parameter(("kv_heads", None, None, None), (*fused, hidden), qkv, 1)
         self.qkv_bias = (
             parameter(("kv_heads", None, None), fused, qkv_bias) if config.qkv_bias else None
         )
-        self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out)
+        self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out, 3)
         self.out_bias = _vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
         eps = config.qk_norm_eps
         self.q_norm, self.k_norm = (
@@ -121,19 +126,19 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, CacheArrays]:
         """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
         spec = self.config.spec
-        qkv = ops[LINEAR](x, self.qkv[...], _value(self.qkv_bias))
+        qkv = ops[LINEAR](x, self.qkv.get_value(), _value(self.qkv_bias))
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
         mixed, cache = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
-        return ops[LINEAR](mixed, self.out[...], _value(self.out_bias)), cache
+        return ops[LINEAR](mixed, self.out.get_value(), _value(self.out_bias)), cache
 
 
 def _wide(name: str, intermediate_size: int, hidden_size: int) -> nnx.Param:
     shape = (intermediate_size, hidden_size)
-    return parameter(("mlp", None), shape, tensors.whole(f"{name}.weight", shape))
+    return parameter(("mlp", None), shape, tensors.whole(f"{name}.weight", shape), 1)
 
 
 def _wide_bias(name: str, intermediate_size: int) -> nnx.Param:
@@ -161,7 +166,7 @@ class Mlp(nnx.Module):
         self.gate = _wide(f"{name}.gate_proj", intermediate_size, hidden_size)
         self.up = _wide(f"{name}.up_proj", intermediate_size, hidden_size)
         down, tall = f"{name}.down_proj.weight", (hidden_size, intermediate_size)
-        self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall))
+        self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall), 1)
         self.gate_bias = _wide_bias(f"{name}.gate_proj", intermediate_size) if bias else None
         self.up_bias = _wide_bias(f"{name}.up_proj", intermediate_size) if bias else None
         self.down_bias = _vector(f"{name}.down_proj.bias", hidden_size) if bias else None
@@ -169,10 +174,10 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        gate = ops[LINEAR](x, self.gate[...], _value(self.gate_bias))
-        up = ops[LINEAR](x, self.up[...], _value(self.up_bias))
+        gate = ops[LINEAR](x, self.gate.get_value(), _value(self.gate_bias))
+        up = ops[LINEAR](x, self.up.get_value(), _value(self.up_bias))
         opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
-        return ops[LINEAR](opened, self.down[...], _value(self.down_bias))
+        return ops[LINEAR](opened, self.down.get_value(), _value(self.down_bias))
 
 
 class DecoderLayer(nnx.Module):
@@ -214,9 +219,11 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding `table` [vocab, hidden], layers, final norm and head. With `tied` the embedding is the head too.
+    """Embedding `table` [vocab, hidden], layers, final norm and head. With `tied` the embedding is
+    the head too.
 
-    `embed_scale` multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
+    Hidden states are of the queries' dtype, whatever the weights are stored in. `embed_scale`
+    multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
     """
 
     def __init__(
@@ -229,13 +236,16 @@ class Decoder(nnx.Module):
         embed_scale: float | None = None,
         logit_cap: float | None = None,
     ) -> None:
-        self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table))
+        self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table), 1)
         self.layers = nnx.List(layers)
         self.norm = norm
+        self.dtype = layers[0].attention.config.spec.q_dtype
         self.embed_scale = embed_scale
         self.logit_cap = logit_cap
         self.lm_head = (
-            None if tied else parameter(("vocab", None), table, tensors.whole(tensors.HEAD, table))
+            None
+            if tied
+            else parameter(("vocab", None), table, tensors.whole(tensors.HEAD, table), 1)
         )
 
     def __call__(
@@ -244,7 +254,7 @@ class Decoder(nnx.Module):
         """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and
         layer).
         """
-        x = ops[EMBEDDING](self.embed[...], token_ids)
+        x = ops[EMBEDDING](self.embed.get_value(), token_ids).astype(self.dtype)
         if self.embed_scale is not None:
             x = x * jnp.asarray(self.embed_scale, x.dtype)
         branch: jax.Array | None = None
@@ -261,11 +271,11 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array, ops: Ops) -> jax.Array:
         """hidden [S, hidden] -> f32 [S, vocab]."""
         head = self.embed if self.lm_head is None else self.lm_head
-        logits = ops[LINEAR](hidden, head[...], out_dtype=jnp.float32)
+        logits = ops[LINEAR](hidden, head.get_value(), out_dtype=jnp.float32)
         if self.logit_cap is not None:
             logits = self.logit_cap * jnp.tanh(logits / self.logit_cap)
         return logits
 
 
 def _value(param: nnx.Param | None) -> jax.Array | None:
-    return None if param is None else param[...]
+    return None if param is None else param.get_value()

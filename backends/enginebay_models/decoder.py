@@ -12,9 +12,10 @@ from flax import nnx
 
 from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.errors import ConfigError, explain
-from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights, WeightSpec
+from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnSpec, RopeSpec
+from enginebay.weights import WeightSpec
 from enginebay_models.blocks import (
     Attention,
     AttentionConfig,
@@ -164,7 +165,7 @@ def _layer(
 
 
 class NnxModel(Model):
-    """A Model over any flax.nnx module that is called as Decoder is and whose Params tell `axes`
+    """A Model over any flax.nnx module that is called as Decoder is and whose Params tell `spec`
     and `source`.
 
     The module is split once. A trace merges the flat weights into it; nothing of nnx is left in a
@@ -179,7 +180,7 @@ class NnxModel(Model):
         self._sources: dict[str, TensorSource] = {}
         for path, variable in variables:
             name, facts = ".".join(map(str, path)), variable.get_metadata()
-            self._specs[name] = WeightSpec(tuple(variable.shape), facts["axes"])
+            self._specs[name] = facts["spec"]
             self._sources[name] = facts["source"]
         self._structure = jax.tree.structure(state)
 

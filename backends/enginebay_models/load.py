@@ -5,7 +5,7 @@ twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from enginebay.errors import CheckpointError, ConfigError, explain
-from enginebay.model import Model, TensorSource, WeightSpec
+from enginebay.model import Model, TensorSource
+from enginebay.weights import Quantization, QuantizedArray, Weight, WeightFormat, WeightSpec
 from enginebay_models.checkpoint import check_tensors
 from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.tensors import Index
@@ -34,31 +35,40 @@ def load_weights(
     *,
     dtype: str,
     place: Place,
+    quantization: Quantization | None = None,
     verify: bool = False,
     progress: Progress | None = None,
-) -> dict[str, jax.Array]:
+) -> dict[str, Weight]:
     """Every weight of `model` from `stored` tensors, in `dtype`, each shard built on the host and
-    sent to its devices.
+    sent to its devices; `quantization` is applied to weights that have `num_inputs`.
 
     `place` gives a weight's sharding, None for the default device. Peak memory is the weights, one
-    shard in flight when the devices are not the host's own, and _PIECE_BYTES. Raises
-    CheckpointError for a missing, extra or misshapen tensor, for a dtype that is not read and, with
-    `verify`, for NaN and infinity, naming the tensor.
+    shard in flight when the devices are not the host's own (of a quantised weight all shards), and
+    _PIECE_BYTES. Raises CheckpointError for a missing, extra or misshapen tensor, for a dtype that
+    is not read, and for NaN and infinity in weights that are quantised, with `verify` in all,
+    naming the tensor.
     """
     if dtype not in DTYPES:
         raise ConfigError(explain(f"dtype {dtype!r}", ", ".join(DTYPES), "Choose one of these."))
+    form = WeightFormat(dtype, quantization)
     check_tensors(model, stored)
     specs, sources = model.weight_specs(), model.tensor_sources()
     total = sum(stored[name].num_bytes for source in sources.values() for name in source.names)
-    done, weights = 0, {}
+    done = 0
+    weights: dict[str, Weight] = {}
     for path, spec in specs.items():
-        part = _Part(
-            sources[path],
-            [stored[name] for name in sources[path].names],
-            jnp.dtype(dtype),
-            verify=verify,
-        )
-        weights[path] = _to_devices(part, spec.shape, place(path, spec))
+        tensors = [stored[name] for name in sources[path].names]
+        part = _Part(sources[path], tensors, jnp.dtype(dtype), verify=verify)
+        arrays = form.stored(spec)
+        if isinstance(arrays, QuantizedArray) and quantization is not None:
+            quantized = part.quantized(spec, arrays, quantization)
+            weights[path] = jax.tree.map(
+                lambda array, one, path=path: jax.device_put(array, place(path, one.spec)),
+                quantized,
+                arrays,
+            )
+        else:
+            weights[path] = _to_devices(part, spec.shape, place(path, spec))
         done += sum(tensor.num_bytes for tensor in part.tensors)
         if progress is not None:
             progress(done, total)
@@ -82,23 +92,46 @@ class _Part:
         piece by piece.
         """
         bounds = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]
-        full = tuple(slice(*bound) for bound in bounds)
-        sizes = tuple(stop - start for start, stop in bounds)
-        out = _aligned_empty(sizes, self.dtype)
-        row_bytes = math.prod(sizes[1:]) * self.readers[0].itemsize
-        step = max(1, _PIECE_BYTES // max(row_bytes, 1))
-        for row in range(0, sizes[0], step):
-            stop = min(row + step, sizes[0])
-            first = full[0].start
-            built = self.source.build(self.readers, (slice(first + row, first + stop), *full[1:]))
+        out = _aligned_empty(tuple(stop - start for start, stop in bounds), self.dtype)
+        for rows, built in self.pieces(bounds):
             with np.errstate(over="ignore", invalid="ignore"):
-                np.copyto(out[row:stop], built, casting="unsafe")
-            if self.verify and (has_non_finite(built) or has_non_finite(out[row:stop])):
+                np.copyto(out[rows], built, casting="unsafe")
+            if self.verify and (has_non_finite(built) or has_non_finite(out[rows])):
                 raise self._non_finite()
             del built
+        return out
+
+    def quantized(
+        self, spec: WeightSpec, arrays: QuantizedArray, quantization: Quantization
+    ) -> QuantizedArray:
+        """The whole weight as NumPy arrays of the shapes of `arrays`, quantised piece by piece."""
+        assert spec.num_inputs is not None, "only such a weight is quantised"
+        out = jax.tree.map(lambda a: _aligned_empty(a.spec.shape, jnp.dtype(a.dtype)), arrays)
+        for rows, built in self.pieces([(0, size) for size in spec.shape]):
+            if has_non_finite(built):
+                raise self._non_finite()
+            made = quantization.quantize(built.astype(np.float32), spec.num_inputs)
+            for whole, piece in zip(jax.tree.leaves(out), jax.tree.leaves(made), strict=True):
+                whole[rows] = piece
+            del built, made
+        return out
+
+    def pieces(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[slice, np.ndarray]]:
+        """The part between `bounds`, one (start, stop) per dimension, piece by piece: rows of the
+        first dimension counted from its start, and their values as the file has them.
+        """
+        (first, last), *others = bounds
+        row_bytes = math.prod(stop - start for start, stop in others) * self.readers[0].itemsize
+        step = max(1, _PIECE_BYTES // max(row_bytes, 1))
+        rest = [slice(*bound) for bound in others]
+        for row in range(first, last, step):
+            stop = min(row + step, last)
+            yield (
+                slice(row - first, stop - first),
+                self.source.build(self.readers, (slice(row, stop), *rest)),
+            )
             for tensor in self.tensors:
                 tensor.forget()
-        return out
 
     def _non_finite(self) -> CheckpointError:
         for tensor, reader in zip(self.tensors, self.readers, strict=True):

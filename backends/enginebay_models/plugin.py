@@ -28,6 +28,12 @@ def register_models(register: Register) -> None:
 
 
 @hookimpl
+def register_quantizations(register: Register) -> None:
+    """int8."""
+    register("int8", "enginebay_models.int8:Int8", summary="a byte a value, a scale an output")
+
+
+@hookimpl
 def register_checkpoints(register: Register) -> None:
     """Folders, hub ids and the embedded demo model."""
     register(

@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from enginebay.model import Model, TokenInfo
+from enginebay.weights import Quantization, Weight
 from enginebay_models.checkpoint import (
     find_folder,
     find_tensors,
@@ -49,13 +48,20 @@ class CheckpointSource:
         *,
         dtype: str,
         place: Place,
+        quantization: Quantization | None = None,
         verify: bool = False,
         progress: Progress | None = None,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Weight]:
         """Every weight of `model`, each shard read from the file straight to its device; see
         `load.load_weights`.
         """
         stored = find_tensors(self.folder)
         return load_weights(
-            model, stored, dtype=dtype, place=place, verify=verify, progress=progress
+            model,
+            stored,
+            dtype=dtype,
+            place=place,
+            quantization=quantization,
+            verify=verify,
+            progress=progress,
         )

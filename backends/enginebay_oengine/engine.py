@@ -54,7 +54,7 @@ def make_ledger(
         config.max_model_len,
         max_ahead=pools.max_ahead,
         grows=not options.reserve_all,
-        salt=Salt(weights=f"{config.model} {parts.dtype}"),
+        salt=Salt(weights=f"{config.model} {parts.weight_format} {parts.dtype} {parts.kv_dtype}"),
     )
 
 
@@ -71,5 +71,5 @@ def attention_problems(facts: StepFacts, options: PagedOptions) -> list[Attentio
     sizes = PoolSizes(facts.sizes, options.page_size, facts.compact_decode, drafts, {}, {})
     least = CacheShape(1, FEWEST_PAGES, options.page_size)
     shapes = {group.name: least for group in facts.groups}
-    layouts = make_layouts(facts.groups, facts.layout_type, facts.dtype, shapes)
+    layouts = make_layouts(facts.groups, facts.layout_type, facts.kv_dtype, shapes)
     return sizes.geometry(shapes).problems(layouts, drafts_are_rows=facts.drafts_are_rows)

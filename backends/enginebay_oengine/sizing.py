@@ -70,7 +70,7 @@ def choose_num_pages(
     free = min(free_bytes(device, memory_bytes), memory_bytes - ACCOUNT.promised_bytes(device))
     rest = (
         int(utilization * free)
-        - weight_bytes(parts.model, parts.placement, parts.dtype)
+        - weight_bytes(parts.model, parts.placement, parts.weight_format)
         - workspace_bytes(parts, geometry)
     )
     if rest < least:

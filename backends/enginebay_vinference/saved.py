@@ -240,9 +240,10 @@ def fingerprint(programs: Programs) -> str:
     facts = {
         "info": repr(model.info),
         "weights": {
-            path: [list(spec.shape), list(spec.axes)] for path, spec in model.weight_specs().items()
+            path: repr(parts.weight_format.stored(spec))
+            for path, spec in model.weight_specs().items()
         },
-        "dtype": parts.dtype,
+        "dtypes": [parts.dtype, parts.kv_dtype],
         "layout": parts.layout,
         "page_size": None if parts.layout in ONE_PAGE_LAYOUTS else programs.engine.sizes.page_size,
         "sampler": parts.config.sampler.model_dump(mode="json"),

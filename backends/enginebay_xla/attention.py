@@ -29,6 +29,7 @@ CAPS = Caps(
             "deterministic",
             "shard_map",
             "fused_write",
+            "mixed_dtypes",
         }
     ),
     compact_decode=True,

@@ -103,7 +103,8 @@ def attend_blocks(
     else:
         source = _cached_keys(cache, batch, layout, blocks.key_chunk)
     largest = blocks.query_block
-    heads = q.astype(layout.dtype).reshape(tokens, spec.num_kv_heads, spec.group, spec.head_dim)
+    wide = jnp.promote_types(q.dtype, layout.dtype)
+    heads = q.astype(wide).reshape(tokens, spec.num_kv_heads, spec.group, spec.head_dim)
     heads = jnp.pad(heads.transpose(1, 2, 0, 3), ((0, 0), (0, 0), (0, largest), (0, 0)))
     _, lse, out = empty_partial(heads)
     done = (out, lse)
@@ -188,6 +189,7 @@ def _attend_block(
 
     def add(i: jax.Array, state: Partial) -> Partial:
         k, v, base = source.read(row, i)
+        k, v = k.astype(block.dtype), v.astype(block.dtype)
         keys = base + jnp.arange(k.shape[1])
         # A chunk that would reach past the end of its row is moved back, so its first keys may be
         # another chunk's.

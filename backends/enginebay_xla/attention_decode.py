@@ -41,7 +41,8 @@ def attend_one_token_rows(
     sinks: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """q [S, Hq, D] of one token a row -> (out [S, Hq, D], log-sum-exp f32 [S, Hq])."""
-    k, v = _whole_rows(cache, batch, layout)
+    wide = jnp.promote_types(q.dtype, layout.dtype)
+    k, v = (x.astype(wide) for x in _whole_rows(cache, batch, layout))
     rows, heads, group = q.shape[0], spec.num_kv_heads, spec.group
     grouped = q.reshape(rows, heads, group, spec.head_dim).astype(k.dtype)
     if group == 1 and k.dtype != jnp.float32 and is_cpu():

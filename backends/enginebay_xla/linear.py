@@ -9,6 +9,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from enginebay.weights import QuantizedArray, Weight
+
 _NARROW = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 FEWEST_NARROW_ROWS = 8
@@ -19,7 +21,7 @@ FEWEST_NARROW_ROWS = 8
 
 def linear(
     x: jax.Array,
-    weight: jax.Array,
+    weight: Weight,
     bias: jax.Array | None = None,
     *,
     out_dtype: jnp.dtype | str | None = None,
@@ -29,6 +31,11 @@ def linear(
 
     Products are accumulated, and the bias added, in f32; the result is rounded once.
     """
+    scales: jax.Array | None = None
+    if isinstance(weight, QuantizedArray):
+        # Widened after x is there and in each turn of a loop: never all weights of a step at once.
+        quantized, x = jax.lax.optimization_barrier((weight, x))
+        weight, scales = _factors(quantized, x.dtype)
     rows = x.shape[0]
     if rows < FEWEST_NARROW_ROWS and _few_rows_are_slow(x, weight):
         x = jnp.pad(x, ((0, FEWEST_NARROW_ROWS - rows), *[(0, 0)] * (x.ndim - 1)))
@@ -45,15 +52,29 @@ def linear(
         flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
     )
     out = out[:rows].reshape(rows, *out_dims)
+    if scales is not None:
+        out = out * scales
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(out_dtype or x.dtype)
+
+
+def _factors(weight: QuantizedArray, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | None]:
+    """The weight in `dtype`, and f32 scales [*outputs] that its products are still to be multiplied
+    with.
+    """
+    if weight.zero_points is None and weight.scales.shape[-1] == 1:
+        return weight.values.astype(dtype), weight.scales[..., 0]
+    return weight.dequantized().astype(dtype), None
 
 
 def _few_rows_are_slow(x: jax.Array, weight: jax.Array) -> bool:
     return (x.dtype in _NARROW or weight.dtype in _NARROW) and jax.default_backend() == "cpu"
 
 
-def embedding(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """table [vocab, features], ids int32 [T] within the vocabulary -> [T, features]."""
-    return jnp.take(table, ids, axis=0, mode="clip")
+def embedding(table: Weight, ids: jax.Array) -> jax.Array:
+    """table [vocab, features], ids int32 [T] within the vocabulary -> [T, features]; f32 of a
+    quantised table.
+    """
+    rows = jax.tree.map(lambda array: jnp.take(array, ids, axis=0, mode="clip"), table)
+    return rows.dequantized() if isinstance(rows, QuantizedArray) else rows

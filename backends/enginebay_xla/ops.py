@@ -10,6 +10,7 @@ import jax
 
 from enginebay.ops.bound import AttentionOp, KvWriteOp, RopeKvWriteOp, RopeOp, SampleOp
 from enginebay.ops.op import Op
+from enginebay.weights import Weight
 
 CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 ANGLES = {**CLOSE, "float32": 1e-3}
@@ -17,9 +18,11 @@ ANGLES = {**CLOSE, "float32": 1e-3}
 
 
 class EmbeddingOp(Protocol):
-    """table [vocab, features], ids int32 [T] -> [T, features]."""
+    """table [vocab, features], ids int32 [T] -> [T, features] in the table's dtype, f32 of a
+    quantised table.
+    """
 
-    def __call__(self, table: jax.Array, ids: jax.Array) -> jax.Array: ...
+    def __call__(self, table: Weight, ids: jax.Array) -> jax.Array: ...
 
 
 class LinearOp(Protocol):
@@ -32,7 +35,7 @@ class LinearOp(Protocol):
     def __call__(
         self,
         x: jax.Array,
-        weight: jax.Array,
+        weight: Weight,
         bias: jax.Array | None = None,
         *,
         out_dtype: Any = None,
@@ -75,6 +78,7 @@ LINEAR: Op[LinearOp] = Op(
     "enginebay_xla.linear:linear",
     "enginebay_xla.quick_cases:linear_cases",
     CLOSE,
+    reads_weights=True,
     kit="enginebay_xla.kit.kits:LINEAR",
     bench="enginebay_xla.bench.plain:LINEAR",
     cost="enginebay_xla.cost:linear_cost",
@@ -86,6 +90,7 @@ EMBEDDING: Op[EmbeddingOp] = Op(
     "enginebay_xla.linear:embedding",
     "enginebay_xla.quick_cases:embedding_cases",
     {},
+    reads_weights=True,
     kit="enginebay_xla.kit.kits:EMBEDDING",
     bench="enginebay_xla.bench.plain:EMBEDDING",
     cost="enginebay_xla.cost:embedding_cost",

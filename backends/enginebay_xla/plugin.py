@@ -48,7 +48,14 @@ def register_kernels(register: Register) -> None:
         "sample": "enginebay_xla.sample:sample",
     }
     for op, target in targets.items():
-        register("xla", target, op=op, platforms=EVERYWHERE, summary="plain JAX, on any platform")
+        register(
+            "xla",
+            target,
+            op=op,
+            platforms=EVERYWHERE,
+            summary="plain JAX, on any platform",
+            capabilities={"quantizations": ("any",)} if op in ("linear", "embedding") else {},
+        )
 
 
 @hookimpl

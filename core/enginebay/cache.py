@@ -19,6 +19,7 @@ import numpy as np
 
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import InternalError
+from enginebay.weights import stored_bytes
 
 CacheArrays = Mapping[str, jax.Array]
 """The arrays of one layer, by the names that its layout gives them."""
@@ -111,8 +112,8 @@ class KVLayout(ABC):
         )
 
     def num_bytes(self) -> int:
-        """Bytes of one layer's arrays."""
-        return sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in self.shapes().values())
+        """Bytes of one layer's arrays, as a device stores them."""
+        return sum(stored_bytes(s.shape, s.dtype) for s in self.shapes().values())
 
     def split_slots(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Pages and offsets [tokens]; a negative slot gets page num_pages, which a dropping scatter

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from enginebay.keywords import EngineFields
 
 NO_PROPOSER: Final = "none"
+NO_QUANTIZATION: Final = "none"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars")
 
@@ -71,7 +72,7 @@ class EngineConfig(Validated):
 
     model: str = Field(default="demo", description="folder, hub id, or demo: the embedded model")
     platform: str = Field(default=AUTO, description="devices to run on")
-    dtype: Dtype = Field(default=AUTO, description="of weights, activations and cache")
+    dtype: Dtype = Field(default=AUTO, description="of the computation")
     engine: Choice = Choice()
     scheduler: Choice = Choice()
     sampler: Choice = Choice()
@@ -112,6 +113,14 @@ class EngineConfig(Validated):
     checkpoint: str = Field(default="huggingface", description="part that opens the model")
     generation_config: Literal["auto", "none"] = Field(
         default="auto", description="sampling of checkpoints"
+    )
+    weight_dtype: Dtype = Field(default=AUTO, description="of weights; auto: dtype")
+    kv_cache_dtype: Dtype = Field(
+        default=AUTO, description="of keys and values in the cache; auto: dtype"
+    )
+    quantization: str = Field(
+        default=NO_QUANTIZATION,
+        description="method that stores weights in fewer bits, such as int8",
     )
     layout: str = Field(default=AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(

@@ -28,6 +28,7 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 INTERFACE_VERSIONS: dict[str, int] = {
     "platform": 1,
     "checkpoint": 1,
+    "quantization": 1,
     "model": 1,
     "layout": 1,
     "op": 1,
@@ -46,7 +47,7 @@ below.
 
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "model": ("priority", "architectures"),
-    "kernel": ("priority", "custom_calls", "compiler", "layouts", "sharded"),
+    "kernel": ("priority", "custom_calls", "compiler", "layouts", "sharded", "quantizations"),
     "sampler": ("priority", "greedy_only", "exact_greedy", "draws"),
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
@@ -123,6 +124,12 @@ class Hooks:
     @hookspec
     def register_checkpoints(self, register: Register) -> None:
         """Where models come from. Target: a callable name_or_path -> `enginebay.model.Checkpoint`."""
+
+    @hookspec
+    def register_quantizations(self, register: Register) -> None:
+        """Methods of storing weights in fewer bits. Target: a class of
+        `enginebay.weights.Quantization`, made with no arguments.
+        """
 
     @hookspec
     def register_models(self, register: Register) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel
 
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Section = str | Mapping[str, Any] | BaseModel
 """A part by name, or by name and options."""
 
@@ -20,6 +22,9 @@ class ServingChoices(TypedDict, total=False):
 
     checkpoint: str
     platform: str
+    weight_dtype: Dtype
+    kv_cache_dtype: Dtype
+    quantization: str
     scheduler: Section
     sampler: Section
     proposer: Section
@@ -50,7 +55,7 @@ class EngineChoices(ServingChoices, total=False):
     parameter.
     """
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    dtype: Dtype
     engine: Section
     max_model_len: int | None
     max_num_seqs: int

@@ -17,9 +17,10 @@ from jax.sharding import Sharding
 from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec
+from enginebay.weights import Quantization, Weight, WeightSpec
 
-Weights = Mapping[str, jax.Array]
-"""A model's arrays by dotted path, such as "layers.0.attention.qkv". One flat dict: nothing is
+Weights = Mapping[str, Weight]
+"""A model's weights by dotted path, such as "layers.0.attention.qkv". One flat dict: nothing is
 walked per step.
 """
 
@@ -37,7 +38,9 @@ class ModelInfo:
     max_model_len: int
     groups: tuple[CacheGroup, ...]
     attention: Mapping[str, AttnSpec]
-    """Per group name; heads as the whole model has them, dtypes as it computes."""
+    """Per group name; heads as the whole model has them. `kv_dtype` is the cache's in the plan of
+    an engine, and else that of the computation.
+    """
     kv_head_repeat: int = 1
     """How often each of the checkpoint's KV heads stands in groups and weights, so that every shard
     has whole ones.
@@ -55,12 +58,13 @@ class ModelInfo:
     """
 
 
-@dataclasses.dataclass(frozen=True)
-class WeightSpec:
-    """One array of a model: its shape and the logical axis of each dimension (None: never sharded)."""
-
-    shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
+def with_cache_dtype(info: ModelInfo, kv_dtype: str) -> ModelInfo:
+    """The same model with keys and values of `kv_dtype` in every group's cache."""
+    attention = {
+        group: dataclasses.replace(spec, kv_dtype=kv_dtype)
+        for group, spec in info.attention.items()
+    }
+    return dataclasses.replace(info, attention=attention)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,12 +186,14 @@ class Checkpoint(Protocol):
         *,
         dtype: str,
         place: Callable[[str, WeightSpec], Sharding | None],
+        quantization: Quantization | None = None,
         verify: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Weight]:
         """Every weight of `model`, each shard read from the file straight to its device.
 
-        `place` gives a weight's sharding (None: the default device). `verify` raises
-        CheckpointError on NaN or infinity, naming the tensor. `progress` is called with bytes done
-        and bytes in all.
+        `place` gives the sharding of a weight, or of an array of a quantised one (None: the default
+        device). `quantization` is applied to the weights that have `num_inputs`. CheckpointError on
+        NaN or infinity, naming the tensor, in such weights and with `verify` in all. `progress` is
+        called with bytes done and bytes in all.
         """

@@ -31,7 +31,6 @@ OTHER_PROGRAMS = {
     "guided_grammar": ("--grammar FILE", "grammar"),
     "guided_json": ("--json-schema FILE", "json_schema"),
     "guided_regex": ("--regex EXPRESSION", "regex"),
-    "kv_cache_dtype": ("--dtype T, which the cache shares", "dtype, which the cache shares"),
     "max_length": ("--max-tokens N or --max-model-len N", "max_tokens or max_model_len"),
     "max_new_tokens": ("--max-tokens N", "max_tokens"),
     "max_seq_len": ("--max-model-len N", "max_model_len"),
@@ -62,7 +61,6 @@ NOTHING = {
     "enforce_eager": "every step is compiled",
     "load_format": "weights are read from safetensors files",
     "pipeline_parallel_size": "layers are not split over devices",
-    "quantization": "weights are served in the dtype that is chosen",
     "trust_remote_code": "code of checkpoints is never run",
 }
 """Options of other programs that have no counterpart here, and the reason."""

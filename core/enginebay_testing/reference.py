@@ -12,6 +12,7 @@ import numpy as np
 
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import Plan, make_sampler
+from enginebay.model import Weights
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.step import Layouts
 from enginebay.types import SamplingParams
@@ -29,13 +30,11 @@ class ReferenceModel:
     `sampler` is the plan's own, which the logits do not depend on; `sample` is the same compiled.
     """
 
-    def __init__(self, plan: Plan, weights: dict[str, jax.Array] | None = None) -> None:
+    def __init__(self, plan: Plan, weights: Weights | None = None) -> None:
         self.plan = plan
         if weights is None:
             assert plan.config.dtype != "auto", "a plan's configuration is settled"
-            weights = plan.checkpoint.load_weights(
-                plan.model, dtype=plan.config.dtype, place=plan.placement.weight
-            )
+            weights = plan.load_weights()
         self.weights = weights
         self.sampler = make_sampler(plan.registry, plan.config, plan.kernels.plain["sample"])
         self.sample = jax.jit(self.sampler)
@@ -51,7 +50,7 @@ class ReferenceModel:
         return np.asarray(result)[:count]
 
     def _forward(
-        self, weights: dict[str, jax.Array], token_ids: jax.Array, count: jax.Array, size: int
+        self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int
     ) -> jax.Array:
         info, plan = self.plan.model.info, self.plan
         page_size = plan.kernels.smallest_page or size
@@ -59,7 +58,7 @@ class ReferenceModel:
         bucket = Bucket(size, 1, num_pages, size, size, "prefill")
         layouts: Layouts = {
             g.name: plan.kernels.layout_type(
-                num_pages, page_size, g.num_kv_heads, g.head_dim, plan.config.dtype
+                num_pages, page_size, g.num_kv_heads, g.head_dim, plan.config.kv_cache_dtype
             )
             for g in info.groups
         }

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from enginebay.errors import CheckpointError, ConfigError
-from enginebay.model import Model, TokenInfo, WeightSpec
+from enginebay.model import Model, TokenInfo
+from enginebay.weights import WeightSpec
 from enginebay_models.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,

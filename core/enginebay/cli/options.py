@@ -20,13 +20,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     for name, metavar, what in (
         ("model", "DIR|ID", "folder, hub id, or demo: the embedded model"),
         ("platform", "NAME", "devices to run on: cpu, cuda, tpu, or a plugin's"),
-        ("dtype", "T", "of weights, activations and cache: float32, bfloat16, float16 or auto"),
+        ("dtype", "T", "of the computation: float32, bfloat16, float16 or auto"),
+        ("weight_dtype", "T", "of weights, likewise; auto: that of --dtype"),
+        ("kv_cache_dtype", "T", "of keys and values in the cache, likewise; auto: that of --dtype"),
+        ("quantization", "NAME", "method that stores weights in fewer bits, such as int8"),
         ("engine", "NAME", "engine that runs the steps"),
         ("scheduler", "NAME", "policy that decides which requests run next"),
         ("sampler", "NAME", "part that chooses each next token"),
         ("proposer", "NAME", "part that drafts tokens, which the next step verifies"),
     ):
-        group.add_argument(f"--{name}", metavar=metavar, help=with_default(what, name))
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, metavar=metavar, help=with_default(what, name))
     _add_kernel_arguments(group)
     group.add_argument("--layout", metavar="NAME", help=with_default("cache layout", "layout"))
     group.add_argument(

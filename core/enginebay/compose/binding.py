@@ -31,7 +31,11 @@ class OpsBinder:
 
     def __call__(self, bucket: Bucket, layouts: Layouts) -> Ops:
         impl = self.chosen.attention[bucket.mode]
-        by_spec = {self.info.attention[group]: layout for group, layout in layouts.items()}
+        # The model names its layers by what it computes with; the cache may be of another dtype.
+        by_spec = {
+            dataclasses.replace(spec, kv_dtype=spec.q_dtype): (spec, layouts[group])
+            for group, spec in self.info.attention.items()
+        }
         plain = self.chosen.bound()
 
         def attention(
@@ -51,7 +55,8 @@ class OpsBinder:
                 k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
                 rope = None
             args = (q, k, v, cache, batch, sinks)
-            return self._attention(impl, plain, bucket, by_spec[spec], spec, rope, args)
+            cached, layout = by_spec[spec]
+            return self._attention(impl, plain, bucket, layout, cached, rope, args)
 
         return Ops({**plain, ATTENTION: attention})
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from enginebay.config import EngineConfig
+from enginebay.config import NO_QUANTIZATION, EngineConfig
 from enginebay.config_sections import AUTO
 from enginebay.errors import PluginError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate
 from enginebay.ops.toolchains import Interpretable
 from enginebay.registry import Entry, Registry
+
+ANY = "any"
+"""In the capability `quantizations`: every method, as QuantizedArray defines the weight."""
 
 
 def candidates(
@@ -22,16 +25,21 @@ def candidates(
     *,
     is_sharded: bool = False,
     layout: str | None = None,
+    quantization: str = NO_QUANTIZATION,
     interpret: Collection[str] = (),
 ) -> list[Candidate]:
     """Every registered implementation of an op, loaded where its declaration allows this platform.
 
     With `is_sharded`, implementations that declare the capability sharded = False are refused, and
-    so are implementations whose capability `layouts` lacks `layout`. Of the names in `interpret`,
+    so are implementations whose capability `layouts` lacks `layout`, or whose capability
+    `quantizations` lacks the method of the weights that the op is given. Of the names in `interpret`,
     those that are made for another platform serve this one by interpretation.
     """
     kernels = [e for e in registry.entries if e.kind == "kernel" and e.op == op]
-    unable = [why_not_declared(e, layout, is_sharded=is_sharded) for e in kernels]
+    unable = [
+        why_not_declared(e, layout, is_sharded=is_sharded, quantization=quantization)
+        for e in kernels
+    ]
     return [
         _candidate(registry, e, env, interpret=e.name in interpret)
         if reason is None
@@ -40,7 +48,9 @@ def candidates(
     ]
 
 
-def why_not_declared(entry: Entry, layout: str | None, *, is_sharded: bool) -> str | None:
+def why_not_declared(
+    entry: Entry, layout: str | None, *, is_sharded: bool, quantization: str = NO_QUANTIZATION
+) -> str | None:
     """Why a kernel cannot serve here by what it declares, or None; whether it is there at all is
     not looked at.
     """
@@ -50,6 +60,9 @@ def why_not_declared(entry: Entry, layout: str | None, *, is_sharded: bool) -> s
         return "does not support weights split over devices"
     if layout is not None and layouts is not None and layout not in layouts:
         return f"does not support layout {layout} (has {', '.join(layouts)})"
+    methods = known.get("quantizations", ())
+    if quantization != NO_QUANTIZATION and not {quantization, ANY} & set(methods):
+        return f"does not support {quantization} weights (has {', '.join(methods) or 'none'})"
     return None
 
 

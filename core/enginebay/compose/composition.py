@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.jaxconfig import configure_compile_cache
@@ -25,11 +23,12 @@ from enginebay.compose.sampling_defaults import (
 )
 from enginebay.compose.shadowing import ChosenShadow, choose_shadow
 from enginebay.compose.tuned import BucketConfig, bucket_configs
+from enginebay.compose.weights import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
-from enginebay.model import Checkpoint, Model, ModelFamily
+from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtype
 from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
 from enginebay.proposer import Proposer
@@ -39,6 +38,7 @@ from enginebay.runner.sharding import Placement, make_placement
 from enginebay.sampler import Sampler
 from enginebay.scheduler import Scheduler
 from enginebay.waits import waiting
+from enginebay.weights import Weight, WeightFormat
 
 log = logging.getLogger("enginebay.compose")
 
@@ -59,11 +59,29 @@ class Plan:
     placement: Placement
     kernels: ChosenKernels
     processors: ChosenProcessors
+    weight_format: WeightFormat
     shadow: ChosenShadow | None = None
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     """What the checkpoint says of sampling fields that a request leaves out."""
     swapped: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
     """See EngineParts."""
+
+    def load_weights(
+        self,
+        checkpoint: Checkpoint | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Weight]:
+        """The model's weights as the plan stores and places them, from another checkpoint of the
+        same model if one is given.
+        """
+        return (checkpoint or self.checkpoint).load_weights(
+            self.model,
+            dtype=self.weight_format.dtype,
+            place=self.placement.weight,
+            quantization=self.weight_format.quantization,
+            verify=self.config.verify_weights,
+            progress=progress,
+        )
 
 
 def make_title(plan: Plan) -> str:
@@ -98,11 +116,15 @@ def make_plan(
         checkpoint = open_checkpoint(registry, config)
     family = find_family(registry, checkpoint.architecture)
     dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
+    weight_dtype = dtype if config.weight_dtype == AUTO else config.weight_dtype
+    kv_dtype = dtype if config.kv_cache_dtype == AUTO else config.kv_cache_dtype
     placement = make_placement(platform.devices(), config.mesh, config.rules())
     shards = placement.num_shards("kv_heads")
     model = family.build(
         checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
     )
+    weight_format = choose_weight_format(registry, config, model, weight_dtype)
+    model.info = with_cache_dtype(model.info, kv_dtype)
     here = platform.env().platform
     facts = Facts(
         platforms=[
@@ -115,7 +137,7 @@ def make_plan(
         default_dtype=platform.default_dtype,
         model_max_len=model.info.max_model_len,
         model_auto_len=model.info.auto_max_model_len,
-        weight_bytes=weight_bytes(model, placement, dtype),
+        weight_bytes=weight_bytes(model, placement, weight_format),
     )
     settled, reasons = resolve(config, facts)
     _check_parts(registry, settled, here)
@@ -132,7 +154,8 @@ def make_plan(
     reasons += (processors.reason, defaults.reason, *kernels.reasons)
     reasons += () if shadow is None else (shadow.reason,)
     return Plan(
-        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors, shadow, defaults
+        registry, settled, reasons, platform, checkpoint, model, placement, kernels, processors,
+        weight_format, shadow, defaults
     )  # fmt: skip
 
 
@@ -194,15 +217,9 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         if progress is not None:
             progress("loading weights", done, total)
 
-    def load_weights() -> dict[str, jax.Array]:
+    def load_weights() -> dict[str, Weight]:
         with waiting(f"loading the weights of {plan.checkpoint.folder}"):
-            return plan.checkpoint.load_weights(
-                plan.model,
-                dtype=config.dtype,
-                place=plan.placement.weight,
-                verify=config.verify_weights,
-                progress=report,
-            )
+            return plan.load_weights(progress=report)
 
     return EngineParts(
         config=config,
@@ -217,6 +234,8 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
         dtype=config.dtype,
+        kv_dtype=config.kv_cache_dtype,
+        weight_format=plan.weight_format,
         compact_decode=plan.kernels.compact_decode,
         ragged_decode=plan.kernels.ragged_decode,
         drafts_are_rows=plan.kernels.attention["decode"].caps.splits_rows,

@@ -34,7 +34,9 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
     longest = sizes.kv_lens[-1]
     pages = -(-longest // USUAL_PAGE_SIZE)
     layouts = {
-        g.name: facts.layout_type(pages, USUAL_PAGE_SIZE, g.num_kv_heads, g.head_dim, facts.dtype)
+        g.name: facts.layout_type(
+            pages, USUAL_PAGE_SIZE, g.num_kv_heads, g.head_dim, facts.kv_dtype
+        )
         for g in facts.groups
     }
     found: list[AttentionProblem] = []
@@ -65,7 +67,9 @@ def engine_steps(
 
     @functools.cache
     def problems(layout: str, kind: type[KVLayout], *decode: bool) -> Sequence[AttentionProblem]:
-        facts = StepFacts(config, model.info.groups, config.dtype, layout, kind, min_rows, *decode)
+        facts = StepFacts(
+            config, model.info.groups, config.kv_cache_dtype, layout, kind, min_rows, *decode
+        )
         return tell(facts, options)
 
     def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:

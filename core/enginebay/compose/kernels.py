@@ -14,7 +14,7 @@ from enginebay.compose.import_paths import check_import_paths, with_import_paths
 from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
 from enginebay.compose.tuned import load_tuned
-from enginebay.config import EngineConfig, Reason
+from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import AttentionProblem
 from enginebay.errors import ConfigError, UnsupportedError, explain, unknown_name
@@ -183,11 +183,14 @@ def choose_plain(
     *,
     is_sharded: bool = False,
     layout: str | None = None,
+    quantization: str = NO_QUANTIZATION,
 ) -> tuple[Candidate, Reason]:
-    """Settle an op that has no phases and is not fused."""
+    """Settle an op that has no phases and is not fused; `quantization` is of the weights that it
+    is given.
+    """
     wanted = _wanted(config, op)
-    may = interpreted_names(config, wanted)
-    able = candidates(registry, op, env, is_sharded=is_sharded, layout=layout, interpret=may)
+    where: Any = {"is_sharded": is_sharded, "layout": layout, "quantization": quantization}
+    able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
     return choose(f"kernels.{op}", wanted, able, lambda _: None)
 
 
@@ -205,8 +208,9 @@ def _choose_plain(
     reasons = []
     where: dict[str, Any] = {"is_sharded": is_sharded, "layout": layout}
     for op in (op for op, record in ops.items() if not record.made_of and op != ATTENTION):
+        method = config.quantization if ops[op].reads_weights else NO_QUANTIZATION
         try:
-            plain[op], why = choose_plain(registry, config, env, op, **where)
+            plain[op], why = choose_plain(registry, config, env, op, quantization=method, **where)
         except UnsupportedError as error:
             if _wanted(config, op) != AUTO or registry.find("op", op).built_in:
                 raise

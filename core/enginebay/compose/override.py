@@ -12,7 +12,7 @@ from enginebay.compose.fused import COMPOSED
 from enginebay.compose.import_paths import import_path, refuse_uncallable
 from enginebay.compose.negotiate import why_not
 from enginebay.compose.quick import quick_check
-from enginebay.config import Reason
+from enginebay.config import NO_QUANTIZATION, Reason
 from enginebay.config_sections import PHASES
 from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Caps
@@ -131,6 +131,12 @@ def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
         refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
+    if not registered and _quantization(plan, op) != NO_QUANTIZATION:
+        raise UnsupportedError(
+            f"{op} = {name} cannot be used with {plan.config.quantization} weights",
+            "a registered kernel whose capability `quantizations` names the method",
+            "Register it, or make the LLM without quantization.",
+        )
     one = _Given(op, phases, name, impl, registered, value)
     if op == "attention":
         _refuse(plan, one)
@@ -146,7 +152,10 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
         return value, import_path(value, f"kernel of op {op}"), False
     entry = plan.registry.find("kernel", value, op)
     is_sharded = plan.placement.num_shards("kv_heads") > 1
-    reason = why_not_declared(entry, plan.kernels.layout, is_sharded=is_sharded)
+    quantization = _quantization(plan, op)
+    reason = why_not_declared(
+        entry, plan.kernels.layout, is_sharded=is_sharded, quantization=quantization
+    )
     if reason is not None:
         raise UnsupportedError(
             explain(
@@ -156,6 +165,11 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
             )
         )
     return value, plan.registry.load(entry), True
+
+
+def _quantization(plan: Plan, op: str) -> str:
+    """The method of the weights that an op is given."""
+    return plan.config.quantization if plan.kernels.ops[op].reads_weights else NO_QUANTIZATION
 
 
 def _refuse(plan: Plan, one: _Given) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.config import NO_PROPOSER, EngineConfig, Reason
+from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, Choice
 from enginebay.errors import ConfigError, explain
 
@@ -94,7 +94,15 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     dtype = Reason("dtype", config.dtype, "chosen by name")
     if config.dtype == AUTO:
         dtype = Reason("dtype", facts.default_dtype, f"the default of platform {reasons[0].chosen}")
-    reasons += [dtype, _max_model_len(config, facts)]
+    others = [
+        Reason(name, dtype.chosen, "that of dtype")
+        if getattr(config, name) == AUTO
+        else Reason(name, getattr(config, name), "chosen by name")
+        for name in ("weight_dtype", "kv_cache_dtype")
+    ]
+    if config.quantization != NO_QUANTIZATION:
+        others.append(Reason("quantization", config.quantization, "chosen by name"))
+    reasons += [dtype, *others, _max_model_len(config, facts)]
     draft_tokens = config.draft_tokens
     if proposer.chosen != NO_PROPOSER:
         reasons.append(_draft_tokens(config, facts))
@@ -103,7 +111,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     settled = config.model_copy(
         update={
             "platform": names["platform"],
-            "dtype": names["dtype"],
+            **{name: names[name] for name in ("dtype", "weight_dtype", "kv_cache_dtype")},
             "engine": Choice(name=names["engine"], options=config.engine.options),
             "scheduler": Choice(name=names["scheduler"], options=config.scheduler.options),
             "sampler": Choice(name=names["sampler"], options=config.sampler.options),

@@ -31,7 +31,7 @@ class Caps:
     """What an implementation can do. Predicates take the value itself; sets list what is allowed.
 
     `layouts` is in order of preference. `features` may hold window, softcap, sinks, lse, kv_share,
-    mla, deterministic, fused_write, shard_map, command_buffer. `fused_write` False means that
+    mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes. `fused_write` False means that
     kv_write runs first and the implementation gets k = v = None. `compact_decode` asks the runner
     to hand decode steps a copy of the rows' cache with `rows_are_pages`, made once per compiled
     call. `ragged_decode` says that a decode step costs what its rows' lengths cost, whatever the
@@ -101,5 +101,6 @@ def _needed_features(spec: AttnSpec) -> frozenset[str]:
         "kv_share": spec.kv_shared,
         "mla": spec.v_is_k_prefix,
         "deterministic": spec.deterministic,
+        "mixed_dtypes": spec.q_dtype != spec.kv_dtype,
     }
     return frozenset(name for name, on in wanted.items() if on)

@@ -33,7 +33,8 @@ class Op(Generic[SignatureT]):
     A fused op names the ops that it is `made_of`, none of them fused; it is used where an
     implementation of it is as good as theirs. `composed` is "module:attribute" of a function
     (implementations of `made_of`, in this order) -> an implementation, which serves elsewhere.
-    Ops that are not fused have an implementation in every plan.
+    Ops that are not fused have an implementation in every plan. An op that `reads_weights` may be
+    given a QuantizedArray.
 
     The others are for tools. `oracle` is "module:attribute" of a function of the op's arguments as
     NumPy arrays that returns its results in float64; without one the reference runs in float64.
@@ -52,6 +53,7 @@ class Op(Generic[SignatureT]):
     tolerance: Mapping[str, float]
     made_of: tuple[str, ...] = ()
     composed: str | None = None
+    reads_weights: bool = False
     oracle: str | None = None
     cost: str | None = None
     kit: str | None = None

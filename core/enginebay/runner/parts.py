@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheGroup, KVLayout
@@ -23,6 +24,7 @@ from enginebay.runner.shadow import ShadowParts
 from enginebay.runner.sharding import Placement
 from enginebay.runner.step import OpsFactory, Program
 from enginebay.sampler import Sampler
+from enginebay.weights import QuantizedArray, WeightFormat, stored_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,7 @@ class StepFacts:
 
     config: EngineConfig
     groups: tuple[CacheGroup, ...]
-    dtype: str
+    kv_dtype: str
     layout: str
     layout_type: type[KVLayout]
     min_rows: int
@@ -99,6 +101,8 @@ class EngineParts:
     layout: str
     layout_type: type[KVLayout]
     dtype: str
+    kv_dtype: str
+    weight_format: WeightFormat
     compact_decode: bool = False
     ragged_decode: bool = False
     drafts_are_rows: bool = False
@@ -133,7 +137,7 @@ class EngineParts:
 
     def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, KVLayout]:
         """The layouts of a cache of these sizes, by group."""
-        return make_layouts(self.model.info.groups, self.layout_type, self.dtype, shapes)
+        return make_layouts(self.model.info.groups, self.layout_type, self.kv_dtype, shapes)
 
     def make_rows(self, page_size: int) -> RowTable:
         """An empty row table with pages of so many tokens in every cache group."""
@@ -152,7 +156,7 @@ class EngineParts:
         return StepFacts(
             self.config,
             self.model.info.groups,
-            self.dtype,
+            self.kv_dtype,
             self.layout,
             self.layout_type,
             self.platform.min_rows(self.dtype),
@@ -176,13 +180,13 @@ class EngineParts:
         )
 
 
-def weight_bytes(model: Model, placement: Placement, dtype: str) -> int:
+def weight_bytes(model: Model, placement: Placement, form: WeightFormat) -> int:
     """Bytes of a model's weights on each device."""
-    item = jnp.dtype(dtype).itemsize
     total = 0
-    for spec in model.weight_specs().values():
-        shards = math.prod(placement.num_shards(axis) for axis in spec.axes)
-        total += math.prod(spec.shape) * item // shards
+    for weight in model.weight_specs().values():
+        for array in jax.tree.leaves(form.stored(weight)):
+            shards = math.prod(placement.num_shards(axis) for axis in array.spec.axes)
+            total += stored_bytes(array.spec.shape, array.dtype) // shards
     return total
 
 
@@ -191,7 +195,7 @@ def step_workspace_bytes(parts: EngineParts) -> int:
 
     16 f32 activations a token, logits four times (penalties count tokens), the history of the rows'
     tokens twice, and the fields of logits processors twice. A step that verifies drafts has logits
-    for each of one pass.
+    for each of one pass. Of quantised weights the largest one once more, in the computation's dtype.
     """
     info, config = parts.model.info, parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
@@ -203,8 +207,14 @@ def step_workspace_bytes(parts: EngineParts) -> int:
     )
     rows = max(config.max_num_seqs * row, verified * 4 * info.vocab_size)
     own = _own_bytes(parts.processors, Sizes(info.vocab_size, config.max_model_len))
+    widened = (
+        math.prod(spec.shape)
+        for spec in parts.model.weight_specs().values()
+        if isinstance(parts.weight_format.stored(spec), QuantizedArray)
+    )
     return (
-        4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows)
+        max(widened, default=0) * jnp.dtype(parts.dtype).itemsize
+        + 4 * (16 * config.max_num_batched_tokens * info.hidden_size + rows)
         + 2 * config.max_num_seqs * own
     )
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from enginebay.cache import KVLayout
 from enginebay.errors import ConfigError, explain
-from enginebay.model import WeightSpec
+from enginebay.weights import WeightSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(axes))
 
     def weight(self, path: str, spec: WeightSpec) -> Sharding:
-        """Where a weight lies; ConfigError when a dimension does not divide by its mesh axis."""
+        """Where a weight, or an array of a quantised one, lies; ConfigError when a dimension does not divide by its mesh axis."""
         for size, axis in zip(spec.shape, spec.axes, strict=True):
             shards = self.num_shards(axis)
             if size % shards:

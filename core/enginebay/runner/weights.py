@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.model import Weights
+from enginebay.weights import QuantizedArray, Weight
 
 
 def merge_weights(base: Weights, *changes: Any) -> Weights:
@@ -19,36 +21,59 @@ def merge_weights(base: Weights, *changes: Any) -> Weights:
     They are laid out on the devices as those of `base`. InputError for a weight that the model does
     not have, or of another shape or dtype: the compiled programs fit only these.
     """
-    named = {
-        path: value for change in changes if change is not None for path, value in _flatten(change)
-    }
+    own = flat_weights(base)
+    named = dict(leaf for change in changes if change is not None for leaf in _flatten(change))
     for path, value in named.items():
-        if path not in base:
+        if path not in own and path not in base:
             raise InputError(
-                explain(
-                    f"weight {path!r}",
-                    f"the model's own: {', '.join(sorted(base)[:3])}, ...",
-                    "Correct it.",
-                )
+                f"weight {path!r}",
+                f"the model's own: {', '.join(sorted(own)[:3])}, ...",
+                "Correct it.",
             )
         if not isinstance(value, jax.Array | np.ndarray):
             raise InputError(
-                explain(
-                    f"weight {path!r} of type {type(value).__name__}",
-                    "an array",
-                    "Convert it first.",
-                )
+                f"weight {path!r} of type {type(value).__name__}", "an array", "Convert it first."
             )
-        if value.shape != base[path].shape or value.dtype != base[path].dtype:
-            raise InputError(
-                explain(
-                    f"weight {path!r} as {value.dtype}{list(value.shape)}",
-                    f"{base[path].dtype}{list(base[path].shape)}",
-                    "Convert it first.",
-                )
-            )
-    placed = {path: _place(value, base[path]) for path, value in named.items()}
-    return {**base, **placed} if placed else base
+        given, allowed = _describe(value), _describe(own.get(path, base.get(path)))
+        if given != allowed:
+            raise InputError(f"weight {path!r} as {given}", allowed, "Convert it first.")
+    placed = {path: _place(value, own[path]) for path, value in named.items()}
+    if not placed:
+        return base
+    return {path: _changed(path, weight, placed) for path, weight in base.items()}
+
+
+def flat_weights(weights: Weights) -> dict[str, jax.Array]:
+    """Every array by its path: of a quantised weight "PATH.values", "PATH.scales" and, where there
+    are such, "PATH.zero_points".
+    """
+    return {
+        name: array for path, weight in weights.items() for name, array in _arrays(path, weight)
+    }
+
+
+def _arrays(path: str, weight: Any) -> list[tuple[str, Any]]:
+    if not isinstance(weight, QuantizedArray):
+        return [(path, weight)]
+    names = ("values", "scales", "zero_points")
+    found = [(f"{path}.{name}", getattr(weight, name)) for name in names]
+    return [(name, array) for name, array in found if array is not None]
+
+
+def _changed(path: str, weight: Weight, placed: Mapping[str, jax.Array]) -> Weight:
+    """A weight with those of its arrays that are in `placed`; itself when none is."""
+    if not isinstance(weight, QuantizedArray):
+        return placed.get(path, weight)
+    mine: dict[str, Any] = {
+        name.rpartition(".")[2]: placed[name] for name, _ in _arrays(path, weight) if name in placed
+    }
+    return dataclasses.replace(weight, **mine) if mine else weight
+
+
+def _describe(weight: Any) -> str:
+    if not isinstance(weight, QuantizedArray):
+        return f"{weight.dtype}{list(weight.shape)}"
+    return f"a QuantizedArray by {weight.method} of {list(weight.shape)}"
 
 
 def _place(value: Any, like: jax.Array) -> jax.Array:
@@ -70,4 +95,4 @@ def _flatten(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
             for key, value in tree.items()
             for leaf in _flatten(value, f"{prefix}.{key}" if prefix else str(key))
         ]
-    return [(prefix, tree)]
+    return _arrays(prefix, tree)

@@ -204,7 +204,7 @@ def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSi
 def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
     """Bytes per device of weights, the whole cache, and room for one step."""
     return MemoryPlan(
-        weights_bytes=weight_bytes(parts.model, parts.placement, parts.dtype),
+        weights_bytes=weight_bytes(parts.model, parts.placement, parts.weight_format),
         cache_bytes=shape_bytes(parts, sizes.whole),
         workspace_bytes=workspace_bytes(parts, sizes.geometry(sizes.whole)),
         device_bytes=parts.platform.hardware().memory_bytes,

@@ -1,0 +1,76 @@
+"""The computation, the weights and the cache have a dtype each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay import LLM, EngineConfig, SamplingParams
+from enginebay.compose.composition import Plan, make_engine, make_plan
+from enginebay.errors import ConfigError, UnsupportedError
+from enginebay_testing.reference import ReferenceModel
+from tests.brief import LATE
+
+SIZES: dict[str, Any] = {
+    "model": LATE,
+    "engine": "oengine",
+    "dtype": "float32",
+    "max_model_len": 64,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 4,
+}
+NARROW = {"weight_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+
+
+def plan_of(**choices: Any) -> Plan:
+    return make_plan(EngineConfig(**(SIZES | choices)))
+
+
+def test_each_dtype_is_the_computations_unless_it_is_chosen() -> None:
+    chosen = {r.setting: (r.chosen, r.why) for r in plan_of(weight_dtype="bfloat16").reasons}
+    assert chosen["dtype"] == ("float32", "chosen by name")
+    assert chosen["weight_dtype"] == ("bfloat16", "chosen by name")
+    assert chosen["kv_cache_dtype"] == ("float32", "that of dtype")
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
+        plan_of(kv_cache_dtype="int3")
+
+
+def test_memory_is_counted_by_the_dtype_of_each() -> None:
+    wide, narrow = (make_engine(plan_of(**choices)).memory for choices in ({}, NARROW))
+    assert wide.weights_bytes == 2 * narrow.weights_bytes
+    pages = {"name": "oengine", "num_pages": 9}
+    wide, narrow = (make_engine(plan_of(engine=pages, **c)).memory for c in ({}, NARROW))
+    assert wide.cache_bytes == 2 * narrow.cache_bytes
+
+
+def test_a_kernel_of_one_dtype_alone_is_refused_for_a_narrower_cache() -> None:
+    names = plan_of(**NARROW).kernels.names
+    assert {names[f"attention.{phase}"] for phase in ("decode", "prefill", "mixed")} == {"xla"}
+    with pytest.raises(UnsupportedError, match=r"native.*mixed_dtypes"):
+        plan_of(kv_cache_dtype="bfloat16", kernels={"attention": {"decode": "native"}})
+
+
+def test_logits_are_f32_whatever_weights_and_cache_are_stored_in() -> None:
+    ids = np.random.default_rng(3).integers(4, 2048, 40).tolist()
+    plans = [plan_of(**{name: "bfloat16"}) for name in NARROW]
+    assert {weight.dtype.name for weight in plans[0].load_weights().values()} == {"bfloat16"}
+    exact, by_weights, by_cache = (ReferenceModel(p).logits(ids) for p in (plan_of(), *plans))
+    assert by_weights.dtype == by_cache.dtype == np.float32
+    np.testing.assert_allclose(by_weights, exact, atol=1e-4)  # the checkpoint is of bfloat16
+    rms = np.sqrt(np.mean((by_cache - exact) ** 2) / np.mean(exact**2))
+    assert 1e-5 < rms < 0.02
+
+
+@pytest.mark.usefixtures("few_sizes_module")
+@pytest.mark.parametrize("engine", ["oengine", pytest.param("vinference", marks=pytest.mark.slow)])
+def test_engines_give_the_tokens_of_the_reference(engine: str) -> None:
+    given: dict[str, Any] = SIZES | NARROW | {"engine": engine}
+    with LLM(given.pop("model"), **given) as llm:
+        reference = ReferenceModel(llm.plan, llm.engine.runner.weights)
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        for out in llm.generate(["Once upon a time", "The little dog"], params):
+            tokens = out.outputs[0].token_ids
+            assert reference.first_wrong_token(out.prompt_token_ids, tokens, 0.02) is None
