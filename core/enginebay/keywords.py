@@ -11,7 +11,6 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel
 
-
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Section = str | Mapping[str, Any] | BaseModel
 """A part by name, or by name and options."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, Mode, derive_batch
+from enginebay_testing.layouts import kept
 from enginebay_testing.score_ranges import directions, random_keys
 
 SPARE_PAGES = 2
@@ -157,6 +158,7 @@ def make_problem(
         else rng.normal(size=(n, *shape)).astype(dtype)
         for n in case.kv_lens
     )
+    keys, values = kept(layout, keys, values)
     table, q_lens, kv_lens = _tables(case, layout, rng)
     if case.shares_pages:
         _share_pages(case, layout, table, keys, values)

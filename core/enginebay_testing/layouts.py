@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.registry import load_registry
 from enginebay.runner.compacting import compact_rows
+from enginebay.weights import stored_bytes
 
 PAGES_ASKED_FOR = (2, 3)
 """Shape of an array of pages."""
@@ -34,7 +36,7 @@ def check_layout(layout: KVLayout) -> None:
     order = np.random.default_rng(1).permutation(count).astype(np.int32)
     some = np.unique(np.array([0, layout.page_size - 1, count - 1], np.int32))
     everything, few = _tokens(layout, count, seed=2), _tokens(layout, some.size, seed=3)
-    poisoned = {name: _poison(s) for name, s in shapes.items()}
+    poisoned = poisoned_cache(layout)
     tokens = (order, *everything), (some, *few), _tokens(layout, 2, seed=4)
     done = jax.tree.map(np.asarray, _exercise(layout, poisoned, *tokens))
     _check_shapes(layout, done["made"])
@@ -67,11 +69,14 @@ def check_layout(layout: KVLayout) -> None:
     _check_page_shapes(layout, done["read"])
 
 
-def _poison(shape: jax.ShapeDtypeStruct) -> np.ndarray:
-    """NaN; of integers their largest value."""
-    is_float = jnp.issubdtype(shape.dtype, jnp.floating)
-    value = np.nan if is_float else jnp.iinfo(shape.dtype).max
-    return np.full(shape.shape, value, shape.dtype)
+def poisoned_cache(layout: KVLayout) -> dict[str, np.ndarray]:
+    """Arrays full of NaN; those of integers full of their largest value."""
+    shapes = layout.shapes().items()
+    is_float = {name: jnp.issubdtype(s.dtype, jnp.floating) for name, s in shapes}
+    return {
+        name: np.full(s.shape, np.nan if is_float[name] else jnp.iinfo(s.dtype).max, s.dtype)
+        for name, s in shapes
+    }
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -134,7 +139,7 @@ def _check_shapes(layout: KVLayout, made: dict[str, np.ndarray]) -> None:
         assert shape.shape[0] == layout.num_pages, (
             f"{layout.name}: the first axis of {name} must be pages"
         )
-    assert layout.num_bytes() == sum(a.nbytes for a in made.values()), (
+    assert layout.num_bytes() == sum(stored_bytes(a.shape, a.dtype) for a in made.values()), (
         f"{layout.name}: num_bytes is wrong"
     )
     bigger = layout.resized(num_pages=layout.num_pages + 3)
@@ -226,3 +231,26 @@ def installed_layouts() -> dict[str, type[KVLayout]]:
     """The cache layouts that plugins register, by name."""
     registry = load_registry()
     return {name: registry.load(registry.find("layout", name)) for name in registry.names("layout")}
+
+
+def kept(
+    layout: KVLayout, keys: Sequence[np.ndarray], values: Sequence[np.ndarray]
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """f32 keys and values [tokens, kv_heads, head_dim] of all rows as the layout keeps them:
+    what it loses is no error of the kernel that reads it.
+    """
+    ends = np.cumsum([len(row) for row in keys])
+    if not layout.tolerance or not ends.size or not ends[-1]:
+        return tuple(keys), tuple(values)
+    pages = -(-int(ends[-1]) // layout.page_size)
+    read = _written_and_read(
+        layout.resized(num_pages=pages), np.concatenate(keys), np.concatenate(values)
+    )
+    k, v = (np.split(np.array(each), ends[:-1]) for each in read)
+    return tuple(k), tuple(v)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _written_and_read(layout: KVLayout, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    slots = jnp.arange(len(k), dtype=jnp.int32)
+    return layout.read_exact(layout.write(layout.init(), slots, k, v), slots)

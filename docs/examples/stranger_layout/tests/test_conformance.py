@@ -1,0 +1,31 @@
+"""Layout and kernels pass enginebay's conformance suites, within the layout's tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from enginebay.registry import load_registry
+from enginebay_testing.suites import part_checks, select
+
+EACH = 4
+"""A quarter of the cases of each kernel; `enginebay check kernel:attention:int8_scan` runs all."""
+
+PARTS = ("layout:int8_heads", "kernel:attention:int8_scan", "kernel:kv_write:int8_heads")
+
+
+def registered() -> list[pytest.ParameterSet]:
+    """The checks of our parts: what `pytest -p enginebay_testing --enginebay-check NAME` runs too."""
+    registry = load_registry()
+    entries = [entry for name in PARTS for entry in select(registry, name)]
+    return [
+        pytest.param(check, id=f"{e.name}-{name}")
+        for e in entries
+        for name, check in part_checks(registry, e)[:: EACH if e.kind == "kernel" else 1]
+    ]
+
+
+@pytest.mark.parametrize("check", registered())
+def test_registered_part_keeps_its_contract(check: Callable[[], None]) -> None:
+    check()
