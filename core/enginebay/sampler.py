@@ -74,7 +74,8 @@ class Sampler(Protocol):
     tokens, key and position only, never on its row or its neighbours; penalties are applied to the
     logits first, whatever the temperature; temperature 0 and top_k 1 give the first best token of
     what they leave; temperature is applied before the filters, which follow in the order of their
-    declarations in enginebay.types.RowParams, each on the renormalised rest; a token that equals the k-th best is kept.
+    declarations in enginebay.types.RowParams, each on the renormalised rest; a token that equals
+    the k-th best is kept.
 
     Penalties, in this order: a logit of a token in prompt or output is divided by the repetition
     penalty when it is positive, and multiplied when it is not; the frequency penalty is subtracted
