@@ -101,23 +101,16 @@ def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) 
         raise ConfigError(
             explain(given, "a vInferenceConfig, or None", "Make one with vInferenceConfig(...).")
         )
-    known, inner = plan.checkpoint.token_info, tokenizer.inner
-    eos = config.eos_token_id
-    if eos is None and known.eos_token_ids:
-        eos = list(known.eos_token_ids)
-    found = {
-        "eos_token_id": eos,
-        "pad_token_id": config.pad_token_id
-        if config.pad_token_id is not None
-        else known.pad_token_id,
-        "bos_token_id": config.bos_token_id
-        if config.bos_token_id is not None
-        else known.bos_token_id,
+    known = plan.checkpoint.token_info
+    of_model = {
+        "eos_token_id": list(known.eos_token_ids) or None,
+        "pad_token_id": known.pad_token_id,
+        "bos_token_id": known.bos_token_id,
     }
-    found = {
-        name: getattr(inner, name, None) if value is None else value
-        for name, value in found.items()
-    }
+    found = {}
+    for name, own in of_model.items():
+        named = (getattr(config, name), own, getattr(tokenizer.inner, name, None))
+        found[name] = next((value for value in named if value is not None), None)
     for name in ("pad_token_id", "eos_token_id"):
         if found[name] is None:
             raise MissingSettingError(
