@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_native.calls import register
@@ -66,9 +66,7 @@ class NativeAttention:
             )
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
-            raise UnsupportedError(
-                explain(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
-            )
+            raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
         shapes = (
             jax.ShapeDtypeStruct(q.shape, q.dtype),
             jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import Lease
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.runner.device import DeviceRows
 from enginebay.stepping.geometry import Geometry
 from enginebay_oengine.iteration import InitialSequenceRequest
@@ -97,24 +97,16 @@ class ActiveSequenceBatch:
     def check_free(self, slot: int) -> None:
         """InputError (a ValueError) for a slot that is occupied, or that there is not."""
         if isinstance(slot, bool) or not isinstance(slot, int | np.integer):
-            raise InputError(
-                explain(f"slot {slot!r}", "a whole number", "Take one of available_slots.")
-            )
+            raise InputError(f"slot {slot!r}", "a whole number", "Take one of available_slots.")
         if not 0 <= slot < self.sizes.num_slots:
             raise InputError(
-                explain(
-                    f"slot {slot}",
-                    f"0 to {self.sizes.num_slots - 1}",
-                    "Take one of available_slots.",
-                )
+                f"slot {slot}", f"0 to {self.sizes.num_slots - 1}", "Take one of available_slots."
             )
         if slot in self.active_slot_requests_map:
             raise InputError(
-                explain(
-                    f"slot {slot}, which is occupied",
-                    "a free slot",
-                    "Free it with free_resource first.",
-                )
+                f"slot {slot}, which is occupied",
+                "a free slot",
+                "Free it with free_resource first.",
             )
 
     def occupy(self, slot: int, active: ActiveRequest) -> None:

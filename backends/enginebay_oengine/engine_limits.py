@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 from enginebay.runner.buckets import BucketSizes, doubling
 from enginebay.stepping.geometry import Geometry
 from enginebay_oengine.opened_model import OpenedModel
@@ -65,7 +65,7 @@ def make_limits(
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(
-                explain(f"{name} = {value!r}", f"a whole number of at least {least}", "Correct it.")
+                f"{name} = {value!r}", f"a whole number of at least {least}", "Correct it."
             )
         return value
 
@@ -74,20 +74,14 @@ def make_limits(
         whole("prefill_lengths", length, 0)
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ConfigError(
-            explain(
-                f"prefill_lengths = {list(lengths)}",
-                "different numbers in rising order",
-                "Sort them.",
-            )
+            f"prefill_lengths = {list(lengths)}", "different numbers in rising order", "Sort them."
         )
     decodes = whole("max_concurrent_decodes", max_concurrent_decodes, jax.device_count())
     if batch_size is not None and whole("batch_size", batch_size, 0) < decodes:
         raise ConfigError(
-            explain(
-                f"batch_size = {batch_size}",
-                f"at least max_concurrent_decodes, {decodes}",
-                "Raise it, or leave it out.",
-            )
+            f"batch_size = {batch_size}",
+            f"at least max_concurrent_decodes, {decodes}",
+            "Raise it, or leave it out.",
         )
     return EngineLimits(
         max_concurrent_decodes=decodes,

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from enginebay.compose.composition import make_parts
 from enginebay.compose.override import overridden_plan
 from enginebay.engine import Compilations
-from enginebay.errors import ConfigError, InputError, explain
+from enginebay.errors import ConfigError, InputError
 from enginebay.model import Weights
 from enginebay.runner.weights import merge_weights
 from enginebay.sampler import request_key
@@ -47,9 +47,7 @@ Rules = tuple[tuple[str, PartitionSpec], ...]
 
 def _make_key(seed: int) -> jax.Array:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(
-            explain(f"seed = {seed!r}", "a whole number from 0 to 2**63 - 1", "Correct it.")
-        )
+        raise ConfigError(f"seed = {seed!r}", "a whole number from 0 to 2**63 - 1", "Correct it.")
     return request_key(seed)
 
 
@@ -182,11 +180,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         found = eos_token_ids(self._tokenizer, self.model.generation_config.eos_token_id)
         if len(found) > MAX_STOP_TOKENS:
             raise ConfigError(
-                explain(
-                    f"{len(found)} end-of-sequence tokens",
-                    f"at most {MAX_STOP_TOKENS}",
-                    "Name fewer.",
-                )
+                f"{len(found)} end-of-sequence tokens", f"at most {MAX_STOP_TOKENS}", "Name fewer."
             )
         return found
 
@@ -240,9 +234,7 @@ class oEngine(AbstractInferenceEngine):  # noqa: N801  # the name its users know
         InputError for no slot.
         """
         if isinstance(slot, bool) or not 0 <= slot < self._sizes.num_slots:
-            raise InputError(
-                explain(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it.")
-            )
+            raise InputError(f"slot {slot}", f"0 to {self._sizes.num_slots - 1}", "Correct it.")
         return self._state is not None and self._state.vacate(int(slot))
 
     @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from enginebay.compose.composition import Plan, make_parts, make_plan
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.runner.parts import EngineParts
@@ -47,11 +47,9 @@ class OpenedModel:
         method = self.plan.checkpoint.config.get(QUANTIZATION)
         if method is not None and str(method).lower() != "none":
             raise UnsupportedError(
-                explain(
-                    f"{QUANTIZATION} = {method!r} in the model's configuration",
-                    "none: keys and values are kept in the model's dtype",
-                    "Take it out of config.json.",
-                )
+                f"{QUANTIZATION} = {method!r} in the model's configuration",
+                "none: keys and values are kept in the model's dtype",
+                "Take it out of config.json.",
             )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from enginebay.cache import Lease
 from enginebay.cache_shape import pages_for
-from enginebay.errors import EnginebayError, InputError, explain
+from enginebay.errors import EnginebayError, InputError
 from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
@@ -116,7 +116,7 @@ class HBMPageManager:
     def alloc_hbm_pages(self, num_pages: int) -> list[int]:
         """So many pages, or [] when there are not as many. InputError for a count below 0."""
         if num_pages < 0:
-            raise InputError(explain(f"{num_pages} pages", "0 or more", "Correct the count."))
+            raise InputError(f"{num_pages} pages", "0 or more", "Correct the count.")
         with self.lock:
             if num_pages > self.num_free_pages:
                 return []
@@ -142,11 +142,9 @@ class HBMPageManager:
             wrong = [page for page in real if page not in self._single]
             if wrong or len(set(real)) != len(real):
                 raise InputError(
-                    explain(
-                        f"pages {wrong or real} to free",
-                        "pages that alloc_hbm_pages gave, once each",
-                        "Keep its list, and free it once.",
-                    )
+                    f"pages {wrong or real} to free",
+                    "pages that alloc_hbm_pages gave, once each",
+                    "Keep its list, and free it once.",
                 )
             for page in real:
                 self.release(self._single.pop(page))

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from enginebay.cache import KVLayout
 from enginebay.cache_shape import pages_for
-from enginebay.errors import ConfigError, InputError, RequestError, explain
+from enginebay.errors import ConfigError, InputError, RequestError
 from enginebay.runner.buckets import default_sizes
 from enginebay.runner.sharding import Placement
 from enginebay.stepping.geometry import PoolSizes, plan_memory
@@ -56,22 +56,16 @@ class PagedAttentionCacheMetaData:
         wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
         if len(wrong):
             raise InputError(
-                explain(
-                    f"token id {wrong[0]}",
-                    f"0 to {self.vocab_size - 1}",
-                    "Use the model's tokenizer.",
-                )
+                f"token id {wrong[0]}", f"0 to {self.vocab_size - 1}", "Use the model's tokenizer."
             )
 
     def check_temperature(self, temperature: float) -> None:
         """RequestError (a ValueError) for one that the chosen sampler would not look at."""
         if self.greedy_only and temperature > 0:
             raise RequestError(
-                explain(
-                    f"temperature = {temperature} with a sampler that is greedy only",
-                    "temperature = 0",
-                    "Choose sampler standard to sample.",
-                )
+                f"temperature = {temperature} with a sampler that is greedy only",
+                "temperature = 0",
+                "Choose sampler standard to sample.",
             )
 
     @property
@@ -120,11 +114,9 @@ class PagedAttentionCache:
         num_seqs = parts.config.max_num_seqs if max_num_seqs is None else max_num_seqs
         if not 2 <= length <= most or num_seqs < 1:
             raise ConfigError(
-                explain(
-                    f"max_length = {length}, max_num_seqs = {num_seqs}",
-                    f"2 to {most} tokens, the model's max_model_len, and at least one sequence",
-                    "Correct them.",
-                )
+                f"max_length = {length}, max_num_seqs = {num_seqs}",
+                f"2 to {most} tokens, the model's max_model_len, and at least one sequence",
+                "Correct them.",
             )
         sized = parts.config.model_copy(update={"max_num_seqs": num_seqs, "max_model_len": length})
         sizes = default_sizes(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_pallas import attention_config
@@ -105,9 +105,7 @@ class PallasAttention:
         """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
-            raise UnsupportedError(
-                explain(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
-            )
+            raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
         mode = batch.bucket.mode
         new = None if k is None or v is None else pack_new(k, v, layout, layout.page_size)
         call = Call(spec, layout, config, self.is_interpreted)
@@ -144,13 +142,10 @@ def check_table(bucket: Bucket, page_size: int) -> None:
         while size * page_size > room * fitting:
             fitting *= 2
         raise UnsupportedError(
-            explain(
-                f"a page table of {bucket.seqs} rows of {bucket.pages_per_seq} pages: "
-                f"{size >> 10} KiB",
-                f"{room >> 10} KiB in the scalar memory of a TPU",
-                f"Use pages of {fitting} tokens (they are {page_size}), "
-                "fewer rows or a shorter max_model_len.",
-            )
+            f"a page table of {bucket.seqs} rows of {bucket.pages_per_seq} pages: {size >> 10} KiB",
+            f"{room >> 10} KiB in the scalar memory of a TPU",
+            f"Use pages of {fitting} tokens (they are {page_size}), "
+            "fewer rows or a shorter max_model_len.",
         )
 
 

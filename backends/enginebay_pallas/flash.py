@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_pallas.generations import LANES, MIB, generation, round_up
@@ -82,11 +82,9 @@ class PallasFlashAttention:
         ]
         if not able:
             raise UnsupportedError(
-                explain(
-                    f"{bucket.tokens} tokens of {spec.head_dim} features in VMEM",
-                    "steps whose keys and values of a head fit",
-                    "Lower max_num_batched_tokens or choose another kernel.",
-                )
+                f"{bucket.tokens} tokens of {spec.head_dim} features in VMEM",
+                "steps whose keys and values of a head fit",
+                "Lower max_num_batched_tokens or choose another kernel.",
             )
         return max(able, key=lambda c: (c.block_q, c.block_kv))
 
@@ -123,7 +121,7 @@ class PallasFlashAttention:
         if k is None or v is None or sinks is not None:
             given = "a step without new keys and values, or with sinks"
             raise UnsupportedError(
-                explain(given, "new keys and values alone", "Choose another kernel for prefill.")
+                given, "new keys and values alone", "Choose another kernel for prefill."
             )
         cache = PallasKvWrite(self.is_interpreted)(cache, batch.slots, k, v, layout)
         run = interpreting(_attend) if self.is_interpreted else _attend

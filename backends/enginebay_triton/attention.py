@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_triton import interpreter
@@ -108,9 +108,7 @@ class TritonAttention:
             )
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
-            raise UnsupportedError(
-                explain(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
-            )
+            raise UnsupportedError(given, f"v_head_dim {spec.head_dim}", "Choose another kernel.")
         keys, values, strides = _cache_arguments(cache, layout)
         constants = {
             **_problem(spec, batch.bucket),

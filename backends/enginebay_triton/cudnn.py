@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 
@@ -86,7 +86,7 @@ class CudnnPrefill:
         """(out [T, Hq, D] in q's dtype, cache, None). See AttentionImpl."""
         if sinks is not None or (spec.window is not None and not spec.causal):
             given = "scaled cache values, sinks, or a window that is not causal"
-            raise UnsupportedError(explain(given, "none of these", "Choose another kernel."))
+            raise UnsupportedError(given, "none of these", "Choose another kernel.")
         if k is None or v is None:
             raise InternalError(f"{self.name} attends from new keys and values, and got none")
         cache = layout.write(cache, batch.slots, k, v)

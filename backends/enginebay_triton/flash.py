@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_triton.call import Launch, Launcher, graph_features, launch, require_versions
@@ -140,7 +140,7 @@ class FlashPrefill:
         if spec.v_head_dim not in (None, spec.head_dim):
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}"
-            raise UnsupportedError(explain(given, allowed, "Choose another kernel."))
+            raise UnsupportedError(given, allowed, "Choose another kernel.")
         if k is None or v is None:
             raise InternalError(f"{self.name} attends from new keys and values, and got none")
         cache = KvWrite(self.launcher)(cache, batch.slots, k, v, layout=layout)

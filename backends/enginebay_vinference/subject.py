@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from enginebay.compose.composition import Plan, make_engine, make_plan
-from enginebay.errors import ConfigError, InputError, explain
+from enginebay.errors import ConfigError, InputError
 from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.stepping.engine import StepEngine
@@ -66,11 +66,9 @@ def longest_sequence(config: Mapping[str, Any]) -> int:
         if isinstance(value, int):
             return value
     raise InputError(
-        explain(
-            "a model configuration without a longest sequence",
-            f"one of {', '.join(LENGTH_NAMES)}",
-            "Add it.",
-        )
+        "a model configuration without a longest sequence",
+        f"one of {', '.join(LENGTH_NAMES)}",
+        "Add it.",
     )
 
 
@@ -99,7 +97,7 @@ def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) 
     if not isinstance(config, vInferenceConfig):
         given = f"a generation_config of type {type(config).__name__}"
         raise ConfigError(
-            explain(given, "a vInferenceConfig, or None", "Make one with vInferenceConfig(...).")
+            given, "a vInferenceConfig, or None", "Make one with vInferenceConfig(...)."
         )
     known = plan.checkpoint.token_info
     of_model = {
@@ -114,12 +112,9 @@ def complete_config(config: vInferenceConfig, plan: Plan, tokenizer: Tokenizer) 
     for name in ("pad_token_id", "eos_token_id"):
         if found[name] is None:
             raise MissingSettingError(
-                explain(
-                    f"{name}, which neither the configuration nor the model nor the tokenizer "
-                    "names",
-                    "a token id",
-                    f"Give vInferenceConfig({name}=...).",
-                )
+                f"{name}, which neither the configuration nor the model nor the tokenizer names",
+                "a token id",
+                f"Give vInferenceConfig({name}=...).",
             )
     if config.partition_rules is None and config.partition_axis is None:
         return config.replace(**found, partition_axis=PartitionAxis())

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.ops.caps import Env
 from enginebay.ops.cost import Cost
 from enginebay.ops.op import Op
@@ -129,7 +129,7 @@ def bench_of(op: Op[Any]) -> OpBench:
     """The benchmark of an op; InputError when it names none."""
     if op.bench is None:
         raise InputError(
-            explain(f"op {op.name!r} has no benchmark", "an op whose record names one", "Leave it.")
+            f"op {op.name!r} has no benchmark", "an op whose record names one", "Leave it."
         )
     bench: OpBench = import_target(op.bench, f"the benchmark of op {op.name!r}")
     return bench

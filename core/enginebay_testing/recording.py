@@ -17,7 +17,7 @@ import numpy as np
 
 from enginebay.background import Background
 from enginebay.engine import Pending, TokenLogprobs
-from enginebay.errors import InputError, UnsupportedError, explain
+from enginebay.errors import InputError, UnsupportedError
 from enginebay.runner.codec import decode, encode
 from enginebay.runner.commands import Command, SetParts, Step
 from enginebay.runner.executor import Executor
@@ -63,11 +63,9 @@ class RecordingExecutor(Executor):
     def swap(self, parts: EngineParts) -> Callable[[], None]:
         if parts.swapped is None:
             raise UnsupportedError(
-                explain(
-                    "a function given to override() while commands are recorded",
-                    "names and import paths, which another process can find",
-                    "Give an import path such as package.module:function.",
-                )
+                "a function given to override() while commands are recorded",
+                "names and import paths, which another process can find",
+                "Give an import path such as package.module:function.",
             )
         self.write(COMMAND, encode(SetParts(parts.swapped)))
         undo = self._inner.swap(parts)
@@ -155,11 +153,9 @@ def frames(path: Path) -> Iterator[tuple[bytes, bytes]]:
             data = file.read(length)
             if kind not in (CONFIG, COMMAND, TOKENS, DIGEST) or len(data) != length:
                 raise InputError(
-                    explain(
-                        f"{path}, which is no recording or is cut short",
-                        "a file that `recorded` has written to its end",
-                        "Record the commands again.",
-                    )
+                    f"{path}, which is no recording or is cut short",
+                    "a file that `recorded` has written to its end",
+                    "Record the commands again.",
                 )
             yield kind, data
 
@@ -198,6 +194,6 @@ def replay(path: Path, executor: Executor) -> Replayed:
             arrays_are_equal = digest_of(executor.runner.state) == data
     if arrays_are_equal is None:
         raise InputError(
-            explain(f"{path}, which does not reach its end", "a whole recording", "Record again.")
+            f"{path}, which does not reach its end", "a whole recording", "Record again."
         )
     return Replayed(num_commands, num_steps, tuple(different), arrays_are_equal)

@@ -18,7 +18,7 @@ from pathlib import Path
 from enginebay.compose.composition import make_parts, make_plan
 from enginebay.compose.override import overridden_plan
 from enginebay.config import EngineConfig
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.runner.executor import LocalExecutor
 from enginebay.runner.parts import EngineParts
 from enginebay_testing.recording import CONFIG, Replayed, frames, replay
@@ -28,9 +28,7 @@ def replay_here(path: Path) -> Replayed:
     """Replay a recording by parts that this process composes."""
     kind, data = next(frames(path), (b"", b""))
     if kind != CONFIG:
-        raise InputError(
-            explain(f"{path}, which has no configuration", "a recording", "Record again.")
-        )
+        raise InputError(f"{path}, which has no configuration", "a recording", "Record again.")
     plan = make_plan(EngineConfig.model_validate_json(data))
 
     def resolve(names: Mapping[str, str]) -> EngineParts:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from enginebay.errors import IncorrectError, UnsupportedError, explain
+from enginebay.errors import IncorrectError, UnsupportedError
 from enginebay.ops.op import CheckSetting, Op, QuickCase
 from enginebay.registry import import_target
 
@@ -41,22 +41,18 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
             raise _incorrect(what, difference, switch)
     if not count:
         raise UnsupportedError(
-            explain(
-                f"{what}: there is no quick check of op {op.name} here",
-                "an implementation that serves one of the op's quick cases",
-                f"Do without the check ({switch}).",
-            )
+            f"{what}: there is no quick check of op {op.name} here",
+            "an implementation that serves one of the op's quick cases",
+            f"Do without the check ({switch}).",
         )
     return count
 
 
 def _incorrect(what: str, finding: str, switch: str) -> IncorrectError:
     return IncorrectError(
-        explain(
-            f"{what} fails its quick check: {' '.join(finding.split())}",
-            "results within the bound of the reference",
-            f"Mend it, or do without the check ({switch}).",
-        )
+        f"{what} fails its quick check: {' '.join(finding.split())}",
+        "results within the bound of the reference",
+        f"Mend it, or do without the check ({switch}).",
     )
 
 

@@ -17,7 +17,7 @@ from enginebay.compose.ops import ATTENTION
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES, ShadowChoice
 from enginebay.engine import AttentionProblem
-from enginebay.errors import UnsupportedError, explain, unknown_name
+from enginebay.errors import UnsupportedError, unknown_name
 from enginebay.model import ModelInfo
 from enginebay.ops.select import Candidate
 from enginebay.registry import Registry
@@ -90,7 +90,7 @@ def _choose_plain(
     what = f"shadow.{op} = {choice.name!r}"
     if found.unavailable is not None:
         given = f"{what} cannot be used here ({found.unavailable})"
-        raise UnsupportedError(explain(given, "one that can serve here", "Choose another."))
+        raise UnsupportedError(given, "one that can serve here", "Choose another.")
     refuse_uncallable(kernels.ops[op], found.impl, what)
     shadowed = dataclasses.replace(kernels, plain={**kernels.plain, op: found.impl})
     reason = Reason(f"shadow.{op}", choice.name, f"on {choice.share:g} of the steps")
@@ -124,11 +124,9 @@ def _choose_attention(
     phases = tuple(phase for phase in PHASES if phase not in refused)
     if not phases:
         raise UnsupportedError(
-            explain(
-                f"shadow.attention = {choice.name!r} cannot be used here ({refused['decode']})",
-                f"one that serves this model on layout {kernels.layout}",
-                "Choose another candidate, or the layout that it has.",
-            )
+            f"shadow.attention = {choice.name!r} cannot be used here ({refused['decode']})",
+            f"one that serves this model on layout {kernels.layout}",
+            "Choose another candidate, or the layout that it has.",
         )
     attention: dict[str, Any] = dict.fromkeys(phases, found.impl)
     shadowed = dataclasses.replace(kernels, attention={**kernels.attention, **attention})

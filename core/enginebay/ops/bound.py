@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import jax
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op, SignatureT
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
@@ -158,11 +158,9 @@ class Ops:
         """As `ops[op]`, for an op that is known by name alone."""
         if name not in self._bound:
             raise UnsupportedError(
-                explain(
-                    f"the model calls op {name!r}, which has no implementation here",
-                    ", ".join(self._bound),
-                    "`enginebay explain` shows why none was chosen.",
-                )
+                f"the model calls op {name!r}, which has no implementation here",
+                ", ".join(self._bound),
+                "`enginebay explain` shows why none was chosen.",
             )
         return self._bound[name]
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 
@@ -87,11 +87,7 @@ class SimpleAttention:
         if shape != q.shape:
             given = f"{type(out).__name__}{'' if shape is None else list(shape)} from {self.name}"
             raise InputError(
-                explain(
-                    given,
-                    f"an array {list(q.shape)}, as q has it",
-                    "Return one output for each query.",
-                )
+                given, f"an array {list(q.shape)}, as q has it", "Return one output for each query."
             )
         return jnp.where(real[:, None, None], out, 0).astype(q.dtype), cache, None
 
@@ -108,15 +104,13 @@ def adapt_attention(given: Any, name: str, layouts: Sequence[str]) -> Any:
         what = "the class" if isinstance(given, type) else "an object of type"
         named = given.__name__ if isinstance(given, type) else type(given).__name__
         raise InputError(
-            explain(f"{name} is {what} {named}", allowed, "Give the object or the function itself.")
+            f"{name} is {what} {named}", allowed, "Give the object or the function itself."
         )
     try:
         inspect.signature(given).bind(*ARGUMENTS)
     except TypeError as error:
         raise InputError(
-            explain(
-                f"{name}{inspect.signature(given)}: {error}", allowed, "Take these five arguments."
-            )
+            f"{name}{inspect.signature(given)}: {error}", allowed, "Take these five arguments."
         ) from None
     except ValueError:  # a callable that does not tell its arguments: the check will find out
         pass

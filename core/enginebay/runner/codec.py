@@ -24,7 +24,7 @@ import numpy as np
 
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import GroupState, RowState
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay.ops.spec import Bucket
 from enginebay.processor import RowValues
 from enginebay.runner.commands import COMMANDS, Command, KnownTokens, RowUpdate
@@ -73,11 +73,9 @@ def decode(data: bytes) -> Command[Any]:
             raise ValueError(f"{len(data) - arrays.offset} bytes too many")
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise InputError(
-            explain(
-                f"{len(data)} bytes that are no command ({error})",
-                f"a command as version {VERSION} of this format writes it",
-                "Record the commands again with this version of enginebay.",
-            )
+            f"{len(data)} bytes that are no command ({error})",
+            f"a command as version {VERSION} of this format writes it",
+            "Record the commands again with this version of enginebay.",
         ) from None
     return typing.cast("Command[Any]", command)
 

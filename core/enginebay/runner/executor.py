@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from enginebay.background import Background
 from enginebay.engine import Compilations
-from enginebay.errors import InternalError, UnsupportedError, explain
+from enginebay.errors import InternalError, UnsupportedError
 from enginebay.runner.commands import (
     Command,
     CopyPages,
@@ -83,11 +83,9 @@ class Executor(ABC):
         UnsupportedError when it holds nothing here.
         """
         raise UnsupportedError(
-            explain(
-                f"the weights and programs of a {type(self).__name__}",
-                "an engine whose executor runs commands in this process",
-                "Make the engine with a LocalExecutor.",
-            )
+            f"the weights and programs of a {type(self).__name__}",
+            "an engine whose executor runs commands in this process",
+            "Make the engine with a LocalExecutor.",
         )
 
 

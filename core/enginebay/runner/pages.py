@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import KVLayout
-from enginebay.errors import CompilationError, explain
+from enginebay.errors import CompilationError
 from enginebay.runner.commands import CopyPages, PageIn, PageOut
 from enginebay.runner.view import RunnerView
 
@@ -76,11 +76,9 @@ class PageMover:
         runner = self._runner
         if tuple(runner.layouts.values()) not in self._programs and runner.compilations.forbidden:
             raise CompilationError(
-                explain(
-                    "program not compiled: copy of a page",
-                    "programs that warmup() compiled",
-                    "Call warmup() first, or allow compiling while serving.",
-                )
+                "program not compiled: copy of a page",
+                "programs that warmup() compiled",
+                "Call warmup() first, or allow compiling while serving.",
             )
         program = self.compile()
         lists = [command.pages.get(group, ()) for group in runner.layouts]

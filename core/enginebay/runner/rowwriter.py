@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.errors import CompilationError, InternalError, explain
+from enginebay.errors import CompilationError, InternalError
 from enginebay.processor import IS_USED, ProcessorState, RowValues
 from enginebay.runner import device
 from enginebay.runner.commands import KnownTokens, WriteRows
@@ -114,7 +114,7 @@ class RowWriter:
             if compilations.forbidden and not ahead:
                 given = f"program not compiled: {name} of a row"
                 fix = "Call warmup() first, or allow compiling while serving."
-                raise CompilationError(explain(given, "programs that warmup() compiled", fix))
+                raise CompilationError(given, "programs that warmup() compiled", fix)
             found = self._programs[name] = self._lower(name).compile(
                 compiler_options=self._runner.compile_options
             )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.model import Model, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_batch
@@ -148,7 +148,7 @@ def compare_calls(
     q_lens = run_model(model, make_ops, *args)[2]
     if not found:
         given = f"shadow.{op}: the model's layers do not call op {op!r}"
-        raise UnsupportedError(explain(given, "an op that they call", "Name another op."))
+        raise UnsupportedError(given, "an op that they call", "Name another op.")
     return jnp.stack(found), q_lens.sum()
 
 

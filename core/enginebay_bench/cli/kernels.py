@@ -16,7 +16,7 @@ from enginebay.cli.rows import Rows
 from enginebay.cli.show import INTERRUPTED, interruptible, progress
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO
-from enginebay.errors import InputError, explain, unknown_name
+from enginebay.errors import InputError, unknown_name
 from enginebay_testing.report import has_text
 
 if TYPE_CHECKING:
@@ -123,11 +123,7 @@ def refuse_flags(args: argparse.Namespace, mode: str, other: str, flags: Sequenc
     ]
     if given:
         raise InputError(
-            explain(
-                f"{', '.join(given)} with {mode}",
-                f"flags of {mode}",
-                f"Leave it out, or run {other}.",
-            )
+            f"{', '.join(given)} with {mode}", f"flags of {mode}", f"Leave it out, or run {other}."
         )
 
 
@@ -221,7 +217,7 @@ def _candidates(
     wanted = listed(args.impl or "")
     if args.interpret and not wanted:
         given = "--interpret without --impl"
-        raise InputError(explain(given, "kernels that are named", "Pass --impl NAME."))
+        raise InputError(given, "kernels that are named", "Pass --impl NAME.")
     may = wanted if args.interpret else ()
     found = {op: candidates(registry, op, env, interpret=may) for op in ops}
     known = {candidate.name for some in found.values() for candidate in some}
@@ -244,7 +240,7 @@ def _check_cases(args: argparse.Namespace, ops: Iterable[Op[Any]]) -> None:
         if not any(has_text(name, text) for name in names):
             near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:3]
             allowed = f"a part of a name such as {', '.join(near)}"
-            raise InputError(explain(f"--case {text}", allowed, "Pass --case TEXT, or --shapes."))
+            raise InputError(f"--case {text}", allowed, "Pass --case TEXT, or --shapes.")
 
 
 def _settings(
@@ -288,7 +284,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and value <= 0:
             given = f"--{flag.replace('_', '-')} {value}"
-            raise InputError(explain(given, "more than 0", "Correct it."))
+            raise InputError(given, "more than 0", "Correct it.")
 
 
 def _shape_names(args: argparse.Namespace) -> list[str]:

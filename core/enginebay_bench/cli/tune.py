@@ -19,7 +19,7 @@ from enginebay.cli.show import INTERRUPTED, interruptible, progress
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import make_config, read_toml
 from enginebay.config_sections import AUTO
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 from enginebay_bench.cli.kernels import (
     Session,
     add_kernel_arguments,
@@ -95,7 +95,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     if args.config and args.op not in (None, ATTENTION):
         given = f"--op {args.op} with --config"
         fix = "Name the shapes to tune other ops on, without --config."
-        raise InputError(explain(given, "attention, whose buckets an engine tells", fix))
+        raise InputError(given, "attention, whose buckets an engine tells", fix)
     folder, args.tuned_folder = (
         args.tuned_folder,
         None,
