@@ -56,7 +56,8 @@ def test_code_block_runs(
     monkeypatch.setattr("enginebay_bench.roofline.MATRIX", 32)
     request.getfixturevalue("faked" if block in FAKED else "pooled")
     if language == "python":
-        exec(compile(on_brief(code), "block", "exec"), {"__name__": "__main__"})
+        code = compile(on_brief(code), "block", "exec", dont_inherit=True)
+        exec(code, {"__name__": "__main__"})
         return
     assert language == "sh"
     for line in code.splitlines():
