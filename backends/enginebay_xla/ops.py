@@ -83,6 +83,7 @@ LINEAR: Op[LinearOp] = Op(
     bench="enginebay_xla.bench.plain:LINEAR",
     cost="enginebay_xla.cost:linear_cost",
     oracle="enginebay_testing.oracle:linear",
+    partition="enginebay_xla.partition:linear",
 )
 EMBEDDING: Op[EmbeddingOp] = Op(
     "embedding",
@@ -105,6 +106,7 @@ RMS_NORM: Op[RmsNormOp] = Op(
     bench="enginebay_xla.bench.plain:RMS_NORM",
     cost="enginebay_xla.cost:rms_norm_cost",
     oracle="enginebay_testing.oracle:rms_norm",
+    partition="enginebay_xla.partition:rms_norm",
 )
 ROPE: Op[RopeOp] = Op(
     "rope",
@@ -149,6 +151,7 @@ ADD_RMS_NORM: Op[AddRmsNormOp] = Op(
     kit="enginebay_xla.kit.kits:ADD_RMS_NORM",
     bench="enginebay_xla.bench.fused:ADD_RMS_NORM",
     cost="enginebay_xla.cost:add_rms_norm_cost",
+    partition="enginebay_xla.partition:add_rms_norm",
 )
 ROPE_KV_WRITE: Op[RopeKvWriteOp] = Op(
     "rope_kv_write",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
 from enginebay import LLM
+from enginebay.compose.override import overridden_plan
 from enginebay.errors import IncorrectError, UnsupportedError
 from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, SIZES, assert_idle
+from tests.unit.test_native_compiling import need_compiler
 from tests.unit.unregistered import garbage_attention, plain_attention, scaled_linear
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -68,11 +71,23 @@ def test_an_override_runs_in_every_shard_and_is_undone(sharded: LLM, expected: l
     assert_idle(sharded)
 
 
+def test_a_kernel_of_weights_in_one_piece_runs_on_each_part_by_its_ops_rule(
+    sharded: LLM, expected: list[int]
+) -> None:
+    need_compiler()
+    with sharded.override(linear="native"):
+        assert sharded.plan.kernels.split == {"linear"}
+        assert tokens(sharded) == expected
+    assert not sharded.plan.kernels.split
+
+
 def test_what_cannot_be_split_is_refused(sharded: LLM) -> None:
     plan = sharded.plan
+    without = dataclasses.replace(plan.kernels.ops["linear"], partition=None)
+    ops = {**plan.kernels.ops, "linear": without}
+    stiff = dataclasses.replace(plan, kernels=dataclasses.replace(plan.kernels, ops=ops))
     with pytest.raises(UnsupportedError, match=r"linear = native .*weights split over devices"):
-        with sharded.override(linear="native"):
-            pytest.fail("the block was entered")
+        overridden_plan(stiff, {"linear": "native"}, check=False)
     with pytest.raises(IncorrectError, match="linear = scaled_linear fails"):
         with sharded.override(linear=scaled_linear):
             pytest.fail("the block was entered")

@@ -13,6 +13,7 @@ from enginebay.compose.fused import Part, choose_fused
 from enginebay.compose.import_paths import check_import_paths, with_import_paths
 from enginebay.compose.negotiate import PlanSteps, StepsFor, choose_attention, choose_layout
 from enginebay.compose.ops import ATTENTION, NONE, usable_ops
+from enginebay.compose.partition import partitioned
 from enginebay.compose.tuned import load_tuned
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
@@ -54,6 +55,8 @@ class ChosenKernels:
     """
     ops: Mapping[str, Op[Any]] = dataclasses.field(default_factory=dict)
     """The registered ops that can be used, by name."""
+    split: frozenset[str] = frozenset()
+    """The ops whose implementation runs on each device's part by the op's partition rule."""
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
     """Where configurations are looked up before an implementation's own default is taken."""
 
@@ -62,6 +65,7 @@ class ChosenKernels:
         implementation computes is composed of its parts.
         """
         bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
+        bound |= {op: partitioned(self.ops[op], bound[op]) for op in self.split}
         for op in self.ops.values():
             if op.composed and op.name not in bound and bound.keys() >= set(op.made_of):
                 compose = import_target(op.composed, f"op {op.name!r} composed of its parts")
@@ -148,6 +152,7 @@ def choose_kernels(
         env,
         tuple(sorted(calls)),
         ops,
+        frozenset(op for op, found in plain.items() if found.split),
         tuned,
         steps_for,
     )
@@ -184,12 +189,15 @@ def choose_plain(
     is_sharded: bool = False,
     layout: str | None = None,
     quantization: str = NO_QUANTIZATION,
+    has_rule: bool = False,
 ) -> tuple[Candidate, Reason]:
     """Settle an op that has no phases and is not fused; `quantization` is of the weights that it
-    is given.
+    is given. With `has_rule` an implementation that is named may be split by the op's partition
+    rule; "auto" takes none, as none has been measured.
     """
     wanted = _wanted(config, op)
     where: Any = {"is_sharded": is_sharded, "layout": layout, "quantization": quantization}
+    where["split"] = {wanted} - {AUTO} if has_rule else ()
     able = candidates(registry, op, env, interpret=interpreted_names(config, wanted), **where)
     return choose(f"kernels.{op}", wanted, able, lambda _: None)
 
@@ -210,7 +218,10 @@ def _choose_plain(
     for op in (op for op, record in ops.items() if not record.made_of and op != ATTENTION):
         method = config.quantization if ops[op].reads_weights else NO_QUANTIZATION
         try:
-            plain[op], why = choose_plain(registry, config, env, op, quantization=method, **where)
+            rule = bool(ops[op].partition) and method == NO_QUANTIZATION
+            plain[op], why = choose_plain(
+                registry, config, env, op, quantization=method, has_rule=rule, **where
+            )
         except UnsupportedError as error:
             if _wanted(config, op) != AUTO or registry.find("op", op).built_in:
                 raise
@@ -219,7 +230,12 @@ def _choose_plain(
     for record in (record for record in ops.values() if record.made_of):
         wanted = _wanted(config, record.name)
         able = candidates(
-            registry, record.name, env, interpret=interpreted_names(config, wanted), **where
+            registry,
+            record.name,
+            env,
+            interpret=interpreted_names(config, wanted),
+            split={wanted} - {AUTO} if record.partition else (),
+            **where,
         )
         parts = [
             Part(part, plain[part], is_named=_wanted(config, part) != AUTO)

@@ -11,6 +11,7 @@ from enginebay.compose.composition import Plan
 from enginebay.compose.fused import COMPOSED
 from enginebay.compose.import_paths import import_path, refuse_uncallable
 from enginebay.compose.negotiate import why_not
+from enginebay.compose.ops import ATTENTION
 from enginebay.compose.quick import quick_check
 from enginebay.config import NO_QUANTIZATION, Reason
 from enginebay.config_sections import PHASES
@@ -19,6 +20,7 @@ from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
 from enginebay.ops.spec import AttnSpec
+from enginebay.registry import Entry
 
 GIVEN = "given to override()"
 SWITCH = "check=False"
@@ -36,6 +38,8 @@ class _Given:
     impl: Any
     registered: bool
     given: Any
+    split: bool
+    """Whether the op's partition rule splits it over devices."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -60,6 +64,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
     told: dict[str, Reason] = {}
     swapped = None if plan.swapped is None else dict(plan.swapped)
+    split = kernels.split
     for one in (one for op, value in given.items() for one in _read(plan, op, value)):
         if not isinstance(one.given, str):
             swapped = None
@@ -73,6 +78,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
             attention |= dict.fromkeys(one.phases, one.impl)
         else:
             plain[one.op] = one.impl
+            split = split | {one.op} if one.split else split - {one.op}
             # A fused op would compute this one in the place of what is given: it is taken apart.
             ops = kernels.ops.values()
             for fused in {op.name for op in ops if one.op in op.made_of} - set(given):
@@ -95,7 +101,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         )
     reasons = _replaced(kernels.reasons, told)
     changed = dataclasses.replace(
-        kernels, attention=attention, plain=plain, names=names, reasons=reasons
+        kernels, attention=attention, plain=plain, names=names, reasons=reasons, split=split
     )
     reasons = _replaced(plan.reasons, told)
     return dataclasses.replace(plan, kernels=changed, reasons=reasons, swapped=swapped)
@@ -107,9 +113,9 @@ def _replaced(reasons: Sequence[Reason], told: Mapping[str, Reason]) -> tuple[Re
 
 def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
     """What was given for an op, phases with the same implementation together."""
-    if op != "attention":
+    if op != ATTENTION:
         if op not in plan.kernels.plain:
-            ops = ["attention", *plan.kernels.plain]
+            ops = [ATTENTION, *plan.kernels.plain]
             raise unknown_name("op", op, ops, "Override one of these.")
         return [_one(plan, op, (), value)]
     if not isinstance(value, Mapping):
@@ -124,35 +130,39 @@ def _read(plan: Plan, op: str, value: Any) -> list[_Given]:
 
 
 def _one(plan: Plan, op: str, phases: tuple[str, ...], value: Any) -> _Given:
-    name, impl, registered = _named(plan, op, value)
-    if op == "attention":
+    name, impl, entry = _named(plan, op, value)
+    if op == ATTENTION:
         # the layout that there is comes first: the cache stays as it is
         layouts = dict.fromkeys([plan.kernels.layout, *plan.registry.names("layout")])
         impl = adapt_attention(impl, name, tuple(layouts))
     else:
         refuse_uncallable(plan.kernels.ops[op], impl, f"{op} = {name}")
-    if not registered and _quantization(plan, op) != NO_QUANTIZATION:
+    if entry is None and _quantization(plan, op) != NO_QUANTIZATION:
         raise UnsupportedError(
             f"{op} = {name} cannot be used with {plan.config.quantization} weights",
             "a registered kernel whose capability `quantizations` names the method",
             "Register it, or make the LLM without quantization.",
         )
-    one = _Given(op, phases, name, impl, registered, value)
-    if op == "attention":
+    is_sharded = plan.placement.num_shards("kv_heads") > 1
+    split = is_sharded and entry is not None and why_not_declared(entry, None, is_sharded=True)
+    one = _Given(op, phases, name, impl, entry is not None, value, bool(split))
+    if op == ATTENTION:
         _refuse(plan, one)
     return one
 
 
-def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
-    """A name for reports, the implementation, and whether it is registered."""
+def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
+    """A name for reports, the implementation, and its entry if it is registered."""
     if not isinstance(value, str):
         own = getattr(value, "name", None)
-        return str(own or getattr(value, "__qualname__", type(value).__name__)), value, False
+        return str(own or getattr(value, "__qualname__", type(value).__name__)), value, None
     if is_import_path(value):
-        return value, import_path(value, f"kernel of op {op}"), False
+        return value, import_path(value, f"kernel of op {op}"), None
     entry = plan.registry.find("kernel", value, op)
-    is_sharded = plan.placement.num_shards("kv_heads") > 1
     quantization = _quantization(plan, op)
+    record = None if op == ATTENTION else plan.kernels.ops[op]
+    has_rule = record is not None and record.partition and quantization == NO_QUANTIZATION
+    is_sharded = plan.placement.num_shards("kv_heads") > 1 and not has_rule
     reason = why_not_declared(
         entry, plan.kernels.layout, is_sharded=is_sharded, quantization=quantization
     )
@@ -164,7 +174,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, bool]:
                 "Choose another.",
             )
         )
-    return value, plan.registry.load(entry), True
+    return value, plan.registry.load(entry), entry
 
 
 def _quantization(plan: Plan, op: str) -> str:

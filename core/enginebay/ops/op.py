@@ -36,6 +36,10 @@ class Op(Generic[SignatureT]):
     Ops that are not fused have an implementation in every plan. An op that `reads_weights` may be
     given a QuantizedArray.
 
+    `partition` is "module:attribute" of a function (implementation, *arguments, **keywords of a
+    call) -> Partition, by which an implementation that the compiler cannot split over devices (the
+    capability sharded = False) serves there. Without one such an implementation is refused.
+
     The others are for tools. `oracle` is "module:attribute" of a function of the op's arguments as
     NumPy arrays that returns its results in float64; without one the reference runs in float64.
     `cost` is "module:attribute" of a function of the op's arguments, as arrays or as shapes, that
@@ -58,6 +62,7 @@ class Op(Generic[SignatureT]):
     cost: str | None = None
     kit: str | None = None
     bench: str | None = None
+    partition: str | None = None
 
     def why_not_called(self, function: Callable[..., Any]) -> str | None:
         """Why a function cannot be called as the op's signature says, or None."""
@@ -71,6 +76,22 @@ class Op(Generic[SignatureT]):
         except ValueError:  # a callable without a readable signature: the quick check calls it
             pass
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How one call of an op is split over devices.
+
+    `inputs` and `outputs` name the dimensions of each array, "rows features"; a dimension of the
+    same name is split alike everywhere. A dimension in `whole` is never split. `run` (total,
+    *arrays) computes a device's part of the results from its part of the arguments that are not
+    None; total(x) is the sum of x over the devices that have split what no output has.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[..., Any]
+    whole: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
