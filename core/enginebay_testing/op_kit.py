@@ -15,6 +15,7 @@ import numpy as np
 
 from enginebay.cache import KVLayout
 from enginebay.compose.quick import quick_check
+from enginebay.errors import IncorrectError
 from enginebay.ops.caps import Env
 from enginebay.ops.op import CheckSetting, Op
 from enginebay.ops.spec import AttnSpec
@@ -105,8 +106,14 @@ def _quick_cases(
     op: Op[Any], kernel: Any, env: Env, layouts: Layouts, extent: Extent
 ) -> Iterator[OpCase]:
     setting = CheckSetting(env, [AttnSpec(4, 2, 16)], layouts[0], "float32", page_size=16)
-    run = functools.partial(quick_check, op, kernel, setting, "the kernel", "no check")
-    yield OpCase(f"{op.name}[quick_cases]", lambda: cast("None", run()))
+
+    def run() -> None:
+        try:
+            quick_check(op, kernel, setting, "the kernel", "no check")
+        except IncorrectError as wrong:
+            raise AssertionError(str(wrong)) from wrong
+
+    yield OpCase(f"{op.name}[quick_cases]", run)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,6 +71,7 @@ def test_an_override_runs_in_every_shard_and_is_undone(sharded: LLM, expected: l
     assert_idle(sharded)
 
 
+@pytest.mark.slow  # a small sample is in test_partition.py
 def test_a_kernel_of_weights_in_one_piece_runs_on_each_part_by_its_ops_rule(
     sharded: LLM, expected: list[int]
 ) -> None:
