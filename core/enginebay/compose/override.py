@@ -160,8 +160,7 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
         return value, import_path(value, f"kernel of op {op}"), None
     entry = plan.registry.find("kernel", value, op)
     quantization = _quantization(plan, op)
-    record = None if op == ATTENTION else plan.kernels.ops[op]
-    has_rule = record is not None and record.partition and quantization == NO_QUANTIZATION
+    has_rule = plan.kernels.ops[op].partition and quantization == NO_QUANTIZATION
     is_sharded = plan.placement.num_shards("kv_heads") > 1 and not has_rule
     reason = why_not_declared(
         entry, plan.kernels.layout, is_sharded=is_sharded, quantization=quantization

@@ -23,7 +23,8 @@ class SwigluMlp(Mlp):
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        return ops[LINEAR](ops[SWIGLU](x, self.gate[...], self.up[...]), self.down[...])
+        opened = ops[SWIGLU](x, self.gate.get_value(), self.up.get_value())
+        return ops[LINEAR](opened, self.down.get_value())
 
 
 class SwigluLlamaFamily(ModelFamily):
