@@ -22,7 +22,12 @@ from tests.parity.ops import plain_ops
 
 TOLERANCE = 1e-4
 # A model whose KV heads are split, one whose heads are repeated, and one with two cache groups.
-SHARDED = [("llama-tied", 2), ("qwen3-tied", 4), ("qwen2-some-windows", 2)]
+SHARDED = [
+    ("llama-tied", 2),
+    ("qwen3-tied", 4),
+    ("qwen2-some-windows", 2),
+    *(pytest.param("gemma3-mixed", count, marks=pytest.mark.slow) for count in (2, 4)),
+]
 
 
 def loaded(

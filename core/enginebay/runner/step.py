@@ -384,7 +384,7 @@ def _write_back(
     position = before[:, None] - 1 + jnp.arange(max_steps, dtype=jnp.int32)[None]
     new = position < after[:, None] - 1
     inside = jnp.clip(position, 0, small.page_size - 1)
-    k, v = small.read_tokens(part, (row * small.page_size + inside).reshape(-1))
+    k, v = small.read_exact(part, (row * small.page_size + inside).reshape(-1))
     pages = jnp.take_along_axis(
         table, jnp.minimum(inside // layout.page_size, table.shape[1] - 1), axis=1
     )
