@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
+from enginebay.compose.composition import Plan
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import TINY
 from tests.unit.serving import SIZES
@@ -23,13 +24,14 @@ OPTIONS = {"oengine": {"page_size": 8, "num_pages": 60}, "vinference": {}}
 
 def generate(
     engine: str, attention: str, layout: str, prompts: list[list[int]]
-) -> tuple[list[list[int]], LLM]:
+) -> tuple[list[list[int]], set[str], Plan]:
     chosen = {"name": engine, "options": OPTIONS[engine]}
     kernels = {"attention": attention}
     choices = SIZES | {"kernels": kernels, "layout": layout, "processors": (), "max_model_len": 256}
     with LLM(TINY, engine=chosen, **choices) as llm:
         outputs = llm.generate(prompts, PARAMS)
-        return [output.outputs[0].token_ids for output in outputs], llm
+        kinds = {key.kind for key in llm.engine.runner.programs}
+        return [output.outputs[0].token_ids for output in outputs], kinds, llm.plan
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,8 @@ def test_a_compact_copy_changes_no_token(engine: str, layout: str) -> None:
     """
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, 96, length).tolist() for length in LENGTHS]
-    tokens, llm = generate(engine, "xla", layout, prompts)
-    assert {key.kind for key in llm.engine.runner.programs} == {"prefill", "compact"}
-    reference = ReferenceModel(llm.plan)
+    tokens, kinds, plan = generate(engine, "xla", layout, prompts)
+    assert kinds == {"prefill", "compact"}
+    reference = ReferenceModel(plan)
     for prompt, new in zip(prompts, tokens, strict=True):
         assert reference.first_wrong_token(prompt, new, TOLERANCE) is None
