@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -191,7 +192,7 @@ class DecoderLayer(nnx.Module):
     def __init__(
         self,
         attention: Attention,
-        mlp: Mlp,
+        mlp: Any,
         attention_norm: RmsNorm,
         mlp_norm: RmsNorm,
         out_norms: tuple[RmsNorm, RmsNorm] | None = None,

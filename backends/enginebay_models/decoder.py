@@ -5,6 +5,7 @@ with them in traces.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ class Variant:
     norm_offset: float = 0.0
     embed_scale: float | None = None
     logit_cap: float | None = None
-    mlp: type[Mlp] = Mlp
+    mlp: Callable[..., Any] = Mlp
 
 
 def build_decoder(

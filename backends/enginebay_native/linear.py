@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 
 from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
+from enginebay.weights import QuantizedArray, Weight
 from enginebay_native.calls import register
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
@@ -61,7 +63,7 @@ class NativeLinear:
     def __call__(
         self,
         x: jax.Array,
-        weight: jax.Array,
+        weight: Weight,
         bias: jax.Array | None = None,
         *,
         out_dtype: jnp.dtype | str | None = None,
@@ -72,6 +74,8 @@ class NativeLinear:
         Products are accumulated, and the bias added, in f32; the result is rounded once. Up to
         MAX_ROWS rows, each one's result is the same bits however many there are.
         """
+        if isinstance(weight, QuantizedArray):
+            return self._quantized(x, weight, bias, out_dtype or x.dtype)
         num_in = math.prod(x.shape[1:])
         out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
         matrix = weight.reshape(math.prod(out_dims), num_in)
@@ -91,9 +95,30 @@ class NativeLinear:
             out = out + bias.astype(jnp.float32)
         return out.astype(out_dtype or x.dtype)
 
+    def _quantized(
+        self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
+    ) -> jax.Array:
+        """By int8 values with one scale an output: sums of f32 inputs, which the scales multiply."""
+        out_dims = weight.scales.shape[:-1]
+        flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        matrix = weight.values.reshape(math.prod(out_dims), flat.shape[1])
+        if 0 < flat.shape[0] <= MAX_ROWS["float32"]:
+            out = self._in_cpp(flat, matrix)
+        else:
+            # Widened when x is there, not ahead of a loop of steps.
+            matrix, flat = jax.lax.optimization_barrier((matrix, flat))
+            out = jax.lax.dot_general(
+                flat,
+                matrix.astype(jnp.float32),
+                (((1,), (1,)), ((), ())),
+                precision=jax.lax.Precision.HIGHEST,
+            )
+        out = out.reshape(x.shape[0], *out_dims) * weight.scales[..., 0]
+        return (out if bias is None else out + bias.astype(jnp.float32)).astype(out_dtype)
+
     def _in_cpp(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
         rows, outputs = x.shape[0], matrix.shape[0]
-        sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(x.dtype)))
+        sizes = (("inputs", matrix.shape[1]), ("outputs", outputs), ("dtype", str(matrix.dtype)))
         # One row has a tile of its own; others go by the next power of two, as few steps have just
         # so many rows.
         sharing = self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))

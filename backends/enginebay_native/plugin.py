@@ -24,5 +24,6 @@ def register_kernels(register: Register) -> None:
                 "priority": 10,
                 "sharded": op == "attention",
                 "custom_calls": (f"enginebay_{op}",),
+                "quantizations": ("int8",) if op == "linear" else (),
             },
         )

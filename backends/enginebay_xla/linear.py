@@ -32,22 +32,26 @@ def linear(
     Products are accumulated, and the bias added, in f32; the result is rounded once.
     """
     scales: jax.Array | None = None
+    # A weight is widened after x is there and in each turn of a loop: never all of a step at once.
     if isinstance(weight, QuantizedArray):
-        # Widened after x is there and in each turn of a loop: never all weights of a step at once.
         quantized, x = jax.lax.optimization_barrier((weight, x))
-        weight, scales = _factors(quantized, x.dtype)
+        array, scales = _factors(quantized, x.dtype)
+    elif weight.dtype != x.dtype:
+        array, x = jax.lax.optimization_barrier((weight, x))
+    else:
+        array = weight
     rows = x.shape[0]
-    if rows < FEWEST_NARROW_ROWS and _few_rows_are_slow(x, weight):
+    if rows < FEWEST_NARROW_ROWS and _few_rows_are_slow(x, array):
         x = jnp.pad(x, ((0, FEWEST_NARROW_ROWS - rows), *[(0, 0)] * (x.ndim - 1)))
     num_in = math.prod(x.shape[1:])
-    out_dims = weight.shape[: weight.ndim - (x.ndim - 1)]
+    out_dims = array.shape[: array.ndim - (x.ndim - 1)]
     # As plain matrices: XLA:CPU makes a transposed copy of a weight of more dimensions in every
     # call.
-    matrix = weight.reshape(math.prod(out_dims), num_in)
+    matrix = array.reshape(math.prod(out_dims), num_in)
     flat = x.reshape(x.shape[0], num_in)
     numbers = (((1,), (1,)), ((), ()))
     # f32 is f32 on every platform: this is what others are compared with
-    precision = jax.lax.Precision.HIGHEST if x.dtype == weight.dtype == jnp.float32 else None
+    precision = jax.lax.Precision.HIGHEST if x.dtype == array.dtype == jnp.float32 else None
     out = jax.lax.dot_general(
         flat, matrix, numbers, precision=precision, preferred_element_type=jnp.float32
     )

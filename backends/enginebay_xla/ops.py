@@ -42,6 +42,19 @@ class LinearOp(Protocol):
     ) -> jax.Array: ...
 
 
+class GroupedLinearOp(Protocol):
+    """x [T, inputs] whose rows are sorted by group, weight [groups, outputs, inputs], group_sizes
+    int32 [groups] -> [T, outputs], accumulated in f32.
+
+    The first group_sizes[0] rows are multiplied with weight[0], and so on. Rows past the last group
+    give 0. Rows are independent. `out_dtype` None keeps x's.
+    """
+
+    def __call__(
+        self, x: jax.Array, weight: Weight, group_sizes: jax.Array, *, out_dtype: Any = None
+    ) -> jax.Array: ...
+
+
 class RmsNormOp(Protocol):
     """x [..., features], weight [features] -> x / rms(x) * weight, statistics in f32, x's dtype
     kept.
@@ -95,6 +108,14 @@ EMBEDDING: Op[EmbeddingOp] = Op(
     kit="enginebay_xla.kit.kits:EMBEDDING",
     bench="enginebay_xla.bench.plain:EMBEDDING",
     cost="enginebay_xla.cost:embedding_cost",
+)
+GROUPED_LINEAR: Op[GroupedLinearOp] = Op(
+    "grouped_linear",
+    GroupedLinearOp,
+    "enginebay_xla.grouped_linear:grouped_linear_reference",
+    "enginebay_xla.quick_cases:grouped_linear_cases",
+    CLOSE,
+    reads_weights=True,
 )
 RMS_NORM: Op[RmsNormOp] = Op(
     "rms_norm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginebay.hooks import Register, hookimpl
 
 EVERYWHERE = ("cpu", "cuda", "tpu")
+READS_WEIGHTS = ("linear", "grouped_linear", "embedding")
 
 
 @hookimpl
@@ -23,6 +24,7 @@ def register_ops(register: Register) -> None:
         "embedding": "rows of a table",
         "kv_write": "keys and values into the cache",
         "linear": "a product with a weight, summed in f32",
+        "grouped_linear": "rows sorted by group, each by the weight of its group",
         "rms_norm": "division by the root of the mean square, times a weight",
         "add_rms_norm": "a sum and its rms_norm in one",
         "rope": "rotary positions",
@@ -41,6 +43,7 @@ def register_kernels(register: Register) -> None:
         "kv_write": "enginebay_xla.kv_write:kv_write",
         "embedding": "enginebay_xla.linear:embedding",
         "linear": "enginebay_xla.linear:linear",
+        "grouped_linear": "enginebay_xla.grouped_linear:grouped_linear",
         "rms_norm": "enginebay_xla.norm:rms_norm",
         "add_rms_norm": "enginebay_xla.norm:add_rms_norm",
         "rope": "enginebay_xla.rope:rope",
@@ -54,7 +57,7 @@ def register_kernels(register: Register) -> None:
             op=op,
             platforms=EVERYWHERE,
             summary="plain JAX, on any platform",
-            capabilities={"quantizations": ("any",)} if op in ("linear", "embedding") else {},
+            capabilities={"quantizations": ("any",)} if op in READS_WEIGHTS else {},
         )
 
 

@@ -56,6 +56,18 @@ def linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
         yield QuickCase(f"linear {setting.dtype} {name}", run, (x, weight, bias))
 
 
+def grouped_linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Groups without rows, of one and of many, and rows of no group."""
+    for name, sizes in (("few", (0, 3, 1, 0)), ("many", (40, 0, 1, 90)), ("none", (0, 0, 0, 0))):
+        x = _random(setting.dtype, sum(sizes) + 2, 48)
+        weight = _random(setting.dtype, len(sizes), 40, 48)
+        yield QuickCase(
+            f"grouped_linear {setting.dtype} {name}",
+            lambda impl, *inputs: {"out": impl(*inputs)},
+            (x, weight, np.array(sizes, np.int32)),
+        )
+
+
 def embedding_cases(setting: CheckSetting) -> Iterator[QuickCase]:
     """Rows of a small table, one of them twice."""
     inputs = (_random(setting.dtype, 11, 8), np.array([3, 0, 10, 3], np.int32))

@@ -57,7 +57,7 @@ DEFAULT_AXIS_RULES: dict[str, str | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
-    "expert": None,
+    "expert": "tensor",
 }
 """Which mesh axis each logical axis of the code lies on; None keeps it whole on every device."""
 

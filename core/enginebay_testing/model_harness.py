@@ -43,7 +43,7 @@ class Chunk:
 def place_over(num_devices: int) -> Placement:
     """All sharded axes over the first `num_devices` devices."""
     rules: dict[str, str | None] = dict.fromkeys(DEFAULT_AXIS_RULES)
-    rules |= dict.fromkeys(("heads", "kv_heads", "mlp", "vocab"), "tensor")
+    rules |= dict.fromkeys(("heads", "kv_heads", "mlp", "vocab", "expert"), "tensor")
     return make_placement(jax.devices(), {"tensor": num_devices}, rules)
 
 

@@ -55,6 +55,9 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
         "hidden_act": "silu",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
     }
 
 

@@ -16,6 +16,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.registry import load_registry
 from enginebay.runner.sharding import Placement
 from enginebay_xla.attention import xla_attention
+from enginebay_xla.grouped_linear import grouped_linear
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.layout import HndLayout
 from enginebay_xla.linear import embedding, linear
@@ -30,6 +31,7 @@ def plain_ops(
     plain = {
         "embedding": embedding,
         "linear": linear,
+        "grouped_linear": grouped_linear,
         "rms_norm": rms_norm,
         "rope": rope,
         "kv_write": kv_write,

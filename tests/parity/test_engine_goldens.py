@@ -26,6 +26,7 @@ VARIANTS = (
     "mistral-window",
     "qwen2-some-windows",
     "qwen3-yarn-biases",
+    "qwen3_moe-normed",
 )
 """One or two of each family: test_goldens.py holds the logits of all of them at the model's level.
 """
@@ -67,9 +68,12 @@ def engine_cases() -> Iterator[Any]:
     A test below has "mistral-window" on the contiguous engine, and another one tied embeddings.
     """
     for variant in VARIANTS:
-        quick = {"gemma3-mixed": "oengine", "mistral-window": None, "llama-tied": None}.get(
-            variant, "vinference"
-        )
+        quick = {
+            "gemma3-mixed": "oengine",
+            "mistral-window": None,
+            "llama-tied": None,
+            "qwen3_moe-normed": None,
+        }.get(variant, "vinference")
         for engine in ENGINES:
             yield pytest.param(engine, variant, marks=() if engine == quick else pytest.mark.slow)
 

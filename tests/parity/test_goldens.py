@@ -21,12 +21,15 @@ from tests.parity import tiny
 from tests.parity.ops import plain_ops
 
 TOLERANCE = 1e-4
-# A model whose KV heads are split, one whose heads are repeated, and one with two cache groups.
+# A model whose KV heads are split, one whose heads are repeated, one with two cache groups, and one
+# whose experts are split.
 SHARDED = [
     ("llama-tied", 2),
     ("qwen3-tied", 4),
     ("qwen2-some-windows", 2),
     *(pytest.param("gemma3-mixed", count, marks=pytest.mark.slow) for count in (2, 4)),
+    pytest.param("qwen3_moe-normed", 2, marks=pytest.mark.slow),
+    ("qwen3_moe-normed", 4),
 ]
 
 

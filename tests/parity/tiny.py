@@ -89,12 +89,19 @@ _GEMMA3: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 4.0,
     },
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_QWEN3_MOE: dict[str, dict[str, Any]] = {
+    "qwen3_moe-normed": _EXPERTS | {"norm_topk_prob": True, "head_dim": 24},
+    "qwen3_moe-some-plain": _EXPERTS
+    | {"num_experts_per_tok": 3, "mlp_only_layers": [0], "decoder_sparse_step": 1},
+}
 _FAMILIES = {
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "mistral": ("MistralForCausalLM", _MISTRAL),
     "qwen2": ("Qwen2ForCausalLM", _QWEN2),
     "qwen3": ("Qwen3ForCausalLM", _QWEN3),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", _QWEN3_MOE),
 }
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

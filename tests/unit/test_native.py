@@ -17,6 +17,7 @@ import pytest
 
 from enginebay.errors import UnsupportedError
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.weights import QuantizedArray
 from enginebay_testing import kernels, oracle
 from enginebay_testing.attention_cases import AttentionProblem, make_problem
 from enginebay_testing.kernels import AttentionCase
@@ -59,6 +60,24 @@ SIZES = [(1, 1), (5, 2), (15, 3), (16, 4), (33, 5), (47, 6), (64, 7), (100, 8), 
 """Inputs and outputs: fewer than a vector, a whole number of vectors of any processor, and what is
 left over.
 """
+
+
+def test_a_product_with_int8_values_is_that_of_the_same_values_in_f32(module: Any) -> None:
+    rng = np.random.default_rng(5)
+    sizes = [(rows, *SIZES[i]) for i, rows in ((2, 1), (4, 3), (7, 48), (8, 128), (9, 130))]
+    x = [rng.normal(size=(rows, num_in)).astype(np.float32) for rows, num_in, _ in sizes]
+    values = [rng.integers(-127, 128, size=size[:0:-1], dtype=np.int8) for size in sizes]
+    scales = [rng.random((len(each), 1), np.float32) for each in values]
+
+    def both(x: list[Any], values: list[Any], scales: list[Any]) -> Any:
+        int8 = [QuantizedArray(v, s, None, "int8") for v, s in zip(values, scales, strict=True)]
+        narrow = [module.linear(*pair) for pair in zip(x, int8, strict=True)]
+        wide = [module.linear(a, v.astype(jnp.float32)) for a, v in zip(x, values, strict=True)]
+        return narrow, [w * s[:, 0] for w, s in zip(wide, scales, strict=True)]
+
+    assert str(jax.make_jaxpr(both)(x, values, scales)).count("ffi_call") == 2 * len(sizes) - 2
+    for got, wanted in zip(*jax.jit(both)(x, values, scales), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)

@@ -22,8 +22,8 @@ struct Tile {
 };
 
 // out[R, C] = x[R, in] w[C, in]^T. Meanwhile kFetch rows of `in` weights at `next` are brought into the cache.
-template <int R, int C, int kFetch>
-void multiply(const float* x, const float* w, float* out, int64_t in, int64_t stride, const float* next) {
+template <int R, int C, int kFetch, typename W>
+void multiply(const float* x, const W* w, float* out, int64_t in, int64_t stride, const W* next) {
   Tile<R, C> tile;
   int64_t k = 0;
   for (; k + kLanes <= in; k += kLanes) {
@@ -91,16 +91,16 @@ constexpr int kRows = 4, kColumns = 2;
 constexpr int kLoneColumns = 8;  // of a tile of one row: enough sums under way to hide how long each takes
 
 // out[R, width] = x[R, in] w[width, in]^T; each tile fetches kFetch rows of weights that lie `ahead` of its own.
-template <int R, int C, int kFetch, typename T>
-void columns(const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
+template <int R, int C, int kFetch, typename X, typename W>
+void columns(const X* x, const W* w, float* out, int64_t in, int64_t width, int64_t stride, int64_t ahead) {
   int64_t c = 0;
   for (; c + C <= width; c += C) multiply<R, C, kFetch>(x, w + c * in, out + c, in, stride, w + c * in + ahead);
   for (; c < width; ++c) multiply<R, 1, 0>(x, w + c * in, out + c, in, stride, w);
 }
 
 // The same for the first `rows` of at most R, as a constant.
-template <int R, int kFetch, typename T>
-void some_rows(int64_t rows, const T* x, const T* w, float* out, int64_t in, int64_t width, int64_t stride,
+template <int R, int kFetch, typename X, typename W>
+void some_rows(int64_t rows, const X* x, const W* w, float* out, int64_t in, int64_t width, int64_t stride,
                int64_t ahead) {
   if constexpr (R > 1) {
     if (rows < R) return some_rows<R - 1, kFetch>(rows, x, w, out, in, width, stride, ahead);
@@ -110,15 +110,15 @@ void some_rows(int64_t rows, const T* x, const T* w, float* out, int64_t in, int
 
 // out[rows, width] = x[rows, in] w[width, in]^T, out's rows `stride` apart. The first rows wait for memory, so they fetch the
 // weights that they come to next; the others fetch a share of the next block's, so that memory works during all passes.
-template <typename T>
-void block(const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t width, int64_t stride) {
+template <typename X, typename W>
+void block(const X* x, const W* w, float* out, int64_t rows, int64_t in, int64_t width, int64_t stride) {
   if (rows == 1) return columns<1, kLoneColumns, kLoneColumns>(x, w, out, in, width, stride, in * kLoneColumns);
   int64_t passes = (rows + kRows - 1) / kRows;
   int64_t share = passes > 1 ? (kColumns + passes - 2) / (passes - 1) : 0;
   some_rows<kRows, kColumns>(rows, x, w, out, in, width, stride, in * kColumns);
   for (int64_t p = 1; p < passes; ++p) {
     int64_t r = p * kRows, first = (p - 1) * share, ahead = in * (width + first);
-    const T* from = x + r * in;
+    const X* from = x + r * in;
     float* to = out + r * stride;
     if (first >= kColumns || (share > 2 && p > 1)) {
       some_rows<kRows, 0>(rows - r, from, w, to, in, width, stride, 0);
@@ -138,8 +138,8 @@ struct Sharing {
   int64_t block_bytes, tasks_per_thread;
 };
 
-template <typename T>
-ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t rows, int64_t in, int64_t outputs,
+template <typename X, typename W>
+ffi::Error run(ffi::ThreadPool pool, const X* x, const W* w, float* out, int64_t rows, int64_t in, int64_t outputs,
                Sharing sharing) {
   if (in == 0 || rows == 0) {
     std::fill_n(out, rows * outputs, 0.0f);
@@ -147,7 +147,7 @@ ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t
   }
   int64_t unit = rows == 1 ? kLoneColumns : kColumns;
   int64_t share = outputs / std::max<int64_t>(1, pool.num_threads() * sharing.tasks_per_thread);
-  int64_t widest = sharing.block_bytes / (in * int64_t(sizeof(T))) / unit;
+  int64_t widest = sharing.block_bytes / (in * int64_t(sizeof(W))) / unit;
   int64_t width = std::max<int64_t>(1, std::min(widest, (share + unit - 1) / unit)) * unit;
   int64_t chunk = std::max<int64_t>(1, share / width) * width;
   parallel_for(pool, (outputs + chunk - 1) / chunk, [=](int64_t task) {
@@ -158,16 +158,21 @@ ffi::Error run(ffi::ThreadPool pool, const T* x, const T* w, float* out, int64_t
   return ffi::Error::Success();
 }
 
-// x [rows, in] and w [out, in], both f32 or both bf16 -> f32 [rows, out].
+// x [rows, in] and w [out, in], both f32, both bf16, or f32 and int8 -> f32 [rows, out].
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> out,
                   int64_t block_bytes, int64_t tasks_per_thread) {
   auto shape = x.dimensions(), weight = w.dimensions();
-  if (shape.size() != 2 || weight.size() != 2 || shape[1] != weight[1] || x.element_type() != w.element_type())
-    return ffi::Error::InvalidArgument("linear wants x [rows, in] and w [out, in] of one dtype");
+  bool is_int8 = x.element_type() == ffi::F32 && w.element_type() == ffi::S8;
+  if (shape.size() != 2 || weight.size() != 2 || shape[1] != weight[1] ||
+      (x.element_type() != w.element_type() && !is_int8))
+    return ffi::Error::InvalidArgument("linear wants x [rows, in] and w [out, in] of one dtype, or w of int8");
   if (block_bytes < 1 || tasks_per_thread < 1)
     return ffi::Error::InvalidArgument("linear wants block_bytes and tasks_per_thread of at least 1");
   Sharing sharing{block_bytes, tasks_per_thread};
   int64_t rows = shape[0], in = shape[1], outputs = weight[0];
+  if (is_int8)
+    return run(pool, x.typed_data<float>(), w.typed_data<int8_t>(), out->typed_data(), rows, in, outputs,
+               sharing);
   if (x.element_type() == ffi::F32)
     return run(pool, x.typed_data<float>(), w.typed_data<float>(), out->typed_data(), rows, in, outputs,
                sharing);

@@ -43,6 +43,13 @@ inline Floats load(const float* p) {
   return v;
 }
 
+inline Floats load(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes v;
+  std::memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, Floats);
+}
+
 // Brings what is read soon into the second-level cache: for the first one few reads can be under way, and they would be waited
 // for.
 inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
