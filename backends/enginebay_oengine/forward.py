@@ -17,7 +17,8 @@ from enginebay.cache import KVLayout
 from enginebay.model import Weights
 from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
-from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step, prefill_step
+from enginebay.runner.prefill import prefill_step
+from enginebay.runner.step import Program, StepState, compact_decode_step, decode_step
 from enginebay_oengine.model_inputs import DecodePart, ModelInputBatch, PrefillPart
 from enginebay_oengine.paged_cache import PagedAttentionCache
 

@@ -87,6 +87,7 @@ class CpuPlatform(JaxPlatform):
     default_layout = "hnd"
     default_dtype = "float32"
     rows_at_once = 4
+    one_prefill_width = True
     backend = "cpu"
     hint = "is JAX_PLATFORMS set to something else?"
 

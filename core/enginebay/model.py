@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
@@ -56,6 +57,11 @@ class ModelInfo:
 
     Programs that were stored for other ones are not run.
     """
+
+    @property
+    def hidden_dtype(self) -> jnp.dtype[Any]:
+        """The dtype of hidden values: that of the queries."""
+        return jnp.dtype(next((spec.q_dtype for spec in self.attention.values()), "float32"))
 
 
 def with_cache_dtype(info: ModelInfo, kv_dtype: str) -> ModelInfo:

@@ -43,6 +43,11 @@ class Platform(ABC):
     use them; None: all in one go, where launches cost more than rows.
     """
 
+    one_prefill_width: bool = False
+    """Whether a prefill with room for many rows is as fast for one row as a program for one row
+    would be, so that one program serves any number of rows.
+    """
+
     @abstractmethod
     def why_not(self) -> str | None:
         """Why this platform cannot be used on this machine, or None when it can."""

@@ -43,6 +43,39 @@ def test_the_number_of_programs_is_bounded() -> None:
     assert len(geometry().all_steps()) <= 43
 
 
+def test_a_cpu_compiles_at_most_24_programs_for_32_rows() -> None:
+    sizes = default_sizes(
+        max_num_seqs=32,
+        max_num_batched_tokens=1024,
+        max_model_len=1536,
+        min_rows=1,
+        ragged_decode=True,
+        one_prefill_width=True,
+    )
+    steps = Geometry(sizes, 64, 1536, compact_decode=False).all_steps()
+    parts = {part for key in steps for part in key.parts}
+    assert len(parts) <= 24
+    assert {part.kind for part in parts} == {"decode", "forward", "sample"}
+    modes = {(key.bucket.tokens, key.bucket.mode) for key in steps if key.kind == "prefill"}
+    for num_rows, num_tokens in ((1, 20), (1, 1024), (9, 300), (32, 64)):
+        for no_prefix in (True, False):
+            one = Geometry(sizes, 64, 1536, compact_decode=False)
+            bucket = one.prefill_bucket(num_rows, num_tokens, no_prefix=no_prefix)
+            assert (bucket.tokens, bucket.mode) in modes
+            assert num_tokens <= bucket.tokens < 2 * max(num_tokens, 16)
+            assert bucket.mode == "mixed" or no_prefix
+
+
+def test_prefills_share_what_samples_after_them() -> None:
+    first, second = (StepKey("prefill", Bucket(n, 8, 4, n, 256, "mixed")) for n in (16, 64))
+    greedy = dataclasses.replace(first, variant=StepVariant.GREEDY)
+    assert first.parts[0] != second.parts[0]
+    assert first.parts[1:] == second.parts[1:]
+    assert [part.bucket.tokens for part in first.parts[1:]] == [1, 8]
+    assert first.parts[0] == greedy.parts[0], "whatever rows ask of sampling, the model runs alike"
+    assert not set(first.parts[1:]) & set(greedy.parts[1:])
+
+
 def test_what_pads_less_or_differs_otherwise_does_not_cover() -> None:
     bucket = Bucket(64, 4, 8, 64, 1024, "mixed")
     key = StepKey("prefill", bucket)

@@ -66,15 +66,15 @@ def engine_steps(
     min_rows = platform.min_rows(config.dtype)
 
     @functools.cache
-    def problems(layout: str, kind: type[KVLayout], *decode: bool) -> Sequence[AttentionProblem]:
+    def problems(layout: str, kind: type[KVLayout], *flags: bool) -> Sequence[AttentionProblem]:
         facts = StepFacts(
-            config, model.info.groups, config.kv_cache_dtype, layout, kind, min_rows, *decode
+            config, model.info.groups, config.kv_cache_dtype, layout, kind, min_rows, *flags
         )
         return tell(facts, options)
 
     def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
-        flags = (decode.compact_decode, decode.ragged_decode, decode.splits_rows)
-        return problems(layout, layout_type, *flags)
+        own = (decode.compact_decode, decode.ragged_decode, decode.splits_rows)
+        return problems(layout, layout_type, *own, platform.one_prefill_width)
 
     return steps
 

@@ -55,6 +55,22 @@ class BucketSizes:
     prefill_tokens: tuple[int, ...]
     kv_lens: tuple[int, ...]
 
+    def prefill_shape(
+        self, num_rows: int, num_tokens: int, *, no_prefix: bool, is_rare: bool
+    ) -> tuple[int, int, bool]:
+        """(rows, tokens, whether no row has a prefix) of the program for such a prefill.
+
+        Rare shapes come in every other size only: fewer programs for a little more padding. Where
+        prefills of all numbers of rows share their programs, those without a prefix do, and at the
+        sizes between them take the programs for rows with one.
+        """
+        every, seqs = self.prefill_tokens, round_up(self.prefill_rows, num_rows)
+        coarse = every[::-2][::-1]
+        if len(self.prefill_rows) > 1:
+            return seqs, round_up(coarse if is_rare or seqs > 1 else every, num_tokens), no_prefix
+        tokens = round_up(every, num_tokens)
+        return seqs, tokens, no_prefix and tokens in coarse
+
     @property
     def verify_rows(self) -> tuple[int, ...]:
         """Rows of a step that verifies drafts: every other size of a decode step's, the smallest
@@ -72,15 +88,17 @@ def default_sizes(
     max_model_len: int,
     min_rows: int,
     ragged_decode: bool = False,
+    one_prefill_width: bool = False,
 ) -> BucketSizes:
     """Powers of two: decode rows from min_rows, prefill tokens from 16, contexts from 256.
 
     With `ragged_decode` the context does not matter, so there is one, and rows come in finer steps.
+    With `one_prefill_width` (see Platform) all prefills have room for max_num_seqs rows.
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     return BucketSizes(
         decode_rows=(finer if ragged_decode else doubling)(min_rows, max(min_rows, max_num_seqs)),
-        prefill_rows=(1, max_num_seqs) if max_num_seqs > 1 else (1,),
+        prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
         prefill_tokens=doubling(16, longest_chunk),
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),
     )

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from enginebay.cache import KVLayout
+from enginebay.model import Weights
 from enginebay.runner import device
-from enginebay.runner.ahead import compile_ahead
+from enginebay.runner.ahead import compile_ahead, release_memory
+from enginebay.runner.buckets import round_up
 from enginebay.runner.dump import dump_program
+from enginebay.runner.full_vocab import FullVocab
 from enginebay.runner.keys import Kind, StepKey
+from enginebay.runner.prefill import forward_step, sample_step
 from enginebay.runner.step import (
     Sampled,
     StepState,
     compact_decode_step,
     decode_step,
-    prefill_step,
 )
 from enginebay.runner.tables import max_changes, on_tables
 from enginebay.runner.verify import verify_step
 from enginebay.runner.view import RunnerView
 
-STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
-    "prefill": prefill_step,
+STEPS: dict[Kind, Callable[..., Any]] = {
+    "forward": forward_step,
+    "sample": sample_step,
     "decode": decode_step,
     "compact": compact_decode_step,
     "verify": verify_step,
@@ -35,7 +41,45 @@ STEPS: dict[Kind, Callable[..., tuple[StepState, Sampled]]] = {
 
 
 Programs = MutableMapping[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any]
-"""Compiled steps by key and by the layouts of the cache."""
+"""Compiled steps by key and by the layouts of the cache; a prefill beside its parts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefill:
+    """A prefill as one call: its forward program, then the least of its `samplers` (by number of
+    rows) that serves the rows whose prompt ends here, if any does.
+    """
+
+    forward: Callable[..., Any]
+    samplers: Mapping[int, Callable[..., Any]]
+
+    def __call__(
+        self,
+        weights: Weights,
+        state: StepState,
+        changes: Any,
+        token_ids: np.ndarray,
+        ints: np.ndarray,
+        *more: Any,
+    ) -> tuple[StepState, Sampled]:
+        state, last, sampled = self.forward(weights, state, changes, token_ids, ints, *more)
+        sampling = np.flatnonzero(ints[:, device.SAMPLES])
+        if not len(sampling):
+            return state, sampled
+        num = round_up(list(self.samplers), len(sampling))
+        places = np.full(num, len(ints), np.int32)
+        places[: len(sampling)] = sampling
+        row_ids = np.zeros(num, np.int32)
+        row_ids[: len(sampling)] = ints[sampling, device.ROW]
+        full = sampled.full_vocab
+        given = Sampled(sampled.tokens, sampled.logprobs, None, full and FullVocab(full.rows))
+        (rows, processor_state), new = self.samplers[num](
+            weights, (state.rows, state.processor_state), last, given, row_ids, places
+        )
+        if full and new.full_vocab:
+            full = dataclasses.replace(full, rows=new.full_vocab.rows)
+        state = dataclasses.replace(state, rows=rows, processor_state=processor_state)
+        return state, Sampled(new.tokens, new.logprobs, sampled.logits, full)
 
 
 class StepCompiler:
@@ -57,30 +101,53 @@ class StepCompiler:
 
     def make(self, key: StepKey) -> Any:
         """Lower, compile and keep the program of a step."""
-        compiled = self._compile(key, self._lower(key))
-        self._keep(key, compiled)
-        return compiled
+        for part in self._missing([key]):
+            self._keep(part, self._compile(part, self._lower(part)))
+        return self._joined(key)
 
     def make_all(self, keys: Sequence[StepKey], told: Callable[[StepKey], None]) -> None:
         """Make the programs of these steps, two at a time, and call `told` after each; see
         `compile_ahead`.
         """
+        waiting = collections.deque(keys)
 
-        def keep(key: StepKey, compiled: Any) -> None:
-            self._keep(key, compiled)
-            told(key)
+        def keep(part: StepKey, compiled: Any) -> None:
+            self._keep(part, compiled)
+            join()
 
-        compile_ahead(keys, self._lower, self._compile, keep)
+        def join() -> None:
+            while waiting and not self._missing([waiting[0]]):
+                self._joined(waiting[0])
+                told(waiting.popleft())
+
+        join()
+        compile_ahead(self._missing(keys), self._lower, self._compile, keep)
 
     def make_missing(self, key: StepKey, told: Callable[[StepKey], None]) -> None:
         """Make the program of a step, if nobody has made it meanwhile."""
-        if (key, tuple(self._layouts.items())) not in self._programs:
+        if key.name(self._layouts) not in self._programs:
             self.make(key)
+            release_memory()
             told(key)
 
-    def _keep(self, key: StepKey, compiled: Any) -> None:
-        self._programs[key, tuple(self._layouts.items())] = compiled
+    def _missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
+        """The parts of steps that are to be compiled."""
+        parts = dict.fromkeys(part for key in keys for part in key.parts)
+        return [part for part in parts if part.name(self._layouts) not in self._programs]
+
+    def _keep(self, part: StepKey, compiled: Any) -> None:
+        self._programs[part.name(self._layouts)] = compiled
         self._compilations.add()
+
+    def _joined(self, key: StepKey) -> Any:
+        """The program of a step whose parts are there."""
+        forward, *samplers = (self._programs[part.name(self._layouts)] for part in key.parts)
+        if not samplers:
+            return forward
+        sizes = [part.bucket.tokens for part in key.parts[1:]]
+        joined = Prefill(forward, dict(zip(sizes, samplers, strict=True)))
+        self._programs[key.name(self._layouts)] = joined
+        return joined
 
     def _compile(self, key: StepKey, lowered: Any) -> Any:
         compiled = lowered.compile(compiler_options=self._options)
@@ -89,11 +156,7 @@ class StepCompiler:
         return compiled
 
     def _lower(self, key: StepKey) -> Any:
-        """The step of a key, traced. The caller's thread does all of it."""
-        bucket = key.bucket
-        changes = {
-            g: jax.ShapeDtypeStruct((max_changes(bucket), 3), jnp.int32) for g in self._layouts
-        }
+        """The program of a key, traced. The caller's thread does all of it."""
         processors = tuple(
             (name, one)
             for name, one in self._program.processors
@@ -102,41 +165,59 @@ class StepCompiler:
         program = dataclasses.replace(
             self._program, full_vocab=key.full_vocab, processors=processors
         )
-        verifies = key.kind == "verify"
-        sizes: tuple[Any, ...] = (bucket,)
+        held, args = self._arguments(key)
+        options: dict[str, Any] = {} if key.kind == "forward" else {"variant": key.variant}
+        sizes: tuple[Any, ...] = (key.bucket,)
         if key.kind in ("decode", "compact"):
-            sizes = (bucket, 1 if key.full_vocab else self._max_steps)
-        step = on_tables(
-            functools.partial(STEPS[key.kind], program, self._layouts, *sizes, variant=key.variant),
-            key.kind,
-            self._layouts,
-            bucket,
+            sizes = (key.bucket, 1 if key.full_vocab else self._max_steps)
+        step: Callable[..., Any] = functools.partial(
+            STEPS[key.kind], program, self._layouts, *sizes, **options
         )
-        if key.kind == "prefill":
-            args: tuple[Any, ...] = (
-                jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),
-                jax.ShapeDtypeStruct((bucket.seqs, device.NUM_INT_COLUMNS), jnp.int32),
-                jax.ShapeDtypeStruct((bucket.seqs, device.NUM_FLOAT_COLUMNS), jnp.float32),
-                *((jax.ShapeDtypeStruct((bucket.tokens,), jnp.int32),) if key.full_vocab else ()),
-            )
-        else:
-            what = (bucket.seqs, self._program.drafts_a_step(bucket)) if verifies else ()
-            args = (
-                jax.ShapeDtypeStruct((bucket.seqs,), jnp.int32),
-                jax.ShapeDtypeStruct(what, jnp.int32),
-            )
+        if key.kind != "sample":
+            step = on_tables(step, key.kind, self._layouts, key.bucket)
+        # partial objects have no name; this one is what profiles and compile logs show
+        step.__name__ = f"enginebay_{key.kind}"
         outputs = None
         if (
             self._placement.mesh is not None
         ):  # donated arrays are reused only when they come back as they went
-            outputs = (
-                jax.tree.map(lambda a: a.sharding, self._held[1]),
-                self._placement.replicated,
+            state = jax.tree.map(lambda a: a.sharding, held)
+            others = (self._placement.replicated,) * (2 if key.kind == "forward" else 1)
+            outputs = (state, *others)
+        donated = (1, 3) if key.kind == "sample" else 1
+        jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
+        return jitted.lower(self._held[0], held, *args)
+
+    def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
+        """What the program of a key changes, and the shapes of its other arguments."""
+        bucket, kind, info = key.bucket, key.kind, self._program.model.info
+        num, state = bucket.seqs, self._held[1]
+
+        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        changes = {g: ints(max_changes(bucket), 3) for g in self._layouts}
+        if kind == "forward":
+            floats = jax.ShapeDtypeStruct((num, device.NUM_FLOAT_COLUMNS), jnp.float32)
+            targets = (ints(bucket.tokens),) if key.full_vocab else ()
+            columns = ints(num, device.NUM_INT_COLUMNS)
+            return state, (changes, ints(bucket.tokens), columns, floats, *targets)
+        if kind == "sample":
+            last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
+            program = dataclasses.replace(
+                self._program, returns_logits=False, full_vocab=key.full_vocab
             )
-        step.__name__ = f"enginebay_{key.kind}"  # what profiles and compile logs show
-        return jax.jit(step, donate_argnums=1, out_shardings=outputs).lower(
-            *self._held, changes, *args
-        )
+            sampled = jax.eval_shape(lambda: program.nothing_sampled((num, 1)))
+            given = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(
+                    a.shape, a.dtype, sharding=self._placement.replicated
+                ),
+                (last, sampled),
+            )
+            own = ints(bucket.tokens)
+            return (state.rows, state.processor_state), (*given, own, own)
+        drafts = (num, self._program.drafts_a_step(bucket)) if kind == "verify" else ()
+        return state, (changes, ints(num), ints(*drafts))
 
 
 def _describe(array: jax.Array) -> jax.ShapeDtypeStruct:

@@ -12,7 +12,8 @@ from enginebay.ops.spec import Bucket
 from enginebay.runner.verify import draft_rows
 from enginebay.types import StepVariant
 
-Kind = Literal["prefill", "decode", "compact", "verify"]
+Kind = Literal["prefill", "decode", "compact", "verify", "forward", "sample"]
+"""The last two are the programs that a prefill is made of; see `StepKey.parts`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,27 @@ class StepKey:
             for name, layout in layouts.items()
         }
         return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
+
+    @property
+    def parts(self) -> tuple[StepKey, ...]:
+        """The programs of a step. A prefill has one that runs the model, the same for whatever rows
+        ask of sampling, and after it one that samples: for a single row, or for as many as it has.
+        So what is compiled for sampling is compiled once for prefills of any number of tokens.
+        """
+        if self.kind != "prefill":
+            return (self,)
+        seqs = self.bucket.seqs
+        sizes = [Bucket(num, seqs, 1, 1, 1, "decode") for num in dict.fromkeys((1, seqs))]
+        return (
+            StepKey("forward", self.bucket, full_vocab=self.full_vocab),
+            *(dataclasses.replace(self, kind="sample", bucket=size) for size in sizes),
+        )
+
+    def name(
+        self, layouts: Mapping[str, KVLayout]
+    ) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
+        """What its program is kept as: one that samples serves caches of any size."""
+        return self, () if self.kind == "sample" else tuple(layouts.items())
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ class StepFacts:
     """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they
     are chosen by these sizes.
 
-    The last three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`).
+    Three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`), the last is the
+    platform's.
     """
 
     config: EngineConfig
@@ -44,6 +45,7 @@ class StepFacts:
     compact_decode: bool = False
     ragged_decode: bool = False
     drafts_are_rows: bool = False
+    one_prefill_width: bool = False
 
     @property
     def sizes(self) -> BucketSizes:
@@ -56,6 +58,7 @@ class StepFacts:
             max_model_len=config.max_model_len,
             min_rows=self.min_rows,
             ragged_decode=self.ragged_decode,
+            one_prefill_width=self.one_prefill_width,
         )
 
 
@@ -163,6 +166,7 @@ class EngineParts:
             self.compact_decode,
             self.ragged_decode,
             self.drafts_are_rows,
+            self.platform.one_prefill_width,
         )
 
     def program(self) -> Program:

@@ -100,7 +100,7 @@ class Runner:
         """What is compiled, for caches of any size; within the block of an override(), for its
         steps.
         """
-        return [key for key, _ in list(self._programs)]
+        return [key for key, _ in list(self._programs) if key.kind not in ("forward", "sample")]
 
     def close(self) -> None:
         """Free weights, cache and programs."""
@@ -177,7 +177,7 @@ class Runner:
         finally:
             if goes_on:  # with what is left, which is nothing unless ops were swapped
                 self._background.start()
-        return len(keys) + num_writers
+        return len({part for key in keys for part in key.parts}) + num_writers
 
     def compile_first(self, keys: Sequence[StepKey], progress: Report | None = None) -> Background:
         """Compile the fewest programs that together serve every step, and those that write rows.
@@ -216,7 +216,7 @@ class Runner:
         return min(others, key=lambda other: other.size, default=key)
 
     def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
-        return key, tuple(self.layouts.items())
+        return key.name(self.layouts)
 
     def _compiled(self, key: StepKey) -> Any:
         found = self._programs.get(self._cache_key(key))

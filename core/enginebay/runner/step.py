@@ -17,10 +17,9 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.processor import Processors, ProcessorState, evolve, process
-from enginebay.runner import device
 from enginebay.runner.compacting import compact_rows
 from enginebay.runner.device import DeviceRows
-from enginebay.runner.full_vocab import FullVocab, log_softmax, prompt_logprobs
+from enginebay.runner.full_vocab import FullVocab, log_softmax
 from enginebay.runner.logprobs import Logprobs, logprobs_of
 from enginebay.sampler import Sampler
 from enginebay.types import StepVariant
@@ -106,6 +105,20 @@ class Program:
         """How many drafts a row may bring to a step of this bucket that verifies them."""
         return self.draft_passes * bucket.max_q_len - 1
 
+    def nothing_sampled(self, shape: tuple[int, int]) -> Sampled:
+        """Results of a step of `shape` [S, tokens] before anything is sampled."""
+        vocab_size = self.model.info.vocab_size
+
+        def zeros() -> jax.Array:
+            return jnp.zeros((*shape, vocab_size), jnp.float32)
+
+        return Sampled(
+            jnp.full(shape, -1, jnp.int32),
+            Logprobs.empty(shape, vocab_size),
+            zeros() if self.returns_logits else None,
+            FullVocab(zeros()) if self.full_vocab else None,
+        )
+
     def sample(
         self,
         logits: jax.Array,
@@ -152,71 +165,17 @@ class Program:
         ), processor_state
 
 
-def _batches(
+def batches_of(
     q_lens: jax.Array,
     kv_lens: jax.Array,
     tables: Mapping[str, jax.Array],
     layouts: Layouts,
     bucket: Bucket,
 ) -> dict[str, AttnBatch]:
+    """The rows of a step as each group's attention sees them; tables int32 [S, P] by group."""
     return {
         g: derive_batch(q_lens, kv_lens, tables[g], layouts[g].page_size, bucket) for g in layouts
     }
-
-
-def prefill_step(
-    program: Program,
-    layouts: Layouts,
-    bucket: Bucket,
-    weights: Weights,
-    state: StepState,
-    token_ids: jax.Array,
-    ints: jax.Array,
-    floats: jax.Array,
-    tables: Mapping[str, jax.Array],
-    targets: jax.Array | None = None,
-    *,
-    variant: StepVariant = StepVariant.FULL,
-) -> tuple[StepState, Sampled]:
-    """Process chunks of prompts, and sample one token for the rows whose prompt ends here.
-
-    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
-    `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
-    The tokens go into the rows' history, if the variant is FULL. targets int32 [T], for a wide
-    program: whose log-probabilities are told, see `prompt_logprobs`. Returns one token a row, -1
-    where none was sampled.
-    """
-    ops = program.make_ops(bucket, layouts)
-    batches = _batches(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
-    hidden, cache = program.model.hidden(weights, ops, token_ids, state.cache, batches)
-    batch = next(iter(batches.values()))
-    last = jnp.maximum(batch.cu_q_lens[1:] - 1, 0)
-    row_ids = ints[:, device.ROW]
-    num_rows = state.rows.length.shape[0]
-    token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
-    whole = state.rows
-    if variant is StepVariant.FULL:
-        whole = whole.record(token_rows, batch.positions, token_ids)
-    rows = device.rows_from_plan(
-        ints, floats, whole.history(row_ids, _history_length(bucket, variant))
-    )
-    processor_state = _take(program, state.processor_state, row_ids, variant)
-    sampled, processor_state = program.sample(
-        program.model.logits(weights, ops, hidden[last]), rows, processor_state, variant
-    )
-    rows = rows.advanced(sampled.tokens, ~rows.finished)
-    sampled = jax.tree.map(lambda array: array[:, None], sampled)
-    if sampled.full_vocab is not None and targets is not None:
-        logits_of = functools.partial(program.model.logits, weights, ops)
-        told = prompt_logprobs(logits_of, hidden, targets, program.model.info.vocab_size)
-        sampled = dataclasses.replace(sampled, full_vocab=FullVocab(sampled.full_vocab.rows, told))
-    if program.returns_logits:
-        sampled = dataclasses.replace(sampled, logits=program.model.logits(weights, ops, hidden))
-    return StepState(
-        cache,
-        whole.put(row_ids, rows),
-        _put(program, state.processor_state, row_ids, processor_state),
-    ), sampled
 
 
 def _history_length(bucket: Bucket, variant: StepVariant) -> int:
@@ -224,7 +183,7 @@ def _history_length(bucket: Bucket, variant: StepVariant) -> int:
     return bucket.max_kv_len + 1 if variant is StepVariant.FULL else 0
 
 
-def _take(
+def take_fields(
     program: Program,
     processor_state: Mapping[str, ProcessorState],
     row_ids: jax.Array,
@@ -244,7 +203,7 @@ def _take(
     return taken
 
 
-def _put(
+def put_fields(
     program: Program,
     processor_state: Mapping[str, ProcessorState],
     row_ids: jax.Array,
@@ -289,7 +248,7 @@ def decode_step(
     def one(carry: _Carry) -> _Carry:
         step, cache, rows, processor_state, sampled = carry
         active = ~rows.finished
-        batches = _batches(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
+        batches = batches_of(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
         hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
         new, processor_state = program.sample(
             program.model.logits(weights, ops, hidden), rows, processor_state, variant
@@ -297,25 +256,18 @@ def decode_step(
         sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
         return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
 
-    shape, vocab_size = (bucket.seqs, max_steps), program.model.info.vocab_size
-    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.returns_logits else None
-    full_vocab = (
-        FullVocab(jnp.zeros((*shape, vocab_size), jnp.float32)) if program.full_vocab else None
-    )
     start = (
         jnp.int32(0),
         state.cache,
         state.rows.take(row_ids, _history_length(bucket, variant)),
-        _take(program, state.processor_state, row_ids, variant),
-        Sampled(
-            jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits, full_vocab
-        ),
+        take_fields(program, state.processor_state, row_ids, variant),
+        program.nothing_sampled((bucket.seqs, max_steps)),
     )
     _, cache, rows, processor_state, sampled = jax.lax.while_loop(unfinished, one, start)
     return StepState(
         cache,
         state.rows.put(row_ids, rows),
-        _put(program, state.processor_state, row_ids, processor_state),
+        put_fields(program, state.processor_state, row_ids, processor_state),
     ), sampled
 
 

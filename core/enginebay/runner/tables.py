@@ -17,7 +17,7 @@ from enginebay.cache_shape import pages_for
 from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay.runner import device
-from enginebay.runner.step import Layouts, Sampled, StepState
+from enginebay.runner.step import Layouts, StepState
 
 Tables = Mapping[str, jax.Array]
 """By cache group, int32 [rows, pages]: the page of each page_size positions of a row."""
@@ -83,18 +83,18 @@ class ResidentTables:
 
 
 def on_tables(
-    step: Callable[..., tuple[StepState, Sampled]], kind: str, layouts: Layouts, bucket: Bucket
-) -> Callable[..., tuple[StepState, Sampled]]:
+    step: Callable[..., Any], kind: str, layouts: Layouts, bucket: Bucket
+) -> Callable[..., Any]:
     """A step of a kind (see StepKey) that takes its page tables from the state.
 
     Called with weights, state, the changed entries int32 [max_changes, 3] by group, and the step's
     other arrays.
     """
-    at = 3 if kind == "prefill" else 2
+    at = 3 if kind == "forward" else 2
 
     def run(
         weights: Weights, state: StepState, changes: Mapping[str, jax.Array], *inputs: jax.Array
-    ) -> tuple[StepState, Sampled]:
+    ) -> tuple[Any, ...]:
         tables = {
             g: table.at[changes[g][:, 0], changes[g][:, 1]].set(changes[g][:, 2], mode="drop")
             for g, table in state.tables.items()
@@ -104,8 +104,8 @@ def on_tables(
             g: _of_rows(table, row_ids, num_tokens, layouts[g].page_size, bucket.pages_per_seq)
             for g, table in tables.items()
         }
-        new, sampled = step(weights, state, *inputs[:at], its, *inputs[at:])
-        return dataclasses.replace(new, tables=tables), sampled
+        new, *others = step(weights, state, *inputs[:at], its, *inputs[at:])
+        return dataclasses.replace(new, tables=tables), *others
 
     return run
 
@@ -114,7 +114,7 @@ def _extent(
     kind: str, state: StepState, inputs: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """The ids of a step's rows, int32 [S], and how many tokens each may have in the cache after it."""
-    if kind == "prefill":
+    if kind == "forward":
         ints = inputs[1]
         return ints[:, device.ROW], ints[:, device.KV_LEN]
     row_ids, what = inputs

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from enginebay.model import ModelCache, Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.runner.device import DeviceRows
-from enginebay.runner.logprobs import Logprobs
 from enginebay.runner.step import Layouts, Program, Sampled, StepState
 from enginebay.types import StepVariant
 
@@ -88,19 +87,12 @@ def verify_step(
         holds = (holds & more | ~real).all()
         return number + 1, cache, rows, jax.tree.map(put, sampled, new), holds
 
-    empty = _nothing_sampled(program, (len(row_ids), passes * width))
+    empty = program.nothing_sampled((len(row_ids), passes * width))
     start = (jnp.int32(0), state.cache, state.rows.take(row_ids, 0), empty, jnp.bool_(True))
     _, cache, rows, sampled, _ = (
         one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
     )
     return StepState(cache, state.rows.put(row_ids, rows), state.processor_state), sampled
-
-
-def _nothing_sampled(program: Program, shape: tuple[int, int]) -> Sampled:
-    """Results of a step of `shape` [S, tokens] before its first pass: every token is -1."""
-    vocab_size = program.model.info.vocab_size
-    logits = jnp.zeros((*shape, vocab_size), jnp.float32) if program.returns_logits else None
-    return Sampled(jnp.full(shape, -1, jnp.int32), Logprobs.empty(shape, vocab_size), logits)
 
 
 class _Fed(NamedTuple):

@@ -44,13 +44,14 @@ class Geometry:
         """`no_prefix`: no row has a prefix. Rows with one come in one context length only, the
         longest.
         """
-        seqs = round_up(self.sizes.prefill_rows, num_rows)
-        # The rarer steps come in every other size only: fewer programs for a little more padding.
-        # Where prefixes are found, what is left of one prompt is not rare: it would lose half of
-        # what that saves.
-        is_common = seqs == 1 and (no_prefix or self.num_slots is None)
-        every = self.sizes.prefill_tokens
-        tokens = round_up(every if is_common else every[::-2][::-1], num_tokens)
+        # Where prefixes are found, what is left of one prompt is not rare: coarse sizes would lose
+        # half of what that saves.
+        seqs, tokens, no_prefix = self.sizes.prefill_shape(
+            num_rows,
+            num_tokens,
+            no_prefix=no_prefix,
+            is_rare=not no_prefix and self.num_slots is not None,
+        )
         kv_len = min(tokens, self.capacity) if no_prefix else self.capacity
         pages = pages_for(kv_len, self.page_size)
         return Bucket(tokens, seqs, pages, tokens, kv_len, "prefill" if no_prefix else "mixed")

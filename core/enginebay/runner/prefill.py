@@ -1,0 +1,155 @@
+"""A prefill: the model runs over chunks of prompts, and then rows whose prompt ends are sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.model import Weights
+from enginebay.ops.spec import Bucket
+from enginebay.processor import ProcessorState
+from enginebay.runner import device
+from enginebay.runner.device import DeviceRows
+from enginebay.runner.full_vocab import FullVocab, prompt_logprobs
+from enginebay.runner.step import (
+    Layouts,
+    Program,
+    Sampled,
+    StepState,
+    batches_of,
+    put_fields,
+    take_fields,
+)
+from enginebay.types import StepVariant
+
+
+def prefill_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    weights: Weights,
+    state: StepState,
+    token_ids: jax.Array,
+    ints: jax.Array,
+    floats: jax.Array,
+    tables: Mapping[str, jax.Array],
+    targets: jax.Array | None = None,
+    *,
+    variant: StepVariant = StepVariant.FULL,
+) -> tuple[StepState, Sampled]:
+    """Process chunks of prompts, and sample one token for the rows whose prompt ends here:
+    `forward_step` and `sample_step` in one.
+
+    Returns one token a row, -1 where none was sampled.
+    """
+    inputs = (token_ids, ints, floats, tables, targets)
+    state, last, sampled = forward_step(program, layouts, bucket, weights, state, *inputs)
+    row_ids, places = ints[:, device.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
+    places = jnp.where(ints[:, device.SAMPLES] != 0, places, bucket.seqs)
+    (rows, processor_state), sampled = sample_step(
+        program,
+        layouts,
+        bucket,
+        weights,
+        (state.rows, state.processor_state),
+        last,
+        sampled,
+        row_ids,
+        places,
+        variant=variant,
+    )
+    return dataclasses.replace(state, rows=rows, processor_state=processor_state), sampled
+
+
+def forward_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    weights: Weights,
+    state: StepState,
+    token_ids: jax.Array,
+    ints: jax.Array,
+    floats: jax.Array,
+    tables: Mapping[str, jax.Array],
+    targets: jax.Array | None = None,
+) -> tuple[StepState, jax.Array, Sampled]:
+    """Run the model over chunks of prompts; the rows whose prompt ends here are left unfinished.
+
+    token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
+    `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
+    The tokens go into the rows' history. targets int32 [T], for a full-vocabulary program: whose
+    log-probabilities are returned, see `prompt_logprobs`. Returns the hidden values of each row's
+    last token [S, width], and -1 as the token of each row [S, 1].
+    """
+    ops = program.make_ops(bucket, layouts)
+    batches = batches_of(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
+    hidden, cache = program.model.hidden(weights, ops, token_ids, state.cache, batches)
+    batch = next(iter(batches.values()))
+    row_ids = ints[:, device.ROW]
+    num_rows = state.rows.length.shape[0]
+    token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
+    rows = state.rows.record(token_rows, batch.positions, token_ids)
+    rows = rows.put(row_ids, device.rows_from_plan(ints, floats, rows.history(row_ids, 0)))
+    logits_of = functools.partial(program.model.logits, weights, ops)
+    sampled = program.nothing_sampled((bucket.seqs, 1))
+    if sampled.full_vocab is not None and targets is not None:
+        told = prompt_logprobs(logits_of, hidden, targets, program.model.info.vocab_size)
+        sampled = dataclasses.replace(sampled, full_vocab=FullVocab(sampled.full_vocab.rows, told))
+    if program.returns_logits:
+        sampled = dataclasses.replace(sampled, logits=logits_of(hidden))
+    last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(program.model.info.hidden_dtype)
+    return dataclasses.replace(state, cache=cache, rows=rows), last, sampled
+
+
+SampleState = tuple[DeviceRows, Mapping[str, ProcessorState]]
+"""The part of a StepState that sampling changes: rows, and the fields of logits processors."""
+
+
+def sample_step(
+    program: Program,
+    layouts: Layouts,
+    bucket: Bucket,
+    weights: Weights,
+    state: SampleState,
+    last: jax.Array,
+    sampled: Sampled,
+    row_ids: jax.Array,
+    places: jax.Array,
+    *,
+    variant: StepVariant = StepVariant.FULL,
+) -> tuple[SampleState, Sampled]:
+    """Sample a token for each of N rows after a `forward_step` of S rows, whose `last` [S, width]
+    and `sampled` these are.
+
+    row_ids int32 [N]; places int32 [N]: where in S each row stands, S for none. Returns `sampled`
+    with the rows' tokens.
+    """
+    whole, fields = state
+    num = places.shape[0]
+    ops = program.make_ops(dataclasses.replace(bucket, tokens=num, seqs=num), layouts)
+    row_ids = jnp.where(places < last.shape[0], row_ids, whole.length.shape[0])
+    rows = whole.take(row_ids, whole.token_ids.shape[1] if variant is StepVariant.FULL else 0)
+    logits = program.model.logits(weights, ops, last[jnp.minimum(places, last.shape[0] - 1)])
+    taken = take_fields(program, fields, row_ids, variant)
+    new, taken = dataclasses.replace(program, returns_logits=False).sample(
+        logits, rows, taken, variant
+    )
+    rows = rows.advanced(new.tokens, ~rows.finished)
+
+    def put(before: jax.Array, after: jax.Array) -> jax.Array:
+        return before.at[places, 0].set(after, mode="drop")
+
+    full_vocab = sampled.full_vocab
+    if full_vocab is not None and new.full_vocab is not None:
+        full_vocab = FullVocab(put(full_vocab.rows, new.full_vocab.rows), full_vocab.prompt)
+    sampled = Sampled(
+        put(sampled.tokens, new.tokens),
+        jax.tree.map(put, sampled.logprobs, new.logprobs),
+        sampled.logits,
+        full_vocab,
+    )
+    return (whole.put(row_ids, rows), put_fields(program, fields, row_ids, taken)), sampled
