@@ -112,11 +112,13 @@ class Runner:
         """Launch a step."""
         key = step.program
         program, num = self._compiled(key), max_changes(key.bucket)
-        many = {g: entries for g, entries in step.tables.items() if len(entries) > num}
-        if many:
-            self._state = self.tables.write(self.state, many)
-        few = {g: entries for g, entries in step.tables.items() if g not in many}
-        self.tables.note(few)
+        few = step.tables
+        if few:
+            many = {g: entries for g, entries in few.items() if len(entries) > num}
+            if many:
+                self._state = self.tables.write(self.state, many)
+                few = {g: entries for g, entries in few.items() if g not in many}
+            self.tables.note(few)
         if self.shadow is not None and key.kind != "verify":
             row_ids = step.inputs[1][:, 0] if key.kind == "prefill" else step.inputs[0]
             tables = self.tables.of_rows(row_ids, key.bucket.pages_per_seq)
@@ -133,8 +135,10 @@ class Runner:
         found = self._chosen.get((key, need))
         if found is not None:
             return found
-        hand = self._at_hand(dataclasses.replace(key, full_vocab=False))
-        hand = dataclasses.replace(hand, full_vocab=key.full_vocab)
+        hand = key
+        if not self._background.is_done:
+            hand = self._at_hand(dataclasses.replace(key, full_vocab=False))
+            hand = dataclasses.replace(hand, full_vocab=key.full_vocab)
         for variant, names in self._scoping.serving(need):
             serves = dataclasses.replace(hand, variant=variant, names=names)
             if self._cache_key(serves) in self._programs:
@@ -210,7 +214,7 @@ class Runner:
             wanted = _with_full_vocab([one], warms_full_vocab=self.parts.config.full_vocab_logprobs)
             return all(self._cache_key(each) in self._programs for each in wanted)
 
-        if self._background.is_done or is_warm(key):
+        if is_warm(key):
             return key
         others = (other for other in self.programs if other.covers(key) and is_warm(other))
         return min(others, key=lambda other: other.size, default=key)
