@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -17,6 +18,10 @@ FIRST_TOKEN = 1 << 20
 """Tokens of the model begin here, where no vocabulary reaches: what it leaves in a prefix index is
 found by nobody.
 """
+
+
+MAX_WORLDS = 8000
+"""Worlds with tokens of their own: the last ones are below 2**30."""
 
 
 def whole_prefixes(token_ids: Sequence[int]) -> list[int]:
@@ -72,6 +77,8 @@ class LedgerWorld:
     rows: dict[int, Row] = dataclasses.field(default_factory=dict)
     known: list[list[int]] = dataclasses.field(default_factory=list)
     """Tokens of earlier requests, so that others can begin like them."""
+    first_token: int = FIRST_TOKEN
+    """Tokens are near this one: worlds of one ledger find nothing of each other."""
 
     @property
     def block_size(self) -> int:
@@ -87,9 +94,11 @@ class LedgerWorld:
         for kind in kinds:
             token_ids = [
                 *token_ids,
-                *(FIRST_TOKEN + 1000 * kind + (5 * i) % 7 for i in range(self.block_size)),
+                *(self.first_token + 1000 * kind + (5 * i) % 7 for i in range(self.block_size)),
             ]
-        return token_ids[: max(1, min(len(token_ids), self.max_tokens) - num_cut)] or [FIRST_TOKEN]
+        return token_ids[: max(1, min(len(token_ids), self.max_tokens) - num_cut)] or [
+            self.first_token
+        ]
 
     def add(self, row: int, prompt: list[int], num_new: int) -> bool:
         """Admit a request to a free row, which may get `num_new` tokens more; whether there was
@@ -141,7 +150,7 @@ class LedgerWorld:
         assert may_have_fewer or lease.num_cached == num_cached, (
             f"{num_cached} tokens are shared, the lease has {lease.num_cached}"
         )
-        token_ids = [*one.token_ids[:num_cached], FIRST_TOKEN + 10_000 + new_row]
+        token_ids = [*one.token_ids[:num_cached], self.first_token + 10_000 + new_row]
         self.rows[new_row] = Row(
             lease, token_ids, len(token_ids), lease.num_cached, lease.num_cached
         )
@@ -165,7 +174,7 @@ class LedgerWorld:
             assert len(self.rows) > 1, f"a row that is alone is refused its token {end}"
             return False
         while len(one.token_ids) < end:
-            one.token_ids.append(FIRST_TOKEN - 1 - len(one.token_ids) * self.num_rows - row)
+            one.token_ids.append(self.first_token - 1 - len(one.token_ids) * self.num_rows - row)
         self._run_copies()
         self._write(row, one.num_computed, end)
         one.num_computed = max(one.num_computed, end)
@@ -329,10 +338,13 @@ def any_sequence_keeps_the_books(
     """
     devices: dict[int, tuple[Ledger, Device]] = {}
 
+    numbers = itertools.cycle(range(MAX_WORLDS))
+
     def make_world() -> LedgerWorld:
         ledger = make()
         _, device = devices.setdefault(id(ledger), (ledger, Device()))
-        return LedgerWorld(ledger, num_rows, max_tokens, page_size, device)
+        first_token = FIRST_TOKEN + (next(numbers) << 16)
+        return LedgerWorld(ledger, num_rows, max_tokens, page_size, device, first_token=first_token)
 
     settings = hypothesis.settings(
         max_examples=60,
