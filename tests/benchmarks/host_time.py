@@ -66,6 +66,7 @@ class InstantPrograms:
             width = 1 if key.kind == "prefill" else self._runner.max_steps
             step = functools.partial(_pass_through, key, width, self._runner.info.vocab_size)
             self._programs[name] = jax.jit(step, donate_argnums=1, keep_unused=True)
+            self._runner._programs[name] = None  # compiled, for whoever chooses a program
         return functools.partial(self._launch, name)
 
     def _launch(self, name: Hashable, *args: Any) -> Any:
