@@ -29,7 +29,10 @@ from tests.hostile.inputs import is_refused, nested
 from tests.unit.serving import SIZES
 
 DEEP = 5000
+DEEPER = 200_000
+"""Levels beyond json's own limit on recursion."""
 DEEP_JSON = [
+    "[" * DEEPER,
     "[" * DEEP,
     "[" * DEEP + "]" * DEEP,
     '{"a":' * DEEP + "1" + "}" * DEEP,
@@ -49,7 +52,9 @@ def write_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("text", [*DEEP_JSON, '{"vocab_size": ' + "9" * 5000 + "}", "\ud800"])
+@pytest.mark.parametrize(
+    "text", [*DEEP_JSON, '{"vocab_size": ' + "9" * 5000 + "}", "\ud800"], ids=range(7)
+)
 def test_nested_and_endless_json(folder: Path, name: str, text: str) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogatepass"))
     opened = (
@@ -59,7 +64,7 @@ def test_nested_and_endless_json(folder: Path, name: str, text: str) -> None:
         opened(folder)
 
 
-@pytest.mark.parametrize("text", DEEP_JSON)
+@pytest.mark.parametrize("text", DEEP_JSON, ids=range(5))
 def test_nested_json_elsewhere(folder: Path, text: str) -> None:
     for parse in (
         SampleState.from_json,
