@@ -26,6 +26,7 @@ from enginebay.llm.guide import Guides
 from enginebay.loop.guided import follow, settle
 from enginebay.registry import load_registry
 from enginebay.text import Tokenizer
+from enginebay.worker.process import LimitedWorker, LimitError, WorkerLimits
 from enginebay_esurge import eSurge
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_vinference.requests import Requests
@@ -158,6 +159,20 @@ def test_a_worker_that_exceeds_a_limit_is_replaced_and_others_are_served(guides:
     guides.close()
     assert worker_pid(guides) is None
     guides.grammar(SamplingParams(choice=["once more"]))
+
+
+@pytest.mark.parametrize("limit", ["memory", "depth"])
+def test_a_worker_that_notices_a_limit_itself_is_replaced_too(limit: str) -> None:
+    limits = WorkerLimits(time_s=30.0, memory_bytes=64 << 20, stack_bytes=8 << 20)
+    worker = LimitedWorker("tests.unit.worker_tasks:Tasks", {"base": 3}, limits)
+    worker.start()
+    before = worker.pid
+    with pytest.raises(LimitError, match=limit):
+        worker.ask({"do": limit})
+    assert worker.pid is None
+    assert worker.ask({"do": "add", "value": 4}) == 7
+    assert worker.pid != before
+    worker.close()
 
 
 def test_the_limit_of_time(tokenizer: Tokenizer) -> None:
