@@ -48,10 +48,6 @@ def planted(site: Path) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_faults_make_the_exit_code_1(planted: tuple[int, list[dict[str, Any]]]) -> None:
-    assert planted[0] == 1
-
-
 def test_wrong_result_is_incorrect_with_its_error_and_bound(
     planted: tuple[int, list[dict[str, Any]]],
 ) -> None:
@@ -119,22 +115,61 @@ def test_case_that_never_ends_in_c_is_a_timeout(planted: tuple[int, list[dict[st
     assert {r["verdict"] for r in found.values()} == {"PASS"}
 
 
-def test_table_shows_the_error_against_its_bound(
+@pytest.fixture
+def shown(
     planted: tuple[int, list[dict[str, Any]]], site: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[int, str]]:
+    """Exit code and table of a check of one norm, whose verdicts are those of the run of all."""
+
+    def show(name: str) -> tuple[int, str]:
+        records = [CheckRecord(**record) for record in planted[1] if record["name"] == name]
+
+        def found(*_: Any, tell: Callable[[CheckRecord], None], **__: Any) -> list[CheckRecord]:
+            for record in records:
+                tell(record)
+            return records
+
+        monkeypatch.setattr("enginebay_testing.cli.check", found)
+        with visible(site):
+            done = command("check", f"kernel:rms_norm:{name}")
+        return done.returncode, done.stdout
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "code"),
+    [
+        ("wrong", "INCORRECT", 1),
+        ("raises", "ERROR", 1),
+        ("hangs", "TIMEOUT", 1),
+        ("declines", "UNSUPPORTED", 0),
+    ],
+)
+def test_faults_make_the_exit_code_1(
+    planted: tuple[int, list[dict[str, Any]]],
+    shown: Callable[[str], tuple[int, str]],
+    name: str,
+    verdict: str,
+    code: int,
 ) -> None:
-    records = [CheckRecord(**record) for record in planted[1] if record["name"] == "wrong"]
+    """Each alone, beside cases that pass. In the run of all, a part of which nothing was checked
+    makes it 1 too.
+    """
+    assert planted[0] == 1
+    found, table = shown(name)
+    assert f" 1 {verdict}" in table
+    assert found == code
 
-    def found(*_: Any, tell: Callable[[CheckRecord], None], **__: Any) -> list[CheckRecord]:
-        for record in records:
-            tell(record)
-        return records
 
-    monkeypatch.setattr("enginebay_testing.cli.check", found)
-    with visible(site):
-        done = command("check", "kernel:rms_norm:wrong")
-    assert done.returncode == 1
-    assert " of allowed " in done.stdout
-    assert f"kernel:rms_norm:wrong run cpu: 1 INCORRECT, {len(records) - 1} PASS" in done.stdout
+def test_table_shows_the_error_against_its_bound(
+    planted: tuple[int, list[dict[str, Any]]], shown: Callable[[str], tuple[int, str]]
+) -> None:
+    code, table = shown("wrong")
+    assert code == 1
+    assert " of allowed " in table
+    num_passed = len(by_case(planted[1], "wrong")) - 1
+    assert f"kernel:rms_norm:wrong run cpu: 1 INCORRECT, {num_passed} PASS" in table
 
 
 def test_unknown_name_is_wrong_input_with_the_nearest(site: Path) -> None:
