@@ -114,6 +114,7 @@ def test_a_greedy_sampler_takes_penalties_that_a_processor_applies() -> None:
         ({"max_seqs": 3}, "max_seqs"),
         ({"engine": "vinferense"}, "unknown engine 'vinferense'.*Did you mean 'vinference'"),
         ({"engine": {"name": "vinference", "pagesize": 8}}, "pagesize.*page_size"),
+        ({"shadow": {"attn": "xla"}}, "unknown op to shadow 'attn'.*Did you mean 'attention'"),
         ({"kernels": {"atention": "xla"}}, "unknown op 'atention'.*Did you mean 'attention'"),
         ({"kernels": {"linear": "xls"}}, "unknown kernels.linear 'xls'"),
         (

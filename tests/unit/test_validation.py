@@ -50,10 +50,6 @@ MAX_LINE = 250
             ),
         ),
         (
-            lambda: EngineConfig(shadow={"attn": "xla"}),
-            "shadow.attn, an unknown key. Allowed: attention. Did you mean 'attention'?",
-        ),
-        (
             lambda: SamplingParams(top_p=2.0),
             (
                 "top_p = 2.0. Allowed: a number above 0, at most 1. "
