@@ -78,42 +78,43 @@ class Scorer:
 
     def _run(self, engine: Engine, row: int, token_ids: tuple[int, ...], num_new: int) -> Scored:
         total = len(token_ids) + num_new
+        no_room = RequestError(
+            explain(
+                f"{total} tokens to score",
+                "as many as the cache has room for",
+                "Score a shorter piece.",
+            )
+        )
         lease = engine.ledger.admit(row, np.asarray(token_ids, np.int32), total)
         if lease is None:
-            raise RequestError(
-                explain(
-                    f"{total} tokens to score",
-                    "as many as the cache has room for",
-                    "Score a shorter piece.",
-                )
-            )
+            raise no_room
+
+        def step(plan: RowPlan, num_steps: int = 0) -> tuple[list[int], np.ndarray]:
+            if not engine.ledger.reserve(
+                lease, plan.num_computed + max(plan.num_tokens, num_steps)
+            ):
+                raise no_room
+            pending = engine.step(StepPlan((plan,), num_steps))
+            new = [int(token) for token in pending.read()[0] if plan.samples and token >= 0]
+            engine.rows.append_tokens(row, new)
+            if any(engine.ledger.windows.values()):  # pages go back for what is committed
+                num_computed = plan.num_computed + plan.num_tokens + max(0, len(new) - 1)
+                engine.ledger.commit(lease, engine.rows.token_ids[row, :num_computed])
+            return new, pending.read_logits()
+
         try:
-            if not engine.ledger.reserve(lease, total):
-                raise RequestError(
-                    explain(
-                        f"{total} tokens to score",
-                        "as many as the cache has room for",
-                        "Score a shorter piece.",
-                    )
-                )
             logits: list[np.ndarray] = []
             new: list[int] = []
             for start in range(0, len(token_ids), self._chunk):
                 count = min(self._chunk, len(token_ids) - start)
                 is_last = start + count == len(token_ids)
-                pending = engine.step(
-                    StepPlan((RowPlan(row, lease, start, count, samples=is_last),))
-                )
-                sampled = pending.read()[0]
-                logits.append(pending.read_logits()[:count])
-                if is_last:
-                    new = _take_note(engine, row, sampled)
+                new, found = step(RowPlan(row, lease, start, count, samples=is_last))
+                logits.append(found[:count])
             while len(new) < num_new:
                 steps = min(self._decode_steps, num_new - len(new))
                 plan = RowPlan(row, lease, len(token_ids) + len(new) - 1, 1, samples=True)
-                pending = engine.step(StepPlan((plan,), steps))
-                taken = _take_note(engine, row, pending.read()[0])
-                logits.append(pending.read_logits()[: len(taken)])
+                taken, found = step(plan, steps)
+                logits.append(found[: len(taken)])
                 new += taken
         finally:
             engine.ledger.release(lease)
@@ -161,9 +162,3 @@ def scoring(llm: LLM) -> Iterator[Scorer]:
 def _greedy_request(token_ids: tuple[int, ...], num_new: int) -> Request:
     sampling = FrozenSampling(num_new)
     return Request(REQUEST_ID, np.asarray(token_ids, np.int32), sampling, (0, 0), 0.0)
-
-
-def _take_note(engine: Engine, row: int, sampled: np.ndarray) -> list[int]:
-    new = [int(token) for token in sampled if token >= 0]
-    engine.rows.append_tokens(row, new)
-    return new

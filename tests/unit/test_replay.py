@@ -48,9 +48,10 @@ def engine_of(llm: LLM) -> StepEngine:
 
 def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
     llm.generate([list(range(40))], SamplingParams(max_tokens=8, ignore_eos=True))
-    executor, state = engine_of(llm).executor, engine_of(llm).runner.state
+    executor = engine_of(llm).executor
 
     def move() -> None:
+        state = engine_of(llm).runner.state
         before = {name: np.asarray(a) for name, a in flat(state.cache).items()}
         out = executor.run(PageOut({"full": np.asarray([3, 1, 2], np.int32)}))
         assert all(values.any() for values in out.values()), "there is something in the pages"

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginebay import SamplingParams
+from enginebay_bench.scoring import scoring
 from enginebay_oengine.engine import is_paged
 from enginebay_testing.engines import engine_checks
+from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.subject import EngineSubject
 from tests.parity import tiny
 
@@ -51,3 +54,14 @@ def test_prompts_that_begin_alike_have_the_tokens_of_prompts_alone(subject: Engi
         assert [first.outputs[0].token_ids, *(o.outputs[0].token_ids for o in others)] == alone
         hits = [other.metrics.num_cached_tokens for other in others]
         assert hits == ([128, 128] if is_paged(llm.engine) else [0, 0])
+
+
+def test_scored_logits_are_the_models(subject: EngineSubject) -> None:
+    """Of a sequence many windows long, and again when a request has left its last pages."""
+    tokens = [1 + i % 90 for i in range(150)]
+    with subject.shared() as llm, scoring(llm) as scorer:
+        for _ in range(2):
+            scored = scorer.score(tokens, 3)
+            expected = ReferenceModel(llm.plan).logits([*tokens, *scored.new_token_ids[:-1]])
+            assert np.abs(scored.logits - expected).max() < 1e-3
+            llm.generate([tokens], SamplingParams(max_tokens=8, ignore_eos=True))
