@@ -197,6 +197,16 @@ def test_flat_fields_reach_their_processors(llm: LLM) -> None:
     assert not {free[0], free[1]} & set(late[:4])
 
 
+def test_log_probabilities_are_those_of_the_models_own_logits(llm: LLM) -> None:
+    asked = SamplingParams(max_tokens=1, ignore_eos=True, logprobs=20)
+    [own] = llm.generate(PROMPT, asked)[0].outputs[0].logprobs or ()
+    chosen = list(own)[-1]
+    biased = llm.generate(PROMPT, asked.model_copy(update={"logit_bias": {chosen: 100.0}}))[0]
+    assert biased.outputs[0].token_ids == [chosen]
+    [told] = biased.outputs[0].logprobs or ()
+    assert told == pytest.approx(own, abs=1e-5)
+
+
 def test_texts_that_must_not_come_do_not_come(llm: LLM) -> None:
     (free,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True))
     word = free.outputs[0].text.split()[0]
