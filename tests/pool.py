@@ -96,6 +96,7 @@ class EnginePool:
                 self.num_made += 1
             engine = free.pop() if free else make_engine(plan, progress)
             leased.append((key, engine))
+            engine.close = lambda: None  # closing an LLM would free the programs
             return engine
 
         with pytest.MonkeyPatch.context() as patch:
@@ -110,6 +111,7 @@ class EnginePool:
     def _take_back(self, key: tuple[object, ...], engine: Engine) -> None:
         engine.ledger.check()
         assert engine.rows.num_reqs == 0, f"an engine comes back with {engine.rows.num_reqs} rows"
+        del engine.close
         engine.drop_arrays()  # drops kept prefixes too
         engine.compilations.forbidden = False
         self._free[key].append(engine)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
@@ -25,7 +25,9 @@ from enginebay_models.llama import family as llama
 from enginebay_models.mistral import family as mistral
 from enginebay_models.qwen2 import family as qwen2
 from enginebay_models.qwen3 import family as qwen3
+from enginebay_models.qwen3_moe import family as qwen3_moe
 from enginebay_models.rope_config import read_rope
+from enginebay_xla.ops import LINEAR
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 64,
@@ -365,24 +367,34 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
 
     plugin.register_models(register)  # type: ignore[arg-type]
     assert declared == {
-        family.name: family.architectures for family in (gemma3, llama, mistral, qwen2, qwen3)
+        family.name: family.architectures
+        for family in (gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
     }
+
+
+class Products:
+    """Its ops multiply by a weight."""
+
+    def __getitem__(self, op: Any) -> Any:
+        assert op is LINEAR
+        return lambda x, weight, _: x @ weight.T
 
 
 def test_the_mlp_opens_its_gate_by_the_activation_of_config_json(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Mlp] = []
+    make = Mlp.__init__
 
-    def record(*args: Any, **options: Any) -> Mlp:
-        made.append(Mlp(*args, **options))
-        return made[-1]
+    def record(self: Mlp, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        made.append(self)
 
-    monkeypatch.setattr("enginebay_models.decoder.Mlp", record)
+    monkeypatch.setattr(Mlp, "__init__", record)
     llama.build(CONFIG | {"hidden_act": "relu", "intermediate_size": 32}, dtype="float32")
     x: Any = np.linspace(-2, 2, 64, dtype=np.float32).reshape(2, 32)
-    ops: Any = SimpleNamespace(linear=lambda x, weight, _: x @ weight.T)
-    weights: Any = np.eye(32, dtype=np.float32)
+    ops: Any = Products()
+    weights = nnx.Param(np.eye(32, dtype=np.float32))
     made[0].gate = made[0].up = made[0].down = weights
     np.testing.assert_allclose(made[0](x, ops), np.maximum(x, 0) * x)
     assert [mlp.activation for mlp in made] == ["relu"] * 4

@@ -53,14 +53,18 @@ def test_pages_leave_the_device_and_come_back_to_others(llm: LLM) -> None:
     def move() -> None:
         state = engine_of(llm).runner.state
         before = {name: np.asarray(a) for name, a in flat(state.cache).items()}
-        out = executor.run(PageOut({"full": np.asarray([3, 1, 2], np.int32)}))
+        [used, *_] = before.values()
+        held = np.flatnonzero(used.reshape(len(used), -1).any(axis=1))
+        source = held[[2, 0, 1]].astype(np.int32)
+        target = np.setdiff1d(np.arange(len(used)), source)[-3:].astype(np.int32)
+        out = executor.run(PageOut({"full": source}))
         assert all(values.any() for values in out.values()), "there is something in the pages"
-        executor.run(PageIn({"full": np.asarray([9, 8, 7], np.int32)}, out))
+        executor.run(PageIn({"full": target}, out))
         after = flat(engine_of(llm).runner.state.cache)
         for name, array in after.items():
             moved, whole = np.asarray(array), before[name]
-            assert moved[[9, 8, 7]].tobytes() == whole[[3, 1, 2]].tobytes()
-            others = [p for p in range(len(whole)) if p not in (7, 8, 9)]
+            assert moved[target].tobytes() == whole[source].tobytes()
+            others = np.setdiff1d(np.arange(len(whole)), target)
             assert moved[others].tobytes() == whole[others].tobytes()
         assert set(out) == set(after)
 

@@ -31,7 +31,7 @@ def test_a_command_leaves_a_trace_and_a_description_of_every_program(
     assert list(trace.rglob("*.xplane.pb"))
     records = {path.stem: json.loads(path.read_text()) for path in dump.glob("*.json")}
     kinds = {record["program"].split()[0] for record in records.values()}
-    assert kinds == {"prefill", "decode"}
+    assert kinds == {"forward", "sample", "decode"}
     for name, record in records.items():
         assert "stablehlo" in (dump / f"{name}.stablehlo.txt").read_text()
         assert (dump / f"{name}.hlo.txt").read_text().startswith("HloModule")

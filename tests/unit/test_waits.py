@@ -154,7 +154,10 @@ def test_each_wait_of_an_engine_says_what_for(
     opening.load_engine(plan, waits.log, logging.DEBUG, compiles=True)
     monkeypatch.setattr(runner, "StepCompiler", lambda *_: SimpleNamespace(make=done))
     owner: Any = SimpleNamespace(
-        _programs={}, _cache_key=str, compilations=Compilations(), _title=title
+        _programs={},
+        _cache_key=str,
+        compilations=Compilations(),
+        parts=SimpleNamespace(title=title),
     )
     runner.Runner._compiled(owner, "a step")  # type: ignore[arg-type]
     owner = SimpleNamespace(

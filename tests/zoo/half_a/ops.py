@@ -12,6 +12,41 @@ def _fault(
     return Fault(f"{op}_{name}", op, kind, kernel, f"enginebay_xla.{module}", old, new)
 
 
+GROUPED_LINEAR = (
+    _fault(
+        "grouped_linear",
+        "multiplies_by_the_next_group",
+        "border",
+        "grouped_linear",
+        'jnp.searchsorted(last, i, side="right").astype(jnp.int32)',
+        'jnp.searchsorted(last, i, side="left").astype(jnp.int32)',
+    ),
+    _fault(
+        "grouped_linear",
+        "drops_the_last_row_of_a_group",
+        "mask",
+        "grouped_linear",
+        "start + jnp.arange(block) < ends[group])",
+        "start + jnp.arange(block) < ends[group] - 1)",
+    ),
+    _fault(
+        "grouped_linear",
+        "writes_the_padding",
+        "write",
+        "grouped_linear",
+        "start + jnp.arange(block) < ends[group])",
+        "jnp.arange(block) < block)",
+    ),
+    _fault(
+        "grouped_linear",
+        "drops_a_part_of_a_block",
+        "split",
+        "grouped_linear",
+        "counts = -(-group_sizes // block)",
+        "counts = jnp.maximum(group_sizes // block, jnp.minimum(group_sizes, 1))",
+    ),
+)
+
 LINEAR = (
     _fault(
         "linear",
@@ -291,4 +326,4 @@ ROPE = (
     ),
 )
 
-FAULTS = (*LINEAR, *RMS_NORM, *ADD_RMS_NORM, *ROPE)
+FAULTS = (*LINEAR, *GROUPED_LINEAR, *RMS_NORM, *ADD_RMS_NORM, *ROPE)

@@ -40,8 +40,8 @@ FAULTS = (
         "linear",
         "ids_of_sixteen_bits",
         "size",
-        'return jnp.take(table, ids, axis=0, mode="clip")',
-        'return jnp.take(table, ids.astype(jnp.int16), axis=0, mode="clip")',
+        'jnp.take(array, ids, axis=0, mode="clip")',
+        'jnp.take(array, ids.astype(jnp.int16), axis=0, mode="clip")',
     ),
     _fault(
         "rms_norm",
