@@ -10,9 +10,9 @@ from enginebay.cache_shape import CacheShape
 from enginebay.engine import AttentionProblem, Engine
 from enginebay.rows import PageTable
 from enginebay.runner.executor import LocalExecutor
-from enginebay.runner.parts import EngineParts, StepFacts, make_layouts
+from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay.stepping.engine import StepEngine
-from enginebay.stepping.geometry import PoolSizes, Shapes
+from enginebay.stepping.geometry import Shapes, pool_problems
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
@@ -67,9 +67,5 @@ def attention_problems(facts: StepFacts, options: PagedOptions) -> list[Attentio
     """The attention problems of an engine of these facts; the layouts have no more pages than they
     must.
     """
-    drafts = facts.config.max_drafts
-    sizes = PoolSizes(facts.sizes, options.page_size, facts.compact_decode, drafts, {}, {})
     least = CacheShape(1, FEWEST_PAGES, options.page_size)
-    shapes = {group.name: least for group in facts.groups}
-    layouts = make_layouts(facts.groups, facts.layout_type, facts.kv_dtype, shapes)
-    return sizes.geometry(shapes).problems(layouts, drafts_are_rows=facts.drafts_are_rows)
+    return pool_problems(facts, options.page_size, {group.name: least for group in facts.groups})

@@ -55,7 +55,4 @@ class Pools:
 def make_pools(config: EngineConfig, page_size: int) -> Pools:
     """The pools of an engine of this configuration."""
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
-    verified = config.draft_passes * (config.max_drafts + 1) if config.max_drafts else 0
-    steps = max(config.decode_steps, verified)
-    ahead = max(config.max_num_batched_tokens, steps) + steps
-    return Pools(page_size, config.max_model_len, ahead)
+    return Pools(page_size, config.max_model_len, config.max_ahead)

@@ -91,11 +91,8 @@ def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:
     """The sizes of an engine's cache. All pages are allocated at once but on a CPU, where clearing
     them is most of the time that a program takes to start.
     """
-    facts, groups = parts.facts(), parts.model.info.groups
-    pools = make_pools(parts.config, options.page_size)
-    sizes = PoolSizes(
-        facts.sizes, options.page_size, facts.compact_decode, facts.config.max_drafts, {}, {}
-    )
+    groups, pools = parts.model.info.groups, make_pools(parts.config, options.page_size)
+    sizes = PoolSizes.of(parts.facts(), options.page_size, {})
     num_pages = choose_num_pages(parts, options, pools, sizes.geometry({}))
     first = whole = pools.shapes(num_pages, groups, parts.config.max_num_seqs)
     if options.grow and parts.placement.device.platform == "cpu":

@@ -271,6 +271,15 @@ class EngineConfig(Validated):
         return min(MAX_PASSES, self.decode_steps)
 
     @property
+    def max_ahead(self) -> int:
+        """How many tokens launched steps may put into a row's cache after its committed ones: a
+        chunk of its prompt, or the steps of a decode that was not read, and those of the next one.
+        """
+        verified = self.draft_passes * (self.max_drafts + 1) if self.max_drafts else 0
+        steps = max(self.decode_steps, verified)
+        return max(self.max_num_batched_tokens, steps) + steps
+
+    @property
     def num_devices(self) -> int:
         """Devices that the mesh covers."""
         total = 1

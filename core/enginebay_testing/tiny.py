@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import save_file
 
@@ -17,12 +18,14 @@ from enginebay_testing.models import tiny_config
 ARCHITECTURE = "LlamaForCausalLM"
 
 
-def write_tiny_checkpoint(folder: Path, registry: Registry) -> Path:
+def write_tiny_checkpoint(
+    folder: Path, registry: Registry, architecture: str = ARCHITECTURE, **fields: Any
+) -> Path:
     """Config, weights and a tokenizer of one word per id, in `folder`, by whatever plugin serves
-    ARCHITECTURE.
+    the architecture; `fields` are those of config.json that are not as usual.
     """
-    family = find_family(registry, ARCHITECTURE)
-    config = tiny_config(family) | {"architectures": [ARCHITECTURE], "model_type": "llama"}
+    family = find_family(registry, architecture)
+    config = tiny_config(family) | {"architectures": [architecture], "model_type": "llama"} | fields
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = {

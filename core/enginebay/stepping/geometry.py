@@ -13,7 +13,13 @@ from enginebay.memory import MemoryPlan
 from enginebay.ops.spec import Bucket
 from enginebay.runner.buckets import BucketSizes, round_up
 from enginebay.runner.keys import StepKey
-from enginebay.runner.parts import EngineParts, StepFacts, step_workspace_bytes, weight_bytes
+from enginebay.runner.parts import (
+    EngineParts,
+    StepFacts,
+    make_layouts,
+    step_workspace_bytes,
+    weight_bytes,
+)
 from enginebay.runner.verify import verify_bucket
 
 ONE_PAGE_LAYOUTS = ("hnd",)
@@ -128,6 +134,12 @@ class CacheSizes(ABC):
 class PoolSizes(CacheSizes):
     """Rows share pools of pages. The cache grows once, from its first pages to all."""
 
+    @staticmethod
+    def of(facts: StepFacts, page_size: int, shapes: Shapes) -> PoolSizes:
+        """Pools that are allocated whole."""
+        drafts = facts.config.max_drafts
+        return PoolSizes(facts.sizes, page_size, facts.compact_decode, drafts, shapes, shapes)
+
     def geometry(self, shapes: Shapes) -> Geometry:
         longest = self.steps.kv_lens[-1]
         return Geometry(self.steps, self.page_size, longest, self.compact_decode, self.num_drafts)
@@ -176,6 +188,13 @@ class SlotSizes(CacheSizes):
             self.page_size,
         )
         return dict.fromkeys(shapes, shape)
+
+
+def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
+    """The attention problems of an engine whose pools have these sizes."""
+    layouts = make_layouts(facts.groups, facts.layout_type, facts.kv_dtype, shapes)
+    geometry = PoolSizes.of(facts, page_size, shapes).geometry(shapes)
+    return geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
 
 
 def slot_shape(num_slots: int, capacity: int, page_size: int) -> CacheShape:
