@@ -136,7 +136,7 @@ class PagedAttentionCache:
             page_size=page_size,
             num_pages=count,
             max_length=length,
-            layouts=parts.layouts(shapes),
+            layouts=parts.kv_layouts(shapes),
             num_layers={group.name: group.num_layers for group in info.groups},
             placement=parts.placement,
             vocab_size=info.vocab_size,

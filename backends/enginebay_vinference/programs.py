@@ -236,7 +236,7 @@ class Programs:
         """What the functions of a shape are made of; `program` None: the one that is used now."""
         engine = self.engine
         slots = slot_shape(shape.num_rows, shape.width, engine.sizes.page_size)
-        layouts = engine.parts.layouts(dict.fromkeys(engine.sizes.whole, slots))
+        layouts = engine.parts.kv_layouts(dict.fromkeys(engine.sizes.whole, slots))
         return Recipe(program or self._made.program, shape, slots, layouts, engine.parts.dtype)
 
     def describe(

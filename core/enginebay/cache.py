@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,15 +45,50 @@ class CacheGroup:
 
 
 @dataclasses.dataclass(frozen=True)
-class KVLayout(ABC):
-    """How keys and values of one layer lie in memory. Frozen and hashable: part of every jit key.
+class CacheLayout(ABC):
+    """How one layer of a cache group lies in memory: axis 0 of every array counts pages. Frozen and
+    hashable: part of every jit key.
+    """
+
+    num_pages: int
+    page_size: int
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The layout's registered name."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of each array of one layer."""
+
+    @abstractmethod
+    def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
+        """The logical axes of each array's first dimensions; the others are whole on each device."""
+
+    def init(self) -> dict[str, jax.Array]:
+        """One layer's arrays, zeroed."""
+        return {name: jnp.zeros(s.shape, s.dtype) for name, s in self.shapes().items()}
+
+    def resized(self, *, num_pages: int | None = None, page_size: int | None = None) -> Self:
+        """The same layout with other counts."""
+        return dataclasses.replace(
+            self, num_pages=num_pages or self.num_pages, page_size=page_size or self.page_size
+        )
+
+    def num_bytes(self) -> int:
+        """Bytes of one layer's arrays, as a device stores them."""
+        return sum(stored_bytes(s.shape, s.dtype) for s in self.shapes().values())
+
+
+@dataclasses.dataclass(frozen=True)
+class KVLayout(CacheLayout):
+    """How keys and values of one layer lie in memory.
 
     A token's place is its slot = page * page_size + offset. A contiguous cache is the special case
     of one page per row: page_size is the row's capacity and the page table is one column wide.
     """
 
-    num_pages: int
-    page_size: int
     num_kv_heads: int
     head_dim: int
     dtype: str
@@ -66,15 +101,6 @@ class KVLayout(ABC):
     the same head of the same token; 0: it is the same. A quantised cache is a layout with a
     tolerance.
     """
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The layout's registered name."""
-
-    @abstractmethod
-    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shape and dtype of each array of one layer."""
 
     @abstractmethod
     def head_axis(self) -> dict[str, int]:
@@ -101,19 +127,8 @@ class KVLayout(ABC):
         k, v = self.read_tokens(cache, slots)
         return k.astype(jnp.float32), v.astype(jnp.float32)
 
-    def init(self) -> dict[str, jax.Array]:
-        """One layer's arrays, zeroed."""
-        return {name: jnp.zeros(s.shape, s.dtype) for name, s in self.shapes().items()}
-
-    def resized(self, *, num_pages: int | None = None, page_size: int | None = None) -> KVLayout:
-        """The same layout with other counts."""
-        return dataclasses.replace(
-            self, num_pages=num_pages or self.num_pages, page_size=page_size or self.page_size
-        )
-
-    def num_bytes(self) -> int:
-        """Bytes of one layer's arrays, as a device stores them."""
-        return sum(stored_bytes(s.shape, s.dtype) for s in self.shapes().values())
+    def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
+        return {name: (None,) * axis + ("kv_heads",) for name, axis in self.head_axis().items()}
 
     def split_slots(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Pages and offsets [tokens]; a negative slot gets page num_pages, which a dropping scatter

@@ -196,7 +196,8 @@ class GroupState:
     cached one, of which those before the group's window are left out.
 
     `arrays` are f32: "k" and "v" [layers, positions, kv_heads, head_dim], the checkpoint's KV heads
-    once each however the model is sharded.
+    once each however the model is sharded. Of a group with a recurrent state: its arrays [layers,
+    *shape] after num_cached tokens, which is `first`.
     """
 
     first: int

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from enginebay.cache import CacheArrays, CacheGroup
+from enginebay.cache_state import StateGroup
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import Quantization, Weight, WeightSpec
@@ -57,6 +58,15 @@ class ModelInfo:
 
     Programs that were stored for other ones are not run.
     """
+    states: tuple[StateGroup, ...] = ()
+    """Groups of layers that keep a recurrent state. Proposers are refused to a model that has one:
+    drafts that do not hold would be in the state.
+    """
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
+        """All groups, those with attention first."""
+        return (*self.groups, *self.states)
 
     @property
     def hidden_dtype(self) -> jnp.dtype[Any]:

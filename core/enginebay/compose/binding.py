@@ -34,8 +34,9 @@ class OpsBinder:
         impl = self.chosen.attention[bucket.mode]
         # The model names its layers by what it computes with; the cache may be of another dtype.
         by_spec = {
-            dataclasses.replace(spec, kv_dtype=spec.q_dtype): (spec, layouts[group])
+            dataclasses.replace(spec, kv_dtype=spec.q_dtype): (spec, layout)
             for group, spec in self.info.attention.items()
+            if isinstance(layout := layouts[group], KVLayout)
         }
         plain = self.chosen.bound()
         if GROUPED_LINEAR in plain:

@@ -68,7 +68,14 @@ def engine_steps(
     @functools.cache
     def problems(layout: str, kind: type[KVLayout], *flags: bool) -> Sequence[AttentionProblem]:
         facts = StepFacts(
-            config, model.info.groups, config.kv_cache_dtype, layout, kind, min_rows, *flags
+            config,
+            model.info.groups,
+            config.kv_cache_dtype,
+            layout,
+            kind,
+            min_rows,
+            *flags,
+            states=model.info.states,
         )
         return tell(facts, options)
 

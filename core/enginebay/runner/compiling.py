@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
 from enginebay.model import Weights
 from enginebay.runner import device
 from enginebay.runner.ahead import compile_ahead, release_memory
@@ -40,7 +40,7 @@ STEPS: dict[Kind, Callable[..., Any]] = {
 }
 
 
-Programs = MutableMapping[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any]
+Programs = MutableMapping[tuple[StepKey, tuple[tuple[str, CacheLayout], ...]], Any]
 """Compiled steps by key and by the layouts of the cache; a prefill beside its parts."""
 
 

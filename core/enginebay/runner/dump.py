@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
 from enginebay.errors import InputError
 
 log = logging.getLogger("enginebay.runner")
@@ -43,7 +43,7 @@ def make_writable(path: str | Path, setting: str) -> Path:
 
 
 def dump_program(
-    folder: Path, title: str, layouts: Mapping[str, KVLayout], lowered: Any, compiled: Any
+    folder: Path, title: str, layouts: Mapping[str, CacheLayout], lowered: Any, compiled: Any
 ) -> None:
     """Write NAME.stablehlo.txt, NAME.hlo.txt and NAME.json, where NAME follows from the title and
     the cache's size.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout, KVLayout
 from enginebay.engine import AttentionProblem
 from enginebay.ops.spec import Bucket
 from enginebay.runner.verify import draft_rows
@@ -71,8 +71,8 @@ class StepKey:
         )
 
     def name(
-        self, layouts: Mapping[str, KVLayout]
-    ) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
+        self, layouts: Mapping[str, CacheLayout]
+    ) -> tuple[StepKey, tuple[tuple[str, CacheLayout], ...]]:
         """What its program is kept as: one that samples serves caches of any size."""
         return self, () if self.kind == "sample" else tuple(layouts.items())
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
 from enginebay.errors import CompilationError
 from enginebay.runner.commands import CopyPages, PageIn, PageOut
 from enginebay.runner.view import RunnerView
@@ -40,7 +40,7 @@ class PageMover:
 
     def __init__(self, runner: RunnerView) -> None:
         self._runner = runner
-        self._programs: dict[tuple[KVLayout, ...], Any] = {}
+        self._programs: dict[tuple[CacheLayout, ...], Any] = {}
 
     def compile(self) -> Any:
         """The program that copies a page of each group, for the cache as it is; compiled once."""

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheGroup, KVLayout
+from enginebay.cache import CacheGroup, CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
+from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem
 from enginebay.model import Model, Weights
@@ -32,8 +33,8 @@ class StepFacts:
     """What the sizes of an engine's steps depend on: known before its kernels are chosen, as they
     are chosen by these sizes.
 
-    Three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`), the last is the
-    platform's.
+    Three fields are what the decode kernel declares (`enginebay.ops.caps.Caps`), the one after them is the
+    platform's. `states` are the model's, of which attention knows nothing.
     """
 
     config: EngineConfig
@@ -46,6 +47,7 @@ class StepFacts:
     ragged_decode: bool = False
     drafts_are_rows: bool = False
     one_prefill_width: bool = False
+    states: tuple[StateGroup, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def sizes(self) -> BucketSizes:
@@ -138,12 +140,23 @@ class EngineParts:
         """Engine and attention kernels, for whoever waits for them."""
         return engine_title(self.config, self.kernels)
 
-    def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, KVLayout]:
-        """The layouts of a cache of these sizes, by group."""
+    def kv_layouts(self, shapes: Mapping[str, CacheShape]) -> dict[str, KVLayout]:
+        """The layouts of the groups with attention in a cache of these sizes."""
         return make_layouts(self.model.info.groups, self.layout_type, self.kv_dtype, shapes)
 
+    def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, CacheLayout]:
+        """The layouts of a cache of these sizes, by group; none of a state without a size."""
+        states = {
+            one.name: one.make_layout(shapes[one.name])
+            for one in self.model.info.states
+            if one.name in shapes
+        }
+        return {**self.kv_layouts(shapes), **states}
+
     def make_rows(self, page_size: int) -> RowTable:
-        """An empty row table with pages of so many tokens in every cache group."""
+        """An empty row table with pages of so many tokens in every cache group, and one page a row
+        in groups with a state.
+        """
         config, info = self.config, self.model.info
         assert config.max_model_len is not None, "the composition root resolves max_model_len"
         return RowTable(
@@ -151,7 +164,7 @@ class EngineParts:
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
             vocab_size=info.vocab_size,
-            page_sizes=[page_size] * len(info.groups),
+            page_sizes=[page_size] * len(info.groups) + [config.max_model_len] * len(info.states),
         )
 
     def facts(self) -> StepFacts:
@@ -167,6 +180,7 @@ class EngineParts:
             self.ragged_decode,
             self.drafts_are_rows,
             self.platform.one_prefill_width,
+            states=self.model.info.states,
         )
 
     def program(self) -> Program:

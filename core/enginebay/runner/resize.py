@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout, KVLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.processor import Sizes, empty_rows
 from enginebay.runner.commands import Drop, Grow, Make, SetTables
@@ -29,13 +29,13 @@ class CacheMaker:
             runner.weights = runner.parts.load_weights()
         runner.set_layouts(command.shapes)
 
-        def empty(layout: KVLayout) -> dict[str, jax.Array]:
+        def empty(layout: CacheLayout) -> dict[str, jax.Array]:
             where, shapes = runner.placement.cache(layout), layout.shapes()
             return {n: jnp.zeros(s.shape, s.dtype, device=where[n]) for n, s in shapes.items()}
 
         cache = {
             group.name: tuple(empty(runner.layouts[group.name]) for _ in range(group.num_layers))
-            for group in runner.info.groups
+            for group in runner.info.cache_groups
         }
         sizes = Sizes(runner.info.vocab_size, runner.max_model_len)
         rows = DeviceRows.empty(runner.num_rows, runner.max_model_len)
@@ -58,7 +58,9 @@ class CacheMaker:
         runner.set_layouts(command.shapes)
         cache = {}
         for group, layers in remaining.items():
-            sizes = old_shapes[group], command.shapes[group], old_layouts[group].offset_axis
+            old = old_layouts[group]
+            offset_axis = old.offset_axis if isinstance(old, KVLayout) else None
+            sizes = old_shapes[group], command.shapes[group], offset_axis
             where = runner.placement.cache(runner.layouts[group])
             made = []
             while layers:
@@ -83,12 +85,17 @@ class CacheMaker:
         runner.state = runner.tables.write(runner.state, command.tables)
 
 
-def _resized(array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int) -> jax.Array:
-    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size."""
+def _resized(
+    array: jax.Array, old: CacheShape, new: CacheShape, offset_axis: int | None
+) -> jax.Array:
+    """[slots * pages, ..., page_size at offset_axis, ...] padded with zeros to the new size. None:
+    no axis counts the tokens of a page.
+    """
     slots = array.reshape(old.num_slots, old.pages_per_slot, *array.shape[1:])
     padding = [(0, 0)] * slots.ndim
     padding[0] = (0, new.num_slots - old.num_slots)
     padding[1] = (0, new.pages_per_slot - old.pages_per_slot)
-    padding[1 + offset_axis] = (0, new.page_size - old.page_size)
+    if offset_axis is not None:
+        padding[1 + offset_axis] = (0, new.page_size - old.page_size)
     padded = jnp.pad(slots, padding)
     return padded.reshape(new.num_pages, *padded.shape[2:])

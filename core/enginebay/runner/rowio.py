@@ -5,6 +5,7 @@ storing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.cache import CacheGroup, KVLayout
+from enginebay.cache_state import StateGroup
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
 from enginebay.processor import RowValues
@@ -29,8 +31,9 @@ def take_row(runner: Runner, command: Take) -> RowState:
     }
     num_cached = max(int(columns["length"]) - 1, 0)
     groups: dict[str, GroupState] = {}
+    layouts = kv_layouts(runner)
     for one in runner.info.groups if command.pages else ():
-        layout, first = runner.layouts[one.name], one.first_position(num_cached)
+        layout, first = layouts[one.name], one.first_position(num_cached)
         slots = _slots(layout, command.pages[one.name], first, num_cached)
         pairs = [layout.read_exact(layer, slots) for layer in state.cache[one.name]]
         repeat = runner.info.kv_head_repeat
@@ -39,6 +42,14 @@ def take_row(runner: Runner, command: Take) -> RowState:
             for each in zip(*pairs, strict=True)
         )
         groups[one.name] = GroupState(first, {"k": keys, "v": values})
+    for each in runner.info.states if command.pages else ():
+        place = command.pages[each.name][0]
+        layers = [{n: a[place] for n, a in layer.items()} for layer in state.cache[each.name]]
+        arrays = {
+            one.name: np.stack([np.asarray(layer[one.name], np.float32) for layer in layers])
+            for one in each.arrays
+        }
+        groups[each.name] = GroupState(num_cached, arrays)
     return RowState(
         token_ids=np.array(command.token_ids, np.int32),
         num_cached=num_cached,
@@ -47,6 +58,11 @@ def take_row(runner: Runner, command: Take) -> RowState:
         sampling=columns | processor_state,
         constants=runner.info.constants,
     )
+
+
+def kv_layouts(runner: Runner) -> dict[str, KVLayout]:
+    """The layouts of the groups with keys and values."""
+    return {g: one for g, one in runner.layouts.items() if isinstance(one, KVLayout)}
 
 
 def _slots(layout: KVLayout, page_ids: np.ndarray, first: int, end: int) -> jax.Array:
@@ -78,11 +94,11 @@ def put_row(runner: Runner, command: Put) -> None:
                 "Resume in an engine with a larger max_model_len.",
             )
         )
-    for group in runner.info.groups:
+    for group in runner.info.cache_groups:
         _check_group(runner, group, saved)
-    cache = {}
+    cache, layouts = dict(state.cache), kv_layouts(runner)
     for one in runner.info.groups:
-        held, layout = saved.groups[one.name], runner.layouts[one.name]
+        held, layout = saved.groups[one.name], layouts[one.name]
         slots = _slots(layout, command.pages[one.name], held.first, saved.num_cached)
         write = jax.jit(layout.write, donate_argnums=0)
         keys, values = (
@@ -90,6 +106,12 @@ def put_row(runner: Runner, command: Put) -> None:
         )
         cache[one.name] = tuple(
             write(layer, slots, keys[i], values[i]) for i, layer in enumerate(state.cache[one.name])
+        )
+    for each in runner.info.states:
+        arrays, place = saved.groups[each.name].arrays, int(command.pages[each.name][0])
+        cache[each.name] = tuple(
+            {name: _put_place(array, place, arrays[name][i]) for name, array in layer.items()}
+            for i, layer in enumerate(state.cache[each.name])
         )
     runner.writer.write_all(row, values_of(saved))
     state = runner.state
@@ -101,22 +123,27 @@ def put_row(runner: Runner, command: Put) -> None:
     )
 
 
-def _check_group(runner: Runner, group: CacheGroup, saved: RowState) -> None:
+@functools.partial(jax.jit, donate_argnums=0)
+def _put_place(array: jax.Array, place: int, values: jax.Array) -> jax.Array:
+    return array.at[place].set(values.astype(array.dtype))
+
+
+def _check_group(runner: Runner, group: CacheGroup | StateGroup, saved: RowState) -> None:
     """InputError when a state does not have what a cache group needs."""
-    first, heads = group.first_position(saved.num_cached), group.num_kv_heads
-    wanted = (
-        group.num_layers,
-        saved.num_cached - first,
-        heads // runner.info.kv_head_repeat,
-        group.head_dim,
-    )
+    first = saved.num_cached
+    if isinstance(group, StateGroup):
+        wanted = {(group.num_layers, *one.shape) for one in group.arrays}
+    else:
+        first = group.first_position(saved.num_cached)
+        heads = group.num_kv_heads // runner.info.kv_head_repeat
+        wanted = {(group.num_layers, saved.num_cached - first, heads, group.head_dim)}
     found = saved.groups.get(group.name)
     shapes = set() if found is None else {(found.first, x.shape) for x in found.arrays.values()}
-    if shapes != {(first, wanted)}:
+    if shapes != {(first, each) for each in wanted}:
         raise InputError(
             explain(
                 f"row state with {sorted(shapes) or 'nothing'} for cache group {group.name!r}",
-                f"{wanted} from position {first} on",
+                f"{', '.join(map(str, sorted(wanted)))} from position {first} on",
                 "Resume in an engine of the same model.",
             )
         )

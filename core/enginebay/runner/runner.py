@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from enginebay.background import Background
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
 from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
@@ -48,14 +48,14 @@ class Runner:
         self.dump_folder = (
             None if config.dump_step is None else make_writable(config.dump_step, "dump_step")
         )
-        self.layouts: dict[str, KVLayout] = {}
+        self.layouts: dict[str, CacheLayout] = {}
         self.shapes: Mapping[str, CacheShape] = {}
         self.compilations = compilations
         self.shadow = None if parts.shadow is None else Shadow(parts.shadow)
         self.writer = RowWriter(self)
         self.tables = ResidentTables(self.num_rows, self.placement.replicated)
         self._state: StepState | None = None
-        self._programs: dict[tuple[StepKey, tuple[tuple[str, KVLayout], ...]], Any] = {}
+        self._programs: dict[tuple[StepKey, tuple[tuple[str, CacheLayout], ...]], Any] = {}
         self._chosen: dict[tuple[StepKey, StepNeeds], StepKey] = {}
         """What `choose` has found for the layouts and the program that there are."""
         self._scoping = Scoping(has_greedy=self.program.has_greedy)
@@ -219,7 +219,7 @@ class Runner:
         others = (other for other in self.programs if other.covers(key) and is_warm(other))
         return min(others, key=lambda other: other.size, default=key)
 
-    def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, KVLayout], ...]]:
+    def _cache_key(self, key: StepKey) -> tuple[StepKey, tuple[tuple[str, CacheLayout], ...]]:
         return key.name(self.layouts)
 
     def _compiled(self, key: StepKey) -> Any:

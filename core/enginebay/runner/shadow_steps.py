@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.cache import CacheArrays
+from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.model import Model, Weights
 from enginebay.ops.bound import Ops
@@ -43,6 +43,8 @@ class Form:
         size = bucket.max_kv_len if compact else None
         small = {
             g: layout.resized(num_pages=seqs * pages, page_size=size)
+            if isinstance(layout, KVLayout)
+            else layout.resized(num_pages=seqs)
             for g, layout in layouts.items()
         }
         return Form(
@@ -55,16 +57,16 @@ class Form:
         self, layouts: Layouts, group: str, cache: CacheArrays, table: jax.Array
     ) -> dict[str, jax.Array]:
         """One layer's pages of the rows, in the order of the table int32 [S, P]."""
-        if self.compact:
-            return compact_rows(layouts[group], cache, table, self.bucket.max_kv_len)[1]
+        layout = layouts[group]
+        if self.compact and isinstance(layout, KVLayout):
+            return compact_rows(layout, cache, table, self.bucket.max_kv_len)[1]
         return {name: array[table.reshape(-1)] for name, array in cache.items()}
 
     def batch(self, group: str, q_lens: jax.Array, kv_lens: jax.Array) -> AttnBatch:
         """The rows as they lie in a copy."""
-        bucket = self.bucket
-        places = jnp.arange(bucket.seqs * bucket.pages_per_seq, dtype=jnp.int32)
-        table = places.reshape(bucket.seqs, bucket.pages_per_seq)
-        return derive_batch(q_lens, kv_lens, table, self.layouts[group].page_size, bucket)
+        bucket, layout = self.bucket, self.layouts[group]
+        table = jnp.arange(layout.num_pages, dtype=jnp.int32).reshape(bucket.seqs, -1)
+        return derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
 
 
 def run_model(
@@ -92,7 +94,7 @@ def run_model(
     ops = make_ops(form.bucket, form.layouts)
     rotate, attention_chosen = ops.named("rope"), ops.named("attention")
     groups = {spec: group for group, spec in model.info.attention.items()}
-    seen: dict[str, list[QKV]] = {group: [] for group in layouts}
+    seen: dict[str, list[QKV]] = {group: [] for group in model.info.attention}
 
     def attention(
         q: jax.Array,
@@ -114,8 +116,14 @@ def run_model(
         return attention_chosen(q, k, v, copy, batch, spec=spec, sinks=sinks)[0], cache
 
     batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
+    states = {
+        one.name: tuple(
+            form.copy(layouts, one.name, layer, tables[one.name]) for layer in state.cache[one.name]
+        )
+        for one in model.info.states
+    }
     hidden, _ = model.hidden(
-        weights, ops.replaced("attention", attention), token_ids, state.cache, batches
+        weights, ops.replaced("attention", attention), token_ids, {**state.cache, **states}, batches
     )
     return hidden, {group: tuple(layers) for group, layers in seen.items()}, q_lens, kv_lens
 
@@ -179,7 +187,9 @@ def attend(
     out, after = make_ops(form.bucket, form.layouts).named("attention")(
         *qkv[:3], copy, batch, spec=spec, sinks=qkv[3]
     )
-    k, v = form.layouts[group].read_tokens(after, jnp.maximum(batch.slots, 0))
+    layout = form.layouts[group]
+    assert isinstance(layout, KVLayout), "attention is given groups of keys and values"
+    k, v = layout.read_tokens(after, jnp.maximum(batch.slots, 0))
     return after, (out, k, v, batch.seq_ids < form.bucket.seqs)
 
 

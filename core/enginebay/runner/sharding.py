@@ -5,15 +5,16 @@ small.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
 from enginebay.errors import ConfigError, explain
-from enginebay.weights import WeightSpec
+from enginebay.weights import WeightSpec, stored_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +54,17 @@ class Placement:
         mesh_axis = self.rules.get(axis) if axis else None
         return 1 if self.mesh is None or mesh_axis is None else self.mesh.shape[mesh_axis]
 
-    def cache(self, layout: KVLayout) -> dict[str, Sharding]:
+    def cache(self, layout: CacheLayout) -> dict[str, Sharding]:
         """Where each array of one layer of the cache lies."""
-        return {
-            name: self.sharding((None,) * axis + ("kv_heads",))
-            for name, axis in layout.head_axis().items()
-        }
+        return {name: self.sharding(axes) for name, axes in layout.logical_axes().items()}
+
+    def cache_bytes(self, layout: CacheLayout) -> int:
+        """Bytes of one layer of the cache on each device."""
+        axes = layout.logical_axes()
+        return sum(
+            stored_bytes(s.shape, s.dtype) // math.prod(map(self.num_shards, axes[name]))
+            for name, s in layout.shapes().items()
+        )
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

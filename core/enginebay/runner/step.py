@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout, KVLayout
 from enginebay.model import Model, ModelCache, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import first_best
@@ -27,7 +27,7 @@ from enginebay.types import StepVariant
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler does."""
 
-Layouts = Mapping[str, KVLayout]
+Layouts = Mapping[str, CacheLayout]
 """The cache layout of each group."""
 
 OpsFactory = Callable[[Bucket, Layouts], Ops]
@@ -284,37 +284,35 @@ def compact_decode_step(
     *,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
-    """decode_step on a copy of the rows' cache, one page a row; new tokens are written back last.
+    """decode_step on a copy of the rows' keys and values, one page a row; new tokens are written
+    back last. A recurrent state has one page a row already.
 
     The copy is read and written once per call of max_steps tokens; no step follows a page table.
     """
-    groups = list(layouts)
+    own = {g: layout for g, layout in layouts.items() if isinstance(layout, KVLayout)}
     copies = {
-        g: [
-            compact_rows(layouts[g], layer, tables[g], bucket.max_kv_len)
-            for layer in state.cache[g]
-        ]
-        for g in groups
+        g: [compact_rows(layout, layer, tables[g], bucket.max_kv_len) for layer in state.cache[g]]
+        for g, layout in own.items()
     }
-    small = {g: copies[g][0][0] for g in groups}
-    cache = {g: tuple(arrays for _, arrays in copies[g]) for g in groups}
-    processor_state = {g: jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None] for g in groups}
+    small = {g: copies[g][0][0] for g in own}
+    cache = {**state.cache, **{g: tuple(arrays for _, arrays in copies[g]) for g in own}}
+    places = jnp.arange(bucket.seqs, dtype=jnp.int32)[:, None]
     inner = dataclasses.replace(bucket, rows_are_pages=True, pages_per_seq=1)
     before = _lengths(state.rows, row_ids)
     inside = StepState(cache, state.rows, state.processor_state)
-    rows = (row_ids, num_steps, processor_state)
+    rows = (row_ids, num_steps, {**tables, **dict.fromkeys(own, places)})
     done, sampled = decode_step(
-        program, small, inner, max_steps, weights, inside, *rows, variant=variant
+        program, {**layouts, **small}, inner, max_steps, weights, inside, *rows, variant=variant
     )
     after = _lengths(done.rows, row_ids)
     whole = {
         g: tuple(
-            _write_back(layouts[g], big, small[g], part, tables[g], before, after, max_steps)
+            _write_back(layout, big, small[g], part, tables[g], before, after, max_steps)
             for big, part in zip(state.cache[g], done.cache[g], strict=True)
         )
-        for g in groups
+        for g, layout in own.items()
     }
-    return StepState(whole, done.rows, done.processor_state), sampled
+    return StepState({**done.cache, **whole}, done.rows, done.processor_state), sampled
 
 
 def _lengths(rows: DeviceRows, row_ids: jax.Array) -> jax.Array:

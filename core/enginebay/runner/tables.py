@@ -132,5 +132,5 @@ def _of_rows(
     What the table holds behind these pages is of another time: no step may look at it.
     """
     pages = table.at[row_ids, :num_pages].get(mode="fill", fill_value=0)
-    starts = jnp.arange(num_pages, dtype=jnp.int32) * page_size
+    starts = jnp.arange(pages.shape[1], dtype=jnp.int32) * page_size
     return jnp.where(starts < num_tokens[:, None], pages, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
 from enginebay.engine import Compilations
 from enginebay.model import ModelInfo, Weights
 from enginebay.runner.sharding import Placement
@@ -20,7 +20,7 @@ class RunnerView(Protocol):
     max_model_len: int
     max_steps: int
     compile_options: dict[str, Any]
-    layouts: dict[str, KVLayout]
+    layouts: dict[str, CacheLayout]
     compilations: Compilations
     dump_folder: Any
     state: StepState

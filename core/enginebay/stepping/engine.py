@@ -160,7 +160,7 @@ class StepEngine(Engine):
     def attention_problems(self) -> list[AttentionProblem]:
         whole = self.sizes.whole
         return self.sizes.geometry(whole).problems(
-            self.parts.layouts(whole), drafts_are_rows=self.parts.drafts_are_rows
+            self.parts.kv_layouts(whole), drafts_are_rows=self.parts.drafts_are_rows
         )
 
     def _pages(self, lease: Lease) -> dict[str, np.ndarray]:

@@ -233,9 +233,12 @@ def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:
 
 def shape_bytes(parts: EngineParts, shapes: Shapes) -> int:
     """Bytes on each device of a cache of these sizes."""
-    layouts = parts.layouts(shapes)
-    num_bytes = sum(g.num_layers * layouts[g.name].num_bytes() for g in parts.model.info.groups)
-    return num_bytes // parts.placement.num_shards("kv_heads")
+    layouts, groups = parts.layouts(shapes), parts.model.info.cache_groups
+    return sum(
+        group.num_layers * parts.placement.cache_bytes(layouts[group.name])
+        for group in groups
+        if group.name in layouts
+    )
 
 
 def workspace_bytes(parts: EngineParts, geometry: Geometry) -> int:
