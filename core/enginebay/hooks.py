@@ -60,6 +60,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
         "attention_problems",
         "ledger_example",
     ),
+    "command": ("without_jax",),
 }
 """The capabilities that enginebay reads, by kind; see docs/plugins.md. A name with a dot is a
 plugin's own.

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
-from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.cli.main import main, summaries
 from enginebay.hooks import Declaration
 from enginebay.outputs import StreamChunk
 from enginebay.registry import Entry, Registry
+from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -293,7 +293,7 @@ def test_our_own_faults_end_with_code_1(
     def broken(*_: Any, **__: Any) -> Any:
         raise InternalError("a broken invariant\nover two lines")
 
-    monkeypatch.setattr("enginebay.cli.generate.LLM", broken)
+    monkeypatch.setattr("enginebay_cli.generate.LLM", broken)
     code, _, err = run("generate", "--config", config)
     assert (code, err) == (1, "enginebay: a broken invariant over two lines\n")
 

@@ -18,7 +18,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from enginebay import LLM, SamplingParams
-from enginebay.cli.generate import add_sampling_arguments, sampling_from
 from enginebay.engine import Pending, StepPlan
 from enginebay.errors import InputError, InternalError, RequestError
 from enginebay.grammar import Constraint, Grammar
@@ -26,6 +25,7 @@ from enginebay.llm.guide import Guides
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.loop.loop import EngineLoop
 from enginebay.outputs import CompletionOutput, RequestOutput
+from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, Interrupting, changing

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cli import generate
 from enginebay.compose.composition import make_plan
 from enginebay.compose.grammars import choose_grammars
 from enginebay.config import make_config
@@ -28,6 +27,7 @@ from enginebay.runner.launched import LaunchedStep
 from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.step import Sampled
 from enginebay.types import MAX_LOGPROBS
+from enginebay_cli import generate
 from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.cli import generate
 from enginebay.errors import RequestError
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.runner import full_vocab
 from enginebay.runner.full_vocab import log_softmax as device_log_softmax
 from enginebay.runner.full_vocab import prompt_logprobs
+from enginebay_cli import generate
 from enginebay_testing.engine_logprobs import check_logprobs, check_prompt_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import BRIEF

@@ -35,7 +35,7 @@ import argparse, json
 import jax
 import jax.numpy as jnp
 import numpy as np
-from enginebay.cli.generate import add_sampling_arguments, sampling_from
+from enginebay_cli.generate import add_sampling_arguments, sampling_from
 from enginebay.errors import RequestError
 from enginebay.ops.sampling import first_best
 from enginebay.row_columns import write_row

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, waits
-from enginebay.cli.generate import after_first
-from enginebay.cli.show import PlainProgress, plain_waits, progress
+from enginebay.cli.waiting import plain_waits
 from enginebay.compose import composition
 from enginebay.compose.composition import make_title
 from enginebay.engine import Compilations
@@ -30,6 +29,8 @@ from enginebay.runner import runner
 from enginebay.waits import waiting
 from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
+from enginebay_cli.generate import after_first
+from enginebay_cli.show import PlainProgress, progress
 from enginebay_esurge import opening
 from enginebay_native import compiling
 from enginebay_vinference import programs

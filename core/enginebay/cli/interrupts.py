@@ -8,6 +8,9 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
+
 
 @contextlib.contextmanager
 def second_ends() -> Iterator[None]:

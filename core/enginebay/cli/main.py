@@ -1,8 +1,7 @@
-"""Dispatch: one parser for the built-in commands, and those of plugins beside it."""
+"""Dispatch: one parser for the commands, which plugins bring; enginebay_cli brings the usual ones."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -10,35 +9,14 @@ from collections.abc import Sequence
 
 from enginebay import __version__
 from enginebay.cli.command import Command
-from enginebay.cli.interrupts import second_ends
+from enginebay.cli.interrupts import INTERRUPTED, second_ends
 from enginebay.cli.parsing import Parser, refuse_rest
-from enginebay.cli.show import INTERRUPTED, plain_waits
+from enginebay.cli.waiting import plain_waits
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
+from enginebay.registry import Registry, load_registry
 
-COMMANDS = {
-    "generate": ("enginebay.cli.generate", "complete a prompt"),
-    "chat": ("enginebay.cli.chat", "talk with a model"),
-    "plugins": (
-        "enginebay.cli.plugins",
-        "list every part that is installed, and why one cannot be used",
-    ),
-    "explain": ("enginebay.cli.inform", "show what a configuration chooses, and why"),
-    "config": (
-        "enginebay.cli.inform",
-        "show a configuration in full, or the schema of configurations",
-    ),
-    "env": ("enginebay.cli.inform", "show versions and devices, for a bug report"),
-    "new": (
-        "enginebay.cli.new",
-        "write a plugin to begin with: a kernel, scheduler, sampler, processor, platform or engine",
-    ),
-}
-"""The core's commands: the module with `add_arguments(name, parser)` and `run(name, args)`, and a
-summary. Plugins bring the others.
-"""
-
-WITHOUT_JAX = ("plugins", "config")
-"""Commands that end without importing JAX."""
+OWN_COMMANDS = "cli"
+"""The entry point of the commands that are there whatever ENGINEBAY_PLUGINS names."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,18 +44,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     name = next((a for a in arguments if not a.startswith("-")), None)
     _refuse_flags_before(arguments)
-    wants_help = bool({"-h", "--help"} & set(arguments))
-    if name is not None and name not in WITHOUT_JAX and not wants_help:
-        from enginebay.compose.platform_startup import start_jax
+    registry = find_commands(name)
+    if name in registry.names("command") and not {"-h", "--help"} & set(arguments):
+        declared = registry.find("command", name).declaration
+        if declared is not None and not declared.capabilities.get("without_jax"):
+            from enginebay.compose.platform_startup import start_jax
 
-        start_jax()
-    command = None if name is None else load_command(name)
+            start_jax()
+    command = None if name is None else load_command(name, registry)
     parser = Parser(
         prog="enginebay", description="Serve language models with JAX out of replaceable parts."
     )
     parser.add_argument("--version", action="version", version=f"enginebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for listed, summary in summaries(with_plugins=name not in COMMANDS).items():
+    for listed, summary in summaries(registry).items():
         text = summary.replace("%", "%%")
         sub = commands.add_parser(listed, help=text, description=text[:1].upper() + text[1:] + ".")
         sub.add_argument(
@@ -100,16 +80,22 @@ def _dispatch(arguments: list[str]) -> int:
         return command.run(args.command, args)
 
 
-def load_command(name: str) -> Command:
-    """The command of a name, of the core or of a plugin; UnknownNameError names the nearest."""
-    if name in COMMANDS:
-        module = importlib.import_module(COMMANDS[name][0])
-        return Command(module.add_arguments, module.run)
-    from enginebay.registry import load_registry
+def find_commands(name: str | None = None) -> Registry:
+    """The commands of all plugins; where `name` is one of enginebay's own, no other plugin is
+    loaded.
+    """
+    own = load_registry([OWN_COMMANDS])
+    if name in own.names("command"):
+        return own
+    others = [entry for entry in load_registry().entries if entry.package != OWN_COMMANDS]
+    return Registry([*own.entries, *others])
 
-    registry = load_registry()
+
+def load_command(name: str, registry: Registry | None = None) -> Command:
+    """The command of a name; UnknownNameError names the nearest."""
+    registry = find_commands(name) if registry is None else registry
     if name not in registry.names("command"):
-        raise unknown_name("command", name, list(summaries()), "See `enginebay --help`.")
+        raise unknown_name("command", name, list(summaries(registry)), "See `enginebay --help`.")
     command = registry.load(registry.find("command", name))
     if not isinstance(command, Command):
         raise PluginError(
@@ -120,16 +106,11 @@ def load_command(name: str) -> Command:
     return command
 
 
-def summaries(*, with_plugins: bool = True) -> dict[str, str]:
-    """Names and summaries of all commands, the core's first."""
-    found = {name: summary for name, (_, summary) in COMMANDS.items()}
-    if with_plugins:
-        from enginebay.registry import load_registry
-
-        for entry in load_registry().entries:
-            if entry.kind == "command" and entry.state == "ready" and entry.declaration is not None:
-                found.setdefault(entry.declaration.name, entry.declaration.summary)
-    return found
+def summaries(registry: Registry | None = None) -> dict[str, str]:
+    """Names and summaries of all commands."""
+    entries = (find_commands() if registry is None else registry).entries
+    ready = [e.declaration for e in entries if (e.kind, e.state) == ("command", "ready")]
+    return {declared.name: declared.summary for declared in ready if declared is not None}
 
 
 def _refuse_flags_before(arguments: list[str]) -> None:

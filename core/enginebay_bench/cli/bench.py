@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
+from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.cli.options import (
     OWN_SAMPLING,
     add_engine_arguments,
@@ -21,7 +22,6 @@ from enginebay.cli.options import (
     flag_values,
     traced,
 )
-from enginebay.cli.show import INTERRUPTED, print_shadow, print_table, progress
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError
 from enginebay_bench.cli.kernels import (
@@ -32,6 +32,7 @@ from enginebay_bench.cli.kernels import (
     refuse_flags,
     run_kernels,
 )
+from enginebay_cli.show import print_shadow, print_table, progress
 
 ROUNDS = 3
 NUM_REQUESTS = 32

@@ -12,11 +12,12 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enginebay.cli.rows import Rows
-from enginebay.cli.show import INTERRUPTED, interruptible, progress
+from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, unknown_name
+from enginebay_cli.rows import Rows
+from enginebay_cli.show import interruptible, progress
 from enginebay_testing.report import has_text
 
 if TYPE_CHECKING:
@@ -154,12 +155,12 @@ def open_session(
 
     `command` is what was run, and `settled` names the flags that it settles.
     """
-    from enginebay.cli.environment import free_bytes
     from enginebay.compose.jaxconfig import configure_compile_cache
     from enginebay.compose.platforms import find_platform
     from enginebay.registry import load_registry
     from enginebay_bench.kernels import Bench, Limits
     from enginebay_bench.roofline import measure_roofline
+    from enginebay_cli.environment import free_bytes
 
     _check_numbers(args)
     given = {name: getattr(args, name, None) for name in CONFIGURED}
@@ -311,8 +312,8 @@ def run_kernels(args: argparse.Namespace) -> int:
     """Measure, and print each shape's rows when it is measured; 1 when a result is wrong. Refusals
     are rows, too.
     """
-    from enginebay.cli.environment import environment
     from enginebay_bench.kernels import judged, measure_shape
+    from enginebay_cli.environment import environment
 
     session = open_session(args, "bench kernels", ragged=args.lengths == "ragged")
     work = [

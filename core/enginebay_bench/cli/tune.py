@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginebay.cli.command import Command
-from enginebay.cli.rows import Rows
-from enginebay.cli.show import INTERRUPTED, interruptible, progress
+from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import make_config, read_toml
 from enginebay.config_sections import AUTO
@@ -31,6 +30,8 @@ from enginebay_bench.cli.kernels import (
     shapes_of,
     short,
 )
+from enginebay_cli.rows import Rows
+from enginebay_cli.show import interruptible, progress
 
 if TYPE_CHECKING:
     from enginebay_bench.tune import Tuned
@@ -183,10 +184,10 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
 
 def _write(session: Session, found: Sequence[Tuned], folder: Path) -> list[Path]:
     """A table for each implementation that has entries, with the entries that its file had before."""
-    from enginebay.cli.environment import environment
     from enginebay.compose.tuned import table_name
     from enginebay.ops.tuning import TunedTable
     from enginebay_bench.tune import merge, write_table
+    from enginebay_cli.environment import environment
 
     device = device_text(session)
     by_impl: dict[tuple[str, str, str], list[Tuned]] = {}

@@ -8,11 +8,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from enginebay.cli.show import print_table
+from enginebay.cli.command import Command
 from enginebay.config import make_config, read_toml
 from enginebay.errors import unknown_name
 from enginebay.hooks import INTERFACE_VERSIONS
 from enginebay.registry import Entry, load_registry
+from enginebay_cli.show import print_table
 
 DEVICE_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "tpu": ("/dev/accel0", "/dev/vfio/0")}
 DEVICE_MODULES = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("libtpu",)}
@@ -126,3 +127,6 @@ def _print_timings(import_s: Mapping[str, float], *, as_json: bool) -> None:
         )
     else:
         print_table(("plugin", "seconds"), [(name, f"{seconds:.3f}") for name, seconds in slowest])
+
+
+COMMAND = Command(add_arguments, run)

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+from enginebay.cli.command import Command
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, unknown_name
 
@@ -112,7 +113,7 @@ def render(kind: str, name: str) -> dict[str, str]:
         "distribution": module.replace("_", "-"),
         "selector": KINDS[kind] + name,
     }
-    templates = resources.files("enginebay.cli") / "templates"
+    templates = resources.files("enginebay_cli") / "templates"
 
     def fill(template: str) -> str:
         return Template((templates / template).read_text(encoding="utf-8")).substitute(words)
@@ -146,3 +147,6 @@ def _check_name(name: str) -> None:
             "a name that no installed part, plugin or module has",
             "Choose another; `enginebay plugins` lists what is installed.",
         )
+
+
+COMMAND = Command(add_arguments, run)

@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from enginebay import waits
+from enginebay.cli.waiting import shown_by
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from enginebay.ops.shadow import ShadowReport
-
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
 
 
 @contextmanager
@@ -35,34 +32,6 @@ def interruptible() -> Iterator[threading.Event]:
     except KeyboardInterrupt:
         stop.set()
         print("\ninterrupted: this is what there was", file=sys.stderr)
-
-
-@contextmanager
-def plain_waits(log_level: str) -> Iterator[None]:
-    """While the block lasts, waits (enginebay.waits) are plain lines on stderr, from `log_level`
-    on.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("enginebay: %(message)s"))
-    handler.setLevel(log_level.upper())
-    with _shown_by(handler):
-        yield
-
-
-@contextmanager
-def _shown_by(handler: logging.Handler) -> Iterator[None]:
-    log = waits.log
-    before, log.handlers = log.handlers, [handler]
-    propagates, log.propagate = log.propagate, False
-    level = log.level
-    log.setLevel(
-        logging.INFO
-    )  # bars need the records of ends; the handler of lines has a level of its own
-    try:
-        yield
-    finally:
-        log.handlers, log.propagate = before, propagates
-        log.setLevel(level)
 
 
 @contextmanager
@@ -93,7 +62,7 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total, visible=done < total)
 
-        with _shown_by(WaitBars(bars)):
+        with shown_by(WaitBars(bars)):
             yield report
 
 

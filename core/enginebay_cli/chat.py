@@ -14,7 +14,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from enginebay.cli.generate import (
+from enginebay.cli.command import Command
+from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
+from enginebay.compose.composition import make_title
+from enginebay.errors import EnginebayError, InputError, RequestError, unknown_name
+from enginebay.llm import LLM
+from enginebay.outputs import RequestMetrics
+from enginebay.types import SamplingParams
+from enginebay_cli.generate import (
     add_sampling_arguments,
     after_first,
     completion_record,
@@ -23,12 +30,6 @@ from enginebay.cli.generate import (
     read_stdin,
     sampling_from,
 )
-from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
-from enginebay.compose.composition import make_title
-from enginebay.errors import EnginebayError, InputError, RequestError, unknown_name
-from enginebay.llm import LLM
-from enginebay.outputs import RequestMetrics
-from enginebay.types import SamplingParams
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -194,3 +195,6 @@ def _told(metrics: RequestMetrics) -> str:
     parts = [f"{metrics.num_generated_tokens} tokens"]
     parts += [] if math.isnan(rate) else [f"{rate:.1f} tokens/s"]
     return ", ".join([*parts, f"the first after {metrics.time_to_first_token_s:.2f} s"])
+
+
+COMMAND = Command(add_arguments, run)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from enginebay.cli.command import Command
 from enginebay.cli.options import (
     add_engine_arguments,
     add_profile_argument,
@@ -20,7 +21,6 @@ from enginebay.cli.options import (
     setting,
     traced,
 )
-from enginebay.cli.show import print_shadow, progress
 from enginebay.config import EngineConfig, merge
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
@@ -28,6 +28,7 @@ from enginebay.llm.choice import Choice
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import MAX_LOGPROBS, SamplingParams
+from enginebay_cli.show import print_shadow, progress
 
 DEFAULT_PROMPT = "Once upon a time"
 
@@ -372,3 +373,6 @@ def metrics_record(metrics: RequestMetrics | None) -> dict[str, Any] | None:
         "tokens_per_second": metrics.tokens_per_second,
     }
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+
+
+COMMAND = Command(add_arguments, run)

@@ -8,9 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from enginebay.cli.command import Command
 from enginebay.cli.options import add_engine_arguments, config_from
-from enginebay.cli.show import print_table
 from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay_cli.show import print_table
 
 if TYPE_CHECKING:
     from enginebay.compose.tuned import BucketConfig
@@ -126,7 +127,7 @@ def _config(args: argparse.Namespace) -> None:
 
 
 def _env(args: argparse.Namespace) -> None:
-    from enginebay.cli.environment import environment
+    from enginebay_cli.environment import environment
 
     record = environment()
     if args.json:
@@ -137,3 +138,6 @@ def _env(args: argparse.Namespace) -> None:
     for package, version in record["packages"].items():
         print(f"{package}: {version}")
     print(f"devices: {', '.join(record['devices'])}")
+
+
+COMMAND = Command(add_arguments, run)

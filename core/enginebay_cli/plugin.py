@@ -1,0 +1,40 @@
+"""What this package offers: the commands that users and plugin authors begin with."""
+
+from __future__ import annotations
+
+from enginebay.hooks import Register, hookimpl
+
+
+@hookimpl
+def register_commands(register: Register) -> None:
+    """generate, chat, plugins, explain, config, env and new."""
+    register("generate", "enginebay_cli.generate:COMMAND", summary="complete a prompt")
+    register("chat", "enginebay_cli.chat:COMMAND", summary="talk with a model")
+    register(
+        "plugins",
+        "enginebay_cli.plugins:COMMAND",
+        summary="list every part that is installed, and why one cannot be used",
+        capabilities={"without_jax": True},
+    )
+    register(
+        "explain",
+        "enginebay_cli.inform:COMMAND",
+        summary="show what a configuration chooses, and why",
+    )
+    register(
+        "config",
+        "enginebay_cli.inform:COMMAND",
+        summary="show a configuration in full, or the schema of configurations",
+        capabilities={"without_jax": True},
+    )
+    register(
+        "env",
+        "enginebay_cli.inform:COMMAND",
+        summary="show versions and devices, for a bug report",
+    )
+    register(
+        "new",
+        "enginebay_cli.new:COMMAND",
+        summary="write a plugin to begin with: a kernel, scheduler, sampler, processor, platform "
+        "or engine",
+    )
