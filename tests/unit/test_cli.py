@@ -357,9 +357,7 @@ def test_help_names_the_commands_of_plugins(
 ) -> None:
     declared = Declaration("command", "dance", "a:b", "dance 100% of the time")
     registry = Registry([Entry("command", "dance", "p", "1", "p", declaration=declared)])
-    monkeypatch.setattr(
-        sys.modules["enginebay.cli.main"], "load_registry", lambda names=None: registry
-    )
+    monkeypatch.setattr(sys.modules["enginebay.cli.main"], "load_registry", lambda *_: registry)
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "dance 100% of the time" in capsys.readouterr().out
