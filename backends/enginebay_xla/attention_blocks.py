@@ -23,12 +23,11 @@ from enginebay_xla.softmax import (
     visible_keys,
 )
 
-MAX_QUERY_BLOCK = 256
-MAX_RAGGED_QUERY_BLOCK = 128
-KEY_CHUNK = 256
+MAX_BLOCK, MIN_KEY_CHUNK = 128, 64
 DECODE_KEY_CHUNK = 512
-"""Block sizes: 256 by 256 was the fastest of 64 to 512 on two AVX-512 cores; ragged rows waste less
-with 128.
+"""Block sizes: 128 queries by 128 keys were the fastest of 64 to 256 on AVX-512 cores, for prompts of
+128 to 1,024 tokens with a prefix and without. What a chunk reaches past its row's end is computed in
+vain, so that shorter prompts have chunks of 64.
 """
 
 BLOCK_SIZES = (64, 128, 256, 512, 1024)
@@ -46,8 +45,10 @@ class Blocks:
 def default_blocks(bucket: Bucket) -> Blocks:
     """What was fastest on the machines of docs/performance.md."""
     return Blocks(
-        _fitting(MAX_QUERY_BLOCK if bucket.seqs == 1 else MAX_RAGGED_QUERY_BLOCK, bucket),
-        DECODE_KEY_CHUNK if bucket.max_q_len == 1 else KEY_CHUNK,
+        _fitting(MAX_BLOCK, bucket),
+        DECODE_KEY_CHUNK
+        if bucket.max_q_len == 1
+        else max(MIN_KEY_CHUNK, _fitting(MAX_BLOCK, bucket)),
     )
 
 
