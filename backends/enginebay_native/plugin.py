@@ -1,5 +1,5 @@
-"""What this package offers: the kernels "native" of linear and of attention's decode steps, on the
-CPU.
+"""What this package offers: the kernels "native" of linear, grouped_linear and attention's decode
+steps, on the CPU.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from enginebay.hooks import Register, hookimpl
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """linear and attention."""
+    """linear, grouped_linear and attention."""
     for op, summary in (
         ("linear", "products of few rows in C++, for the processor at hand"),
+        ("grouped_linear", "each group's weight is read once, in C++"),
         ("attention", "decode steps over each row's own length in C++, for the processor at hand"),
     ):
         register(
@@ -24,6 +25,6 @@ def register_kernels(register: Register) -> None:
                 "priority": 10,
                 "sharded": op == "attention",
                 "custom_calls": (f"enginebay_{op}",),
-                "quantizations": ("int8",) if op == "linear" else (),
+                "quantizations": () if op == "attention" else ("int8",),
             },
         )

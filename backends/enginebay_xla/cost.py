@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
@@ -25,6 +26,20 @@ def linear_cost(x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None)
     item = x.dtype.itemsize if out_dtype is None else jnp.dtype(out_dtype).itemsize
     read = _bytes(weight) + _bytes(x) + (0.0 if bias is None else _bytes(bias))
     return Cost(2.0 * rows * num_in * num_out, read, 1.0 * rows * num_out * item)
+
+
+def grouped_linear_cost(x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any = None) -> Cost:
+    """The weights of groups that have rows, each read once. Of shapes alone: rows in as many groups as
+    can have some.
+    """
+    (rows, num_in), (groups, num_out) = x.shape, weight.shape[:2]
+    used, busy = rows, min(rows, groups)
+    if not isinstance(group_sizes, jax.ShapeDtypeStruct):
+        used, busy = int(group_sizes.sum()), int((group_sizes > 0).sum())
+    item = x.dtype.itemsize if out_dtype is None else jnp.dtype(out_dtype).itemsize
+    read = sum(map(_bytes, jax.tree.leaves(weight))) / groups * busy
+    read += _bytes(x) / max(rows, 1) * used + _bytes(group_sizes)
+    return Cost(2.0 * used * num_in * num_out, read, 1.0 * rows * num_out * item)
 
 
 def rms_norm_cost(x: Any, weight: Any, *, eps: float) -> Cost:

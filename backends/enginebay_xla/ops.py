@@ -116,6 +116,10 @@ GROUPED_LINEAR: Op[GroupedLinearOp] = Op(
     "enginebay_xla.quick_cases:grouped_linear_cases",
     CLOSE,
     reads_weights=True,
+    kit="enginebay_xla.kit.kits:GROUPED_LINEAR",
+    bench="enginebay_xla.bench.plain:GROUPED_LINEAR",
+    cost="enginebay_xla.cost:grouped_linear_cost",
+    oracle="enginebay_testing.oracle:grouped_linear",
 )
 RMS_NORM: Op[RmsNormOp] = Op(
     "rms_norm",

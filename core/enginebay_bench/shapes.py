@@ -43,6 +43,8 @@ class LayerShape:
     window: int | None = None
     softcap: float | None = None
     rope_theta: float = 10000.0
+    experts: tuple[int, int, int] | None = None
+    """How many, how many a token gets, and the width of each. None: of eight that share `mlp`, two."""
 
     def spec(self, dtype: str) -> AttnSpec:
         """Its attention, cache and activations in one dtype."""
@@ -66,6 +68,11 @@ LAYERS: dict[str, LayerShape] = {
         LayerShape("qwen3-0.6b", 1024, 16, 8, 128, 3072, 151936, rope_theta=1000000.0),
         GEMMA,
         dataclasses.replace(GEMMA, name="gemma-2-9b-local", window=4096),
+        LayerShape(
+            *("qwen3-30b-a3b", 2048, 32, 4, 128, 6144, 151936),
+            rope_theta=1000000.0,
+            experts=(128, 8, 768),
+        ),
         LayerShape("smollm2-135m", 576, 9, 3, 64, 1536, 49152, rope_theta=100000.0),
     )
 }

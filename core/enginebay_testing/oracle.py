@@ -82,6 +82,15 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
     return out if bias is None else out + bias.astype(np.float64)
 
 
+def grouped_linear(x: np.ndarray, weight: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
+    """x [T, inputs], weight [groups, outputs, inputs], group_sizes [groups] -> f64 [T, outputs]."""
+    out, first = np.zeros((x.shape[0], weight.shape[1])), 0
+    for matrix, size in zip(weight, group_sizes, strict=True):
+        rows = slice(first, first + int(size))
+        out[rows], first = linear(x[rows], matrix), rows.stop
+    return out
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, *, eps: float) -> np.ndarray:
     """x [..., features] / rms(x) * weight, f64."""
     wide = x.astype(np.float64)

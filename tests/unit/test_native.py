@@ -80,6 +80,53 @@ def test_a_product_with_int8_values_is_that_of_the_same_values_in_f32(module: An
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+def test_a_grouped_rows_product_is_the_same_bits_alone_and_among_others() -> None:
+    """And of int8 values that of the values in f32; weights of groups without rows are not read."""
+    grouped = load("grouped_linear").grouped_linear
+    rng = np.random.default_rng(6)
+    sizes = np.array([0, 5, 1, 0, 60, 2], np.int32)
+    group = np.repeat(np.arange(6), sizes)
+    x = rng.normal(size=(70, 131)).astype(np.float32)
+    values = rng.integers(-127, 128, size=(6, 50, 131), dtype=np.int8)
+    scales = rng.random((6, 50, 1), np.float32)
+    int8 = QuantizedArray(values, scales, None, "int8")
+
+    @jax.jit
+    def products(x: Any) -> Any:
+        wide = jnp.where((sizes == 0)[:, None, None], jnp.nan, values.astype(np.float32))
+        narrow = (x.astype(jnp.bfloat16), values.astype(jnp.bfloat16))
+        ones = [np.eye(6, dtype=np.int32)[g] for g in group]
+        alone = [grouped(x[i : i + 1], wide, one) for i, one in enumerate(ones)]
+        return (
+            grouped(x, wide, sizes),
+            jnp.concatenate(alone),
+            grouped(x, int8, sizes),
+            grouped(*narrow, sizes, out_dtype=jnp.float32),
+        )
+
+    among, alone, quantized, narrow = map(np.asarray, products(x))
+    assert among[:68].tobytes() == alone.tobytes()
+    assert not among[68:].any()
+    np.testing.assert_allclose(quantized[:68], among[:68] * scales[group, :, 0], rtol=1e-6)
+    exact = oracle.grouped_linear(
+        np.asarray(x.astype(jnp.bfloat16), np.float64), values.astype(np.float64), sizes
+    )
+    np.testing.assert_allclose(narrow, exact, rtol=1e-4, atol=1e-2)
+
+
+def test_groups_of_many_narrow_rows_are_left_to_xla() -> None:
+    module = load("grouped_linear")
+    rng, sizes = np.random.default_rng(7), np.array([150, 0, 70], np.int32)
+    x = rng.normal(size=(225, 40)).astype(jnp.bfloat16)
+    weight = rng.normal(size=(3, 24, 40)).astype(jnp.bfloat16)
+    few = 3 * module.MAX_NARROW_ROWS
+    assert is_native(module.grouped_linear, x[:few], weight, sizes)
+    assert not is_native(module.grouped_linear, x, weight, sizes)
+    product = functools.partial(module.grouped_linear, out_dtype="float32")
+    got = np.asarray(jax.jit(product)(x, weight, sizes))
+    np.testing.assert_allclose(got, oracle.grouped_linear(x, weight, sizes), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
 @pytest.mark.parametrize(("num_in", "num_out"), SIZES)
 def test_a_rows_product_is_the_same_bits_alone_and_among_others(

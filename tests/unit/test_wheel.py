@@ -157,6 +157,7 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
     assert {name.parent.as_posix() for name in names} == {"enginebay_native/lib"}
     assert sorted(name.name.partition("-x86-64-v3-")[0] for name in names) == [
         "attention",
+        "grouped_linear",
         "linear",
     ]
     made = [Path(path) for path in data["force_include"]]

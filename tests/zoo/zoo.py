@@ -32,6 +32,7 @@ RIGHT: tuple[tuple[str, str], ...] = (
     ("linear", "enginebay_xla.linear:linear"),
     ("linear", "enginebay_native.linear:linear"),
     ("grouped_linear", "enginebay_xla.grouped_linear:grouped_linear"),
+    ("grouped_linear", "enginebay_native.grouped_linear:grouped_linear"),
     ("rms_norm", "enginebay_xla.norm:rms_norm"),
     ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
     ("add_rms_norm", "enginebay_xla.norm:add_rms_norm"),

@@ -36,6 +36,7 @@ constexpr int kLanes = 4;
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t bf16;
+typedef _Float16 f16;
 
 inline Floats load(const float* p) {
   Floats v;
@@ -48,6 +49,36 @@ inline Floats load(const int8_t* p) {
   Bytes v;
   std::memcpy(&v, p, sizeof(v));
   return __builtin_convertvector(v, Floats);
+}
+
+inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
+inline float to_float(f16 x) { return float(x); }
+
+inline Floats load(const bf16* p) {
+  typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+  Halves v;
+  std::memcpy(&v, p, sizeof(v));
+  return (Floats)(__builtin_convertvector(v, Ints) << 16);
+}
+
+inline Floats load(const f16* p) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+  Floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = float(p[i]);
+  return v;
+#endif
 }
 
 // Brings what is read soon into the second-level cache: for the first one few reads can be under way, and they would be waited
@@ -106,15 +137,6 @@ inline Floats exp_of(Floats x) {
   std::memcpy(&p, &bits, sizeof(p));
   return p;
 }
-
-inline float to_float(bf16 x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float f;
-  std::memcpy(&f, &bits, sizeof(f));
-  return f;
-}
-
-inline float to_float(float x) { return x; }
 
 // Round to nearest, ties to even; a NaN stays one.
 inline bf16 to_bf16(float x) {

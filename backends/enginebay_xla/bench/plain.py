@@ -107,6 +107,46 @@ def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
     return _plain(ops.LINEAR, shape, arrays, check)
 
 
+def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
+    """A product of the step's tokens with their experts' weights; the experts are drawn evenly."""
+    layer = shape.layer
+    count, chosen, width = layer.experts or (8, 2, layer.mlp // 8)
+    num_in, num_out = (width, layer.hidden) if shape.part == "down" else (layer.hidden, width)
+    rows = shape.num_tokens() * chosen
+    sizes = np.bincount(np.random.default_rng(4).integers(0, count, rows), minlength=count)
+
+    def check(out: np.ndarray, x: np.ndarray, weight: np.ndarray, sizes: np.ndarray) -> Parity:
+        some, columns = spread(rows, MAX_ROWS), spread(num_out, MAX_COLUMNS)
+        groups = np.searchsorted(np.cumsum(sizes), some, side="right")
+        exact, sums = (
+            np.concatenate(
+                [
+                    oracle.linear(part(x[[i]]), part(weight[g][columns]))
+                    for i, g in zip(some, groups, strict=True)
+                ]
+            )
+            for part in (np.asarray, np.abs)
+        )
+        allowed = oracle.EPS[setting.dtype] * np.abs(exact) + 4 * oracle.EPS["float32"] * sums
+        error = np.abs(out[np.ix_(some, columns)].astype(np.float64) - exact)
+        return worst(error, allowed, compared(error.size, rows * num_out, "values"))
+
+    arrays: Arrays = (
+        ((rows, num_in), setting.dtype),
+        ((count, num_out, num_in), setting.dtype),
+        ((count,), "int32"),
+    )
+
+    def make() -> tuple[Any, ...]:
+        x, weight = (noise(*array, seed) for seed, array in enumerate(arrays[:2]))
+        return x, weight, sizes.astype(np.int32)
+
+    problem = _plain(ops.GROUPED_LINEAR, shape, arrays, check, make)
+    structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arrays[:2]]
+    cost = cost_of(ops.GROUPED_LINEAR, *structs, sizes.astype(np.int32))
+    return dataclasses.replace(problem, cost=cost)
+
+
 def rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
     """The norm before a layer's products."""
     rows, features = shape.num_tokens(), shape.layer.hidden
@@ -214,6 +254,10 @@ def _same_layout(name: str, impl: Any) -> str | None:
 
 
 LINEAR = OpBench(dataclasses.replace(OF_ROWS, parts=PARTS), lambda *at: [linear_problem(*at)])
+GROUPED_LINEAR = OpBench(
+    dataclasses.replace(OF_ROWS, parts=("gate_up", "down")),
+    lambda *at: [grouped_linear_problem(*at)],
+)
 RMS_NORM = OpBench(OF_ROWS, lambda *at: [rms_norm_problem(*at)])
 ROPE = OpBench(OF_ROWS, lambda *at: [rope_problem(*at)])
 EMBEDDING = OpBench(OF_ROWS, lambda *at: [embedding_problem(*at)])

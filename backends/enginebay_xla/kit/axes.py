@@ -30,6 +30,24 @@ sum of large terms. rows_apart: rows of very different size; nan_row: one of NaN
 feel.
 """
 
+GROUPED_LINEAR = OpAxes(
+    "grouped_linear",
+    {
+        "dtype": DTYPES,
+        "groups": (4, 1, 2, 9, 33),
+        "sizes": ("mixed", "one_each", "one_has_all", "empty_ends", "even", "none"),
+        "past": (2, 0, 40),
+        "inputs": (40, 64, 129, 300, 7),
+        "outputs": (48, 1, 65, 257, 30),
+        "out_dtype": (None, "float32"),
+        "data": ("plain", "one_sign", "outlier", "rows_apart", "nan_row"),
+        "unused": ("plain", "nan"),
+    },
+)
+"""sizes: how rows are shared among groups; empty_ends: none for the first and the last. past: rows
+behind the last group. unused: what stands in the weights of groups without rows.
+"""
+
 RMS_NORM = OpAxes(
     "rms_norm",
     {

@@ -22,15 +22,16 @@ from enginebay_testing.verdicts import expect
 EPS_F32 = oracle.EPS["float32"]
 
 
-def _same_type(got: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
+def same_type(got: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise AssertionError where a result has another shape or dtype."""
     expect(
         (got.shape, got.dtype) == (shape, jnp.dtype(dtype)),
         f"{got.shape} {got.dtype}, expected {shape} {dtype}",
     )
 
 
-def _spread(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Entries of the axis `data` of linear, f64."""
+def spread_entries(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Entries of the axis `data` of linear and grouped_linear, f64."""
     x = rng.normal(size=shape)
     rows = x.reshape(shape[0], math.prod(shape[1:]))
     if kind == "one_sign":
@@ -53,8 +54,8 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
     """A product within its f32 sum and one rounding; a bias is added before that rounding."""
     row, rng = case.row, case.rng()
     in_dims, out_dims = (_split(case.int(f"{n}puts"), case.int(f"{n}_dims")) for n in ("in", "out"))
-    x = _spread(rng, (case.int("rows"), *in_dims), str(row["data"])).astype(case.dtype)
-    weight = _spread(
+    x = spread_entries(rng, (case.int("rows"), *in_dims), str(row["data"])).astype(case.dtype)
+    weight = spread_entries(
         rng, (*out_dims, *in_dims), "one_sign" if row["data"] == "one_sign" else "plain"
     )
     weight = weight.astype(case.dtype)
@@ -67,7 +68,7 @@ def check_linear(kernel: Any, case: PlainCase) -> None:
     got = case.run(call, x, weight, bias)
     expected = oracle.linear(x, weight, bias)
     wanted = str(out_dtype or row["dtype"])
-    _same_type(got, expected.shape, wanted)
+    same_type(got, expected.shape, wanted)
     sums = oracle.linear(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
     # Roundings of an f32 sum add up as a walk does: with the root of their number.
     sums = sums * max(4.0, np.sqrt(math.prod(in_dims))) * EPS_F32
@@ -116,7 +117,7 @@ def _norm_shape(case: PlainCase) -> tuple[int, ...]:
 def _hold_norm(
     got: np.ndarray, x: np.ndarray, weight: np.ndarray, case: PlainCase, what: str
 ) -> None:
-    _same_type(got, x.shape, x.dtype)
+    same_type(got, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64)).all(axis=-1)
     expected = oracle.rms_norm(x[real], weight, eps=float(cast("float", case.row["eps"])))
     # A compiler may keep a fused sum unrounded, so that the norm's input, too, is off by a
@@ -147,7 +148,7 @@ def check_add_rms_norm(kernel: Any, case: PlainCase) -> None:
         residual[::2] = 0
     weight = _norm_weight(case, x.shape[-1])
     normed, total = case.run(functools.partial(kernel, eps=case.row["eps"]), x, residual, weight)
-    _same_type(total, x.shape, x.dtype)
+    same_type(total, x.shape, x.dtype)
     real = np.isfinite(x.astype(np.float64))
     expect((total == x + residual)[real].all(), "the sum differs from that of its dtype")
     _hold_norm(normed, total, weight, case, "the norm of the sum")
@@ -186,7 +187,7 @@ def hold_turned(
     """Raise AssertionError unless features are rotated within rounding, angles included, and the
     others as they were; `tolerance` is that of the layout that `got` was read from.
     """
-    _same_type(got, x.shape, x.dtype)
+    same_type(got, x.shape, x.dtype)
     if not x.size:
         return
     # Both parts of a pair may come to stand in one feature.
@@ -236,5 +237,5 @@ def check_embedding(kernel: Any, case: PlainCase) -> None:
     }
     ids = kinds[str(case.row["ids"])].astype(np.int32)
     got = case.run(kernel, table, ids)
-    _same_type(got, (tokens, table.shape[1]), table.dtype)
+    same_type(got, (tokens, table.shape[1]), table.dtype)
     expect(got.tobytes() == table[ids].tobytes(), "rows differ from the table's")

@@ -157,3 +157,15 @@ def embedding(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[
     """A table of 128,256 rows."""
     table, ids = _array((128256, 4096)), _array((32,), "int32")
     yield _program("embedding_32x128256x4096", kernel, table, ids, stands=True)
+
+
+def grouped_linear(kernel: Any, env: Env, number: int, layouts: Layouts) -> Iterator[OpProgram]:
+    """128 experts of 768 features, both ways, with the rows of a decode step and of a prompt."""
+    for rows in (8, 256, 4096):
+        for outputs, inputs in ((768, 2048), (2048, 768)):
+            yield _program(
+                f"grouped_linear_{rows}x128x{outputs}x{inputs}",
+                kernel,
+                *(_array((rows, inputs)), _array((128, outputs, inputs)), _array((128,), "int32")),
+                stands=(rows, outputs) == (256, 768),
+            )

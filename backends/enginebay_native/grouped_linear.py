@@ -1,0 +1,70 @@
+"""The op grouped_linear in C++: the weight of a group is read once for all its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from enginebay.weights import QuantizedArray, Weight
+from enginebay_native.calls import register
+
+MAX_NARROW_ROWS = 48
+"""Of a group, on average: for more XLA's products in bf16 are faster (docs/native.md)."""
+
+BLOCK = 128
+"""Rows of a group that XLA multiplies together."""
+
+TARGET = register("grouped_linear")
+
+
+def grouped_linear(
+    x: jax.Array,
+    weight: Weight,
+    group_sizes: jax.Array,
+    *,
+    out_dtype: jnp.dtype | str | None = None,
+) -> jax.Array:
+    """x [T, inputs], weight [groups, outputs, inputs] or int8 values with a scale an output,
+    group_sizes int32 [groups] -> [T, outputs] in `out_dtype` or x's dtype.
+
+    Sums are in f32 and rounded once. A group without rows costs nothing. In C++ a row's result is
+    the same bits whatever rows are beside it.
+    """
+    values: Any = weight
+    scales = jnp.zeros(0, jnp.float32)
+    if isinstance(weight, QuantizedArray):
+        values, scales = weight.values, weight.scales[..., 0]
+    is_narrow = x.dtype == values.dtype == jnp.bfloat16
+    if is_narrow and x.shape[0] > MAX_NARROW_ROWS * values.shape[0]:
+        return _in_blocks(x, values, group_sizes).astype(out_dtype or x.dtype)
+    rows = x if is_narrow else x.astype(jnp.float32)
+    made = jax.ShapeDtypeStruct((x.shape[0], values.shape[1]), jnp.float32)
+    out: jax.Array = jax.ffi.ffi_call(TARGET, made)(rows, values, group_sizes, scales)
+    return out.astype(out_dtype or x.dtype)
+
+
+def _in_blocks(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    """By XLA, a block of one group's rows at a time: f32 [T, outputs]."""
+    counts, ends = -(-group_sizes // BLOCK), jnp.cumsum(group_sizes)
+    last = jnp.cumsum(counts)
+    padded = jnp.pad(x, ((0, BLOCK), (0, 0)))
+
+    def add(i: jax.Array, out: jax.Array) -> jax.Array:
+        group = jnp.searchsorted(last, i, side="right").astype(jnp.int32)
+        start = ends[group] - group_sizes[group] + (i - (last[group] - counts[group])) * BLOCK
+        part = jax.lax.dot_general(
+            jax.lax.dynamic_slice_in_dim(padded, start, BLOCK),
+            jax.lax.dynamic_index_in_dim(weight, group, keepdims=False),
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        is_mine = (start + jnp.arange(BLOCK) < ends[group])[:, None]
+        before = jax.lax.dynamic_slice_in_dim(out, start, BLOCK)
+        return jax.lax.dynamic_update_slice_in_dim(
+            out, jnp.where(is_mine, part, before), start, axis=0
+        )
+
+    out = jnp.zeros((padded.shape[0], weight.shape[1]), jnp.float32)
+    return jax.lax.fori_loop(0, last[-1], add, out)[: x.shape[0]]

@@ -1,0 +1,64 @@
+"""Cases of grouped_linear by construction, from its axes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay_testing import oracle
+from enginebay_testing.exact import hold
+from enginebay_testing.op_kit import PlainCase
+from enginebay_testing.verdicts import expect
+from enginebay_xla.kit.plain import EPS_F32, same_type, spread_entries
+
+
+def group_sizes(kind: str, groups: int, rng: np.random.Generator) -> np.ndarray:
+    """int32 [groups] of the axis `sizes`."""
+    sizes = rng.integers(0, 40, groups) * rng.integers(0, 2, groups)
+    if kind == "one_each":
+        sizes = np.ones(groups, int)
+    elif kind == "one_has_all":
+        sizes = np.where(np.arange(groups) == rng.integers(0, groups), 150, 0)
+    elif kind == "empty_ends" and groups > 2:
+        sizes = sizes + 1
+        sizes[[0, -1]] = 0
+    elif kind == "even":
+        sizes = np.full(groups, 8)
+    elif kind == "none":
+        sizes = np.zeros(groups, int)
+    return sizes.astype(np.int32)
+
+
+def check_grouped_linear(kernel: Any, case: PlainCase) -> None:
+    """Each row by its group's weight, within its f32 sum and one rounding; 0 behind the last group.
+    A row of NaN, and weights that no row has, change no other.
+    """
+    row, rng = case.row, case.rng()
+    sizes = group_sizes(str(row["sizes"]), case.int("groups"), rng)
+    count = int(sizes.sum())
+    shape = (count + case.int("past"), case.int("inputs"))
+    x = spread_entries(rng, shape, str(row["data"])).astype(case.dtype)
+    weight = rng.normal(size=(len(sizes), case.int("outputs"), shape[1]))
+    if row["data"] == "one_sign":
+        weight = np.abs(weight)
+    if row["unused"] == "nan":
+        weight[sizes == 0] = np.nan
+    weight = weight.astype(case.dtype)
+    out_dtype = row["out_dtype"]
+    got = case.run(functools.partial(kernel, out_dtype=out_dtype), x, weight, sizes)
+    wanted = str(out_dtype or row["dtype"])
+    same_type(got, (shape[0], weight.shape[1]), wanted)
+    expect(not got[count:].astype(np.float64).any(), "rows behind the last group are not 0")
+    finite = np.isfinite(x[:count].astype(np.float64)).all(axis=1)
+    expected = oracle.grouped_linear(x, weight, sizes)[:count]
+    sums = oracle.grouped_linear(np.abs(x), np.abs(weight), sizes)[:count]
+    # As in linear: roundings of an f32 sum add up with the root of their number.
+    sums = sums * max(4.0, np.sqrt(shape[1])) * EPS_F32
+    smallest = float(jnp.finfo(wanted).smallest_subnormal)
+    allowed = oracle.EPS[wanted] * np.abs(expected) + sums + smallest
+    error = np.abs(got[:count].astype(np.float64) - expected)
+    narrow = None if wanted == "float32" else 0.36
+    hold(error[finite], allowed[finite], "grouped_linear", rms=narrow)
