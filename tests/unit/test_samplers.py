@@ -7,91 +7,42 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from enginebay.ops.sampling import gumbel_noise
 from enginebay.sampler import SamplingState
-from enginebay_samplers import greedy, standard
 from enginebay_samplers.penalties import penalize
 from enginebay_testing import sampler_runs
 from enginebay_testing.samplers import sampler_checks
 from enginebay_testing.sampling_oracle import Params, device_params
 from enginebay_xla import sample as draw
-
-sample = functools.partial(standard.sample, draw=draw.sample)
-
-
-def wrong_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(logits * 1.1, state)
-
-
-def row_dependent(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(logits, dataclasses.replace(state, positions=jnp.arange(logits.shape[0])))
-
-
-def last_best(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return logits.shape[-1] - 1 - greedy.sample(logits[:, ::-1], state)
-
-
-def without_penalties(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(logits, state.without("penalty"))
-
-
-def prompt_is_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(
-        logits, dataclasses.replace(state, prompt_lengths=jnp.zeros_like(state.prompt_lengths))
-    )
-
-
-def prompt_is_never_repeated(logits: jax.Array, state: SamplingState) -> jax.Array:
-    vocab, position = logits.shape[1], jnp.arange(state.token_ids.shape[1])
-    token_ids = jnp.where(position < state.prompt_lengths[:, None], vocab, state.token_ids)
-    return sample(logits, dataclasses.replace(state, token_ids=token_ids))
-
-
-def stale_tokens_are_counted(logits: jax.Array, state: SamplingState) -> jax.Array:
-    everything = dataclasses.replace(state, positions=state.positions + 100)
-    return without_penalties(penalize(logits, everything), state)
-
-
-def penalties_come_after_temperature(logits: jax.Array, state: SamplingState) -> jax.Array:
-    warm = jnp.where(state.params.temperature > 0.0, state.params.temperature, 1.0)[:, None]
-    return without_penalties(penalize(logits / warm, state) * warm, state)
-
-
-def negative_logits_are_divided(logits: jax.Array, state: SamplingState) -> jax.Array:
-    return sample(
-        jnp.where(logits > 0.0, logits, logits / state.params.repetition_penalty[:, None] ** 2),
-        state,
-    )
+from tests.zoo.samplers import FAULTS, sample
 
 
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
-        (wrong_temperature, "support_and_frequencies[temperature]"),
-        (row_dependent, "row_does_not_depend_on_the_batch"),
-        (last_best, "temperature_0_is_first_best"),
-        (without_penalties, "penalised_greedy_rows_get_the_first_best"),
-        (prompt_is_counted, "penalised_greedy_rows_get_the_first_best"),
-        (prompt_is_never_repeated, "penalised_greedy_rows_get_the_first_best"),
-        (stale_tokens_are_counted, "penalised_greedy_rows_get_the_first_best"),
-        (negative_logits_are_divided, "penalised_support_and_frequencies[temperature]"),
-        (penalties_come_after_temperature, "penalised_support_and_frequencies[temperature]"),
+        ("wrong temperature", "support_and_frequencies[temperature]"),
+        ("row dependent", "row_does_not_depend_on_the_batch"),
+        ("last best", "temperature_0_is_first_best"),
+        ("without penalties", "penalised_greedy_rows_get_the_first_best"),
+        ("prompt is counted", "penalised_greedy_rows_get_the_first_best"),
+        ("prompt is never repeated", "penalised_greedy_rows_get_the_first_best"),
+        ("stale tokens are counted", "penalised_greedy_rows_get_the_first_best"),
+        ("negative logits are divided", "penalised_support_and_frequencies[temperature]"),
+        ("penalties come after temperature", "penalised_support_and_frequencies[temperature]"),
     ],
 )
 def test_suite_finds_a_wrong_sampler(
-    wrong: Callable[[jax.Array, SamplingState], jax.Array],
+    wrong: str,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampler_runs, "COMPILED_WELL", {})  # each program runs a few times
-    check = dict(sampler_checks(wrong))[name]
+    check = dict(sampler_checks(FAULTS[wrong]))[name]
     with pytest.raises(AssertionError, match=r"row|temperature|token"):
         check()
 

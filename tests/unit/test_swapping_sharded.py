@@ -10,6 +10,7 @@ import pytest
 from enginebay import LLM
 from enginebay.compose.override import overridden_plan
 from enginebay.errors import IncorrectError, UnsupportedError
+from enginebay_xla.attention import CAPS, xla_attention
 from tests.brief import BRIEF
 from tests.unit.serving import GREEDY, SIZES, assert_idle
 from tests.unit.test_native_compiling import need_compiler
@@ -89,6 +90,10 @@ def test_what_cannot_be_split_is_refused(sharded: LLM) -> None:
     stiff = dataclasses.replace(plan, kernels=dataclasses.replace(plan.kernels, ops=ops))
     with pytest.raises(UnsupportedError, match=r"linear = native .*weights split over devices"):
         overridden_plan(stiff, {"linear": "native"}, check=False)
+    whole = dataclasses.replace(CAPS, features=CAPS.features - {"shard_map"})
+    attention = dataclasses.replace(xla_attention, caps=whole)
+    with pytest.raises(UnsupportedError, match=r"attention.decode = \S+ cannot .*shard_map"):
+        overridden_plan(plan, {"attention": {"decode": attention}}, check=False)
     with pytest.raises(IncorrectError, match="linear = scaled_linear fails"):
         with sharded.override(linear=scaled_linear):
             pytest.fail("the block was entered")

@@ -18,7 +18,10 @@ from tests.zoo.table import put_into
 
 Check = tuple[str, Callable[[], None]]
 
-KINDS = ("scheduler", "proposer", "cache", "layout", "platform", "engine", "model")
+KINDS = (
+    *("scheduler", "proposer", "sampler", "processor", "cache"),
+    *("layout", "platform", "engine", "model"),
+)
 """The kinds that have a zoo: tests/zoo/KINDs.py."""
 
 MARKS = ("<!-- kinds: begin -->", "<!-- kinds: end -->")
