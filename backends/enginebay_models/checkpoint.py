@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.errors import CheckpointError, shown, shown_text
+from enginebay.errors import CheckpointError, InputError, shown, shown_text
 from enginebay.model import Model, TokenInfo
 from enginebay.nesting import parse_json
 from enginebay_models.safetensors_file import StoredTensor, read_file
@@ -97,6 +97,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
+    except InputError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
     except (ValueError, OSError) as error:
         given = f"{path} cannot be read: {shown_text(str(error))}"
         raise CheckpointError(given, "a JSON object", "Fetch the file again.") from error

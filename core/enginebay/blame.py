@@ -17,7 +17,7 @@ def failure(what: str, error: BaseException) -> EnginebayError:
     """
     if isinstance(error, EnginebayError):
         return error
-    given = f"{what} failed: {type(error).__name__}: {error}"
+    given = f"{what} failed: {type(error).__name__}: {error}".removesuffix(": ")
     todo = f"The service goes on. {please_report(error)}"
     made = InternalError(given, "one that succeeds", todo)
     made.__cause__ = error

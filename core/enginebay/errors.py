@@ -66,6 +66,7 @@ class InternalError(EnginebayError):
 
 def explain(given: str, allowed: str, todo: str) -> str:
     """Join the three parts every error message has: what was given, what is allowed, what to do."""
+    given = given if given.endswith("...") else given.removesuffix(".")
     return f"{given}. Allowed: {allowed}. {todo}"
 
 

@@ -60,8 +60,9 @@ def test_nested_and_endless_json(folder: Path, name: str, text: str) -> None:
     opened = (
         load_tokenizer if name.startswith("tokenizer") else lambda at: CheckpointSource(str(at))
     )
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read") as refused:
         opened(folder)
+    assert str(refused.value).count("Allowed:") == 1
 
 
 @pytest.mark.parametrize("text", DEEP_JSON, ids=range(5))

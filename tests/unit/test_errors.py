@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from enginebay import errors
+from enginebay.blame import failure
 from enginebay.config import make_config
 from enginebay.errors import (
     ConfigError,
@@ -14,6 +15,7 @@ from enginebay.errors import (
     InputError,
     InternalError,
     UnsupportedError,
+    explain,
     shown,
     unknown_name,
 )
@@ -51,6 +53,12 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
 
 def test_a_name_like_no_other_gets_no_suggestion() -> None:
     assert "Did you mean" not in str(unknown_name("engine", "zzz", ["vinference"]))
+
+
+def test_a_quoted_sentence_ends_once() -> None:
+    assert explain("it says 'no.'.", "yes", "Ask.") == "it says 'no.'. Allowed: yes. Ask."
+    assert explain("a text, cut...", "yes", "Ask.") == "a text, cut.... Allowed: yes. Ask."
+    assert "failed: KeyboardInterrupt. Allowed" in str(failure("it", KeyboardInterrupt()))
 
 
 def test_nothing_installed_is_said() -> None:
