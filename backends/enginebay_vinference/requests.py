@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from enginebay.compose.composition import Plan
+from enginebay.constraint import forms_of
 from enginebay.errors import InputError, RequestError
-from enginebay.llm.guide import forms_of
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.text import Tokenizer
 from enginebay.types import Request, SamplingParams, with_length

@@ -36,6 +36,7 @@ INTERFACE_VERSIONS: dict[str, int] = {
     "sampler": 1,
     "logits_processor": 1,
     "grammar": 1,
+    "guide": 1,
     "proposer": 1,
     "scheduler": 1,
     "engine": 1,
@@ -51,6 +52,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "sampler": ("priority", "greedy_only", "exact_greedy", "draws"),
     "logits_processor": ("order", "default"),
     "grammar": ("priority",),
+    "guide": ("priority",),
     "scheduler": ("priority", "order"),
     "engine": (
         "priority",
@@ -168,6 +170,12 @@ class Hooks:
     def register_grammars(self, register: Register) -> None:
         """Libraries of grammars. Target: a subclass of `enginebay.constraint.GrammarLibrary`, made
         with a Vocabulary and its options.
+        """
+
+    @hookspec
+    def register_guides(self, register: Register) -> None:
+        """What makes grammars of requests. Target: a callable (registry, configuration) ->
+        `enginebay.constraint.MakeGuide`.
         """
 
     @hookspec

@@ -76,6 +76,16 @@ def register_grammars(register: Register) -> None:
 
 
 @hookimpl
+def register_guides(register: Register) -> None:
+    """guarded."""
+    register(
+        "guarded",
+        "enginebay_samplers.guides.grammars:choose_grammars",
+        summary="the chosen library of grammars, in worker processes with limits",
+    )
+
+
+@hookimpl
 def register_proposers(register: Register) -> None:
     """ngram."""
     register(

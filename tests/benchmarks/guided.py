@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from enginebay import LLM, SamplingParams
-from enginebay.compose.grammars import choose_grammars
-from enginebay.compose.guarded import GuardedLibrary
 from enginebay.constraint import Vocabulary
 from enginebay.grammar import Structure
 from enginebay_samplers.guided_grammar import Llguidance
+from enginebay_samplers.guides.grammars import choose_grammars
+from enginebay_samplers.guides.guarded import GuardedLibrary
 
 PROMPT = "Once upon a time"
 NUM_TOKENS = 96

@@ -21,11 +21,11 @@ from enginebay import LLM, SamplingParams
 from enginebay.engine import Pending, StepPlan
 from enginebay.errors import InputError, InternalError, RequestError
 from enginebay.grammar import Constraint, Grammar
-from enginebay.llm.guide import Guides
 from enginebay.llm.prepare import Abilities, Preparer
 from enginebay.loop.loop import EngineLoop
 from enginebay.outputs import CompletionOutput, RequestOutput
 from enginebay_cli.generate import add_sampling_arguments, sampling_from
+from enginebay_samplers.guides.guide import Guides
 from tests.brief import BRIEF, LEAST
 from tests.pool import few_sizes
 from tests.unit.changing import Changing, Interrupting, changing

@@ -17,13 +17,13 @@ import pytest
 from enginebay.constraint import Vocabulary, num_words, with_tokens
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.llm.guide import MAX_GRAMMARS, Guides, structure_of
 from enginebay.processor import Sizes
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guided import Guided
 from enginebay_samplers.guided_grammar import Llguidance
+from enginebay_samplers.guides.guide import MAX_GRAMMARS, Guides, structure_of
 from tests.brief import DEMO
 from tests.unit.schemas import bounded_schema
 

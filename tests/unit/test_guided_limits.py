@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 from enginebay import LLM, SamplingParams
-from enginebay.compose.grammars import ChosenGrammars, choose_grammars
-from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config import make_config
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Structure
 from enginebay.llm.events import Events, RequestEnded
-from enginebay.llm.guide import Guides
 from enginebay.loop.guided import follow, settle
 from enginebay.registry import load_registry
 from enginebay.text import Tokenizer
 from enginebay.worker.process import LimitedWorker, LimitError, WorkerLimits
 from enginebay_esurge import eSurge
 from enginebay_models.tokenizer import load_tokenizer
+from enginebay_samplers.guides.grammars import ChosenGrammars, choose_grammars
+from enginebay_samplers.guides.guarded import GuardedLibrary
+from enginebay_samplers.guides.guide import Guides
 from enginebay_vinference.requests import Requests
 from tests.brief import BRIEF, DEMO
 
@@ -80,7 +80,7 @@ def chosen(**choices: Any) -> ChosenGrammars:
 
 
 def guides_of(tokenizer: Tokenizer, grammars: ChosenGrammars) -> Guides:
-    return Guides(lambda: grammars.make(Vocabulary(tokenizer, 2048, (0, EOS))), grammars.limits)
+    return grammars(Vocabulary(tokenizer, 2048, (0, EOS)))
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +307,7 @@ def test_esurge_refuses_it_and_serves_others(faked: None) -> None:
         with pytest.raises(ValueError, match=r"guided_limits.stack_bytes"):
             engine.generate("Once", HOSTILE)
         assert len(engine.generate("Once", FREE)[0].outputs[0].token_ids) == 4
-        library = engine._jobs._preparer._guides._library
+        library = engine._jobs._preparer._guide._library
         engine.terminate()
         assert isinstance(library, GuardedLibrary)
         assert library._worker.pid is None

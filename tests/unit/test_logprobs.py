@@ -15,7 +15,6 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
-from enginebay.compose.grammars import choose_grammars
 from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
@@ -28,6 +27,7 @@ from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.step import Sampled
 from enginebay.types import MAX_LOGPROBS
 from enginebay_cli import generate
+from enginebay_samplers.guides.grammars import choose_grammars
 from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY

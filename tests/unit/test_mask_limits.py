@@ -14,22 +14,22 @@ import pytest
 
 from enginebay import SamplingParams
 from enginebay.compose.composition import Composed
-from enginebay.compose.guarded import GuardedLibrary
-from enginebay.compose.mask_messages import (
+from enginebay.config_sections import GuidedLimits
+from enginebay.errors import RequestError, StoppedError
+from enginebay.grammar import Structure
+from enginebay.loop.messages import Ticket
+from enginebay.types import Request
+from enginebay.worker.process import LimitedWorker
+from enginebay_models.tokenizer import load_tokenizer
+from enginebay_samplers.guides.guarded import GuardedLibrary
+from enginebay_samplers.guides.guide import Guides
+from enginebay_samplers.guides.mask_messages import (
     Mask,
     pack_answers,
     pack_orders,
     unpack_answers,
     unpack_orders,
 )
-from enginebay.config_sections import GuidedLimits
-from enginebay.errors import RequestError, StoppedError
-from enginebay.grammar import Structure
-from enginebay.llm.guide import Guides
-from enginebay.loop.messages import Ticket
-from enginebay.types import Request
-from enginebay.worker.process import LimitedWorker
-from enginebay_models.tokenizer import load_tokenizer
 from tests.brief import DEMO
 from tests.fakes import VOCAB_SIZE, expected_tokens
 from tests.pool import EnginePool

@@ -15,13 +15,12 @@ from typing import Any, cast
 import numpy as np
 
 from enginebay.compose.composition import Plan
-from enginebay.compose.grammars import ChosenGrammars, choose_grammars
+from enginebay.compose.guides import choose_guide
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from enginebay.constraint import Vocabulary
+from enginebay.constraint import MakeGuide, Vocabulary
 from enginebay.errors import RequestError, explain
 from enginebay.llm.choice import Choice
-from enginebay.llm.guide import Guides
 from enginebay.llm.priority import Priorities, Priority, Tenants, is_list, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts, check_prompt
 from enginebay.llm.requested_processors import PENALTIES, asked_processors
@@ -66,7 +65,7 @@ class Abilities:
     greedy_only: bool
     returns_logprobs: bool
     processors: ChosenProcessors
-    grammars: ChosenGrammars
+    make_guide: MakeGuide
     returns_full_vocab: bool = False
     """Log-probabilities of prompts and of the whole vocabulary."""
     compiles_wide: bool = True
@@ -83,7 +82,7 @@ class Abilities:
             greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
             returns_logprobs=bool(engine and engine.capabilities.get("logprobs")),
             processors=plan.processors,
-            grammars=choose_grammars(plan.registry, plan.config),
+            make_guide=choose_guide(plan.registry, plan.config),
             returns_full_vocab=bool(engine and engine.capabilities.get("full_vocab_logprobs")),
             compiles_wide=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
             defaults=plan.sampling_defaults,
@@ -112,18 +111,13 @@ class Preparer:
         max_model_len is the limit.
         """
         self.abilities = abilities
-        self._guides = Guides(
-            lambda: abilities.grammars.make(
-                Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids)
-            ),
-            abilities.grammars.limits,
-        )
+        self._guide = abilities.make_guide(Vocabulary(tokenizer, vocab_size, tokens.eos_token_ids))
         self._seeds = np.random.default_rng(secrets.randbits(64) if seed is None else seed)
 
     def close(self) -> None:
         """End the worker processes. They start again with the next chat and the next constraint."""
         self.tokenizer.close()
-        self._guides.close()
+        self._guide.close()
 
     def prepare(
         self, prompts: Prompts, params: Params, *, priority: Priorities = 0, tenant: Tenants = None
@@ -189,7 +183,7 @@ class Preparer:
         others = dataclasses.replace(
             sampling, num_prompt_logprobs=None
         )  # the first one tells of the prompt
-        grammar = self._guides.grammar(params)
+        grammar = self._guide.grammar(params)
         request_id = f"request-{uuid.uuid4().hex}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
         array = np.asarray(token_ids, np.int32)

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from enginebay.constraint import GUIDED
+from enginebay.constraint import GUIDED, forms_of
 from enginebay.errors import RequestError, explain
-from enginebay.llm.guide import forms_of
 from enginebay.row_value import AppliedBy, declared
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config_sections import GuidedLimits
-from enginebay.constraint import GrammarLibrary
+from enginebay.constraint import GrammarLibrary, Guide, forms_of
 from enginebay.errors import RequestError
-from enginebay.grammar import Form, Grammar, Structure
-from enginebay.llm.guide_limits import check_size
+from enginebay.grammar import Grammar, Structure
 from enginebay.types import SamplingParams
+from enginebay_samplers.guides.guarded import GuardedLibrary
+from enginebay_samplers.guides.guide_limits import check_size
 
 MAX_GRAMMARS = 64
 """Compiled grammars that are kept for requests to come."""
@@ -26,7 +26,7 @@ DEFAULT_LIMITS = GuidedLimits()
 ANY_OBJECT = '{"type": "object"}'
 
 
-class Guides:
+class Guides(Guide):
     """Compiles structures, by a library that is made at the first one, and keeps the latest. Safe
     from several threads.
     """
@@ -70,18 +70,6 @@ class Guides:
         library = self._library
         if isinstance(library, GuardedLibrary):
             library.close()
-
-
-def forms_of(params: SamplingParams) -> dict[Form, Any]:
-    """The fields of a request that say what its output must be, with their values."""
-    asked: dict[Form, Any] = {
-        "json_schema": params.json_schema,
-        "json_object": params.json_object or None,
-        "regex": params.regex,
-        "choice": params.choice or None,
-        "grammar": params.grammar,
-    }
-    return {form: value for form, value in asked.items() if value is not None}
 
 
 def structure_of(params: SamplingParams, limits: GuidedLimits = DEFAULT_LIMITS) -> Structure | None:

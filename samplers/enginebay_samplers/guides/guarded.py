@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.compose.mask_messages import Mask
-from enginebay.compose.masks import FollowedGrammar, MaskWorker
 from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, UnsupportedError
@@ -19,6 +17,8 @@ from enginebay.worker.process import (
     WorkerError,
     WorkerLimits,
 )
+from enginebay_samplers.guides.mask_messages import Mask
+from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
 
 
 class GuardedLibrary(GrammarLibrary):
@@ -30,7 +30,7 @@ class GuardedLibrary(GrammarLibrary):
         self._limits = limits
         self._masks = MaskWorker(settings, limits)
         self._worker = LimitedWorker(
-            "enginebay.compose.grammar_child:Compiler",
+            "enginebay_samplers.guides.grammar_child:Compiler",
             settings,
             WorkerLimits(limits.compile_s, limits.memory_bytes, limits.stack_bytes),
         )

@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from enginebay.compose.guarded import GuardedLibrary
 from enginebay.config import EngineConfig
 from enginebay.config_sections import AUTO, GuidedLimits
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay.registry import Entry, Registry
+from enginebay_samplers.guides.guarded import GuardedLibrary
+from enginebay_samplers.guides.guide import Guides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,10 @@ class ChosenGrammars:
     entry: Entry | None
     options: BaseModel | None = None
     limits: GuidedLimits = dataclasses.field(default_factory=GuidedLimits)
+
+    def __call__(self, vocabulary: Vocabulary) -> Guides:
+        """The guide of an engine over a vocabulary."""
+        return Guides(lambda: self.make(vocabulary), self.limits)
 
     def make(self, vocabulary: Vocabulary) -> GrammarLibrary:
         """The library over a vocabulary; UnsupportedError when there is none, or it cannot be made
@@ -64,7 +69,7 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
         entry = registry.find("grammar", name)
     else:
         able = [e for e in registry.entries if e.kind == "grammar" and e.state == "ready"]
-        able.sort(key=lambda e: (-_priority(e), e.name))
+        able.sort(key=lambda e: (-e.priority, e.name))
         if not able:
             if options:
                 given = f"grammars with options {', '.join(options)}, and no library of grammars"
@@ -72,10 +77,6 @@ def choose_grammars(registry: Registry, config: EngineConfig) -> ChosenGrammars:
             return ChosenGrammars(registry, None)
         entry = able[0]
     return ChosenGrammars(registry, entry, registry.options(entry, options), config.guided_limits)
-
-
-def _priority(entry: Entry) -> int:
-    return int(entry.declaration.capabilities.get("priority", 0)) if entry.declaration else 0
 
 
 def _serialised(vocabulary: Vocabulary) -> str | None:

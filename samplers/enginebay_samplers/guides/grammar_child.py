@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.compose.mask_messages import Answer, Mask, pack_answers, unpack_orders
 from enginebay.constraint import GrammarLibrary, Vocabulary
 from enginebay.errors import InputError, explain
 from enginebay.grammar import Constraint, Grammar, Structure
 from enginebay.text import Tokenizer
+from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_answers, unpack_orders
 
 NUM_PATHS, NUM_STEPS = 16, 2
 """Texts that are tried with a new grammar, and their tokens: some grammars compile at once, and

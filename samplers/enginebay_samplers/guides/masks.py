@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.compose.mask_messages import Answer, Mask, pack_orders, unpack_answers
 from enginebay.config_sections import GuidedLimits
 from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Constraint, Grammar, Structure
@@ -30,6 +29,7 @@ from enginebay.worker.process import (
     WorkerError,
     WorkerLimits,
 )
+from enginebay_samplers.guides.mask_messages import Answer, Mask, pack_orders, unpack_answers
 
 PATIENCE_S = 0.02
 """Time that a thread waits for an answer itself, before the clerk's thread takes over."""
@@ -119,7 +119,7 @@ class _Clerk:
     ) -> None:
         self.limits = limits
         self.worker = LimitedWorker(
-            "enginebay.compose.grammar_child:Follower",
+            "enginebay_samplers.guides.grammar_child:Follower",
             settings,
             WorkerLimits(
                 limits.compile_s + limits.mask_s,
