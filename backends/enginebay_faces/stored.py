@@ -12,7 +12,7 @@
     record of an API      {its tag: what its to_dict() gives}
     ====================  ==================================================
 
-A mapping whose keys are texts without a leading "$" is itself. "host" tells a NumPy array from one
+A mapping is stored as a JSON object when every key is a text that does not begin with "$". "host" tells a NumPy array from one
 on the device. "crc32" is the checksum of an array's dtype, shape and values, which is compared when
 the array is read.
 """

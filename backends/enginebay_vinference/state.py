@@ -1,5 +1,5 @@
-"""SampleState: the whole of a generation between two steps, as a pytree that can be stored and
-moved.
+"""SampleState: everything that a generation needs to go on after a step, as a pytree that can be
+stored and moved.
 """
 
 from __future__ import annotations

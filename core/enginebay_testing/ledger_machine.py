@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from enginebay.cache import Lease, Ledger
 
 FIRST_TOKEN = 1 << 20
-"""Tokens of the model begin here, where no vocabulary reaches: what it leaves in a prefix index is
-found by nobody.
+"""Smallest token of the model, above every vocabulary: no real prompt finds the prefixes that the
+model leaves in a ledger's index.
 """
 
 
 MAX_WORLDS = 8000
-"""Worlds with tokens of their own: the last ones are below 2**30."""
+"""Most worlds, each with tokens that no other world uses: all are below 2**30."""
 
 
 def whole_prefixes(token_ids: Sequence[int]) -> list[int]:

@@ -188,8 +188,8 @@ def assert_row_holds(table: SequenceBuffer, row: int, request: Request, output: 
     stops = list(sampling.stop_token_ids)
     assert table.stop_token_ids[row].tolist() == stops + [-1] * (MAX_STOP_TOKENS - len(stops))
     assert tuple(table.keys[row].tolist()) == request.key
-    told = (sampling.num_logprobs is not None, sampling.variant)
-    assert (table.returns_logprobs[row], table.variants[row]) == told
+    expected = (sampling.num_logprobs is not None, sampling.variant)
+    assert (table.returns_logprobs[row], table.variants[row]) == expected
     assert isinstance(sampling, RichSampling)
     sparse = table.sparse[row]
     assert sparse.logit_bias == (sampling.logit_bias or {})

@@ -64,25 +64,25 @@ def _results(
     def both(inputs: Any) -> Any:
         return case.run(impl, *inputs), case.run(reference, *inputs)
 
-    mine, theirs = jax.device_get(jax.jit(both)(case.inputs))
-    return mine, theirs
+    got, wanted = jax.device_get(jax.jit(both)(case.inputs))
+    return got, wanted
 
 
 def _difference(
     op: Op[Any], case: QuickCase, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
 ) -> str | None:
     """What is wrong with the results, in words, or None."""
-    for name, theirs in wanted.items():
-        mine = got.get(name)
-        if mine is None:
+    for name, expected in wanted.items():
+        found = got.get(name)
+        if found is None:
             return f"{case.name}: there is no {name}"
-        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             return (
-                f"{case.name}: {name} is {mine.shape} {mine.dtype}, "
-                f"expected {theirs.shape} {theirs.dtype}"
+                f"{case.name}: {name} is {found.shape} {found.dtype}, "
+                f"expected {expected.shape} {expected.dtype}"
             )
-        bound = 0.0 if name in case.exact else op.tolerance.get(str(theirs.dtype), 0.0)
-        error, allowed = row_errors(mine, theirs, bound)
+        bound = 0.0 if name in case.exact else op.tolerance.get(str(expected.dtype), 0.0)
+        error, allowed = row_errors(found, expected, bound)
         wrong = np.flatnonzero(~(error <= allowed))
         if wrong.size:
             row = int(wrong[0])
@@ -91,11 +91,13 @@ def _difference(
     return None
 
 
-def row_errors(mine: np.ndarray, theirs: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray]:
+def row_errors(
+    found: np.ndarray, expected: np.ndarray, bound: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(error, allowed) of each row (first axis): the largest error, NaN where one of the two alone
     is NaN, and `bound` times the largest number of the row.
     """
-    x, y = (each.astype(np.float64).reshape(len(each), -1) for each in (mine, theirs))
+    x, y = (each.astype(np.float64).reshape(len(each), -1) for each in (found, expected))
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):
         error = np.where(same, 0.0, np.abs(x - y)).max(axis=1, initial=0.0)

@@ -129,9 +129,7 @@ class Submission:
 
 
 class Requests:
-    """Submits requests to a loop, and finds those that have not ended by their ids. Any thread may
-    call.
-    """
+    """Submits requests to a loop, and finds running requests by their ids. Any thread may call."""
 
     def __init__(self, tokenizer: Tokenizer, runs: Runs) -> None:
         self.wakers = LoopWakers()

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import pytest
 
-from enginebay.compose.cross_compile import DecodeShape, StepReport, compile_decode_step
 from enginebay.config import EngineConfig
 from enginebay.registry import load_registry
 from enginebay_pallas.compiler import compiler
+from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)"
