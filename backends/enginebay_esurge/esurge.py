@@ -19,7 +19,7 @@ from enginebay.llm.priority import Priorities, Tenants, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts
 from enginebay.loop.observer import Observers
 from enginebay.model import Checkpoint
-from enginebay.worker.chat import Message
+from enginebay.text import Message
 from enginebay_esurge.context import ContextRules, TruncateMode
 from enginebay_esurge.errors import no_template
 from enginebay_esurge.jobs import Jobs, SamplingCallback, ids_for

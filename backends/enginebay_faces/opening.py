@@ -12,6 +12,7 @@ from enginebay.errors import ConfigError
 from enginebay.llm import LLM
 from enginebay.model import count_weights
 from enginebay.text import Tokenizer
+from enginebay_worker.chat import WorkerChats
 
 ModelLike = LLM | EngineConfig | Mapping[str, Any] | str | Path
 """A model and its configuration, as the documented APIs take them."""
@@ -62,7 +63,7 @@ def find_tokenizer(given: Any, plan: Plan) -> Tokenizer:
         )
         tokenizer: Tokenizer = where.load_tokenizer()
     elif all(callable(getattr(inner, name, None)) for name in ("encode", "decode")):
-        tokenizer = Tokenizer(inner)
+        tokenizer = Tokenizer(inner, WorkerChats)
     else:
         raise ConfigError(
             f"a processor of type {type(given).__name__}",

@@ -17,6 +17,7 @@ from typing import Any
 from enginebay.errors import CheckpointError, shown, shown_text
 from enginebay.text import HuggingFaceTokenizer, Tokenizer
 from enginebay_models.checkpoint import read_json
+from enginebay_worker.chat import WorkerChats
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 # Classes that are tokenizer.json and nothing else; others may rebuild it by rules of their own.
@@ -49,8 +50,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if _may_be_plain(folder, config):
         plain = PlainTokenizer(folder, config)
         if plain.says_all(config):
-            return Tokenizer(plain)
-    return Tokenizer(_from_transformers(folder, config.get("tokenizer_class")))
+            return Tokenizer(plain, WorkerChats)
+    return Tokenizer(_from_transformers(folder, config.get("tokenizer_class")), WorkerChats)
 
 
 def _check_settings(config: Mapping[str, Any]) -> None:

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.llm.assemble import CompletionReader
 from enginebay.loop.messages import TokenEvent
-from enginebay.text import Tokenizer
+from enginebay.text import Message, Tokenizer
 from enginebay.types import FinishReason, Request, SamplingParams, with_length
-from enginebay.worker.chat import Message
 from enginebay_vinference.errors import PromptTypeError
 from enginebay_vinference.state import SampleState
 

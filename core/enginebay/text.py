@@ -4,12 +4,13 @@ borders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from enginebay.config_sections import TemplateLimits
-from enginebay.errors import RequestError
-from enginebay.worker.chat import Chat, ChatRenderer, Message
+from enginebay.errors import RequestError, UnsupportedError
 
 UNFINISHED = "\ufffd"
 """What decoders give for bytes that are no character (yet)."""
@@ -18,6 +19,54 @@ MAX_HELD_TOKENS = 8
 """A character is at most 4 bytes, hence 4 tokens: more held tokens than this are no character to
 come.
 """
+
+
+Message = Mapping[str, Any]
+"""One message of a chat: "role" and "content", and whatever else the chat template knows."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and how a request wants it rendered (see `Tokenizer.apply_chat_template`)."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool | str = False
+    variables: Mapping[str, Any] | None = None
+
+
+class ChatRenderer(ABC):
+    """Renders chats for one tokenizer, within limits. Safe from several threads."""
+
+    @abstractmethod
+    def render(self, tokenizer: Any, chat: Chat) -> str:
+        """The text of a chat, by its own template or that of a `HuggingFaceTokenizer`. RequestError
+        for a chat that cannot be rendered, UnsupportedError when there is no template.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what renders. It starts again with the next chat."""
+
+
+class NoChats(ChatRenderer):
+    """Refuses all chats: for tokenizers of texts alone."""
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        """`limits` are unused: nothing is rendered."""
+
+    def render(self, tokenizer: Any, chat: Chat) -> str:
+        """UnsupportedError."""
+        raise UnsupportedError(
+            "messages for a tokenizer that was made without a renderer of chats",
+            "a text",
+            "Make it with a renderer, such as enginebay_worker.chat.WorkerChats.",
+        )
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class HuggingFaceTokenizer(Protocol):
@@ -48,9 +97,15 @@ class HuggingFaceTokenizer(Protocol):
 class Tokenizer:
     """A tokenizer with clear errors, whose decoding of parts adds up to its decoding of the whole."""
 
-    def __init__(self, inner: HuggingFaceTokenizer) -> None:
+    def __init__(
+        self,
+        inner: HuggingFaceTokenizer,
+        make_chats: Callable[[TemplateLimits], ChatRenderer] = NoChats,
+    ) -> None:
+        """`make_chats` makes what renders chats; without it chats are refused."""
         self._inner = inner
-        self._chats = ChatRenderer(TemplateLimits())
+        self._make_chats = make_chats
+        self._chats = make_chats(TemplateLimits())
 
     @property
     def inner(self) -> HuggingFaceTokenizer:
@@ -120,7 +175,7 @@ class Tokenizer:
     def limit_templates(self, limits: TemplateLimits) -> None:
         """Render chats within these limits from now on."""
         self._chats.close()
-        self._chats = ChatRenderer(limits)
+        self._chats = self._make_chats(limits)
 
     def close(self) -> None:
         """End the process that renders chats. It starts again with the next chat."""

@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerFast
 from enginebay.config_sections import TemplateLimits
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.text import Tokenizer
-from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 from enginebay_models.checkpoint import find_folder
 from enginebay_models.tokenizer import load_tokenizer
+from enginebay_worker.chat import WorkerChats
+from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 from tests.unit.test_text import byte_level
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -58,7 +59,7 @@ TEMPLATES = [
 @pytest.fixture(scope="module")
 def own() -> Iterator[Tokenizer]:
     """A tokenizer whose templates have small limits."""
-    made = Tokenizer(byte_level().inner)
+    made = Tokenizer(byte_level().inner, WorkerChats)
     made.limit_templates(SMALL)
     yield made
     made.close()
@@ -235,7 +236,7 @@ class Renders(Named):
 
 
 def test_a_model_may_have_several_templates() -> None:
-    tokenizer = Tokenizer(Named())  # type: ignore[arg-type]
+    tokenizer = Tokenizer(Named(), WorkerChats)  # type: ignore[arg-type]
     assert text_of(tokenizer) == "D"
     assert text_of(tokenizer, tools=TOOLS) == "T"
     assert text_of(tokenizer, chat_template="other") == "O"
@@ -253,7 +254,7 @@ def test_a_model_may_have_several_templates() -> None:
 
 
 def test_a_renderer_of_a_tokenizers_own_still_works() -> None:
-    tokenizer = Tokenizer(Renders())  # type: ignore[arg-type]
+    tokenizer = Tokenizer(Renders(), WorkerChats)  # type: ignore[arg-type]
     got = json.loads(text_of(tokenizer, chat_template_kwargs={"more": 1}))
     assert got == {"tools": None, "chat_template": None, "add_generation_prompt": True, "more": 1}
     with pytest.raises(RequestError, match="SystemError: out of order"):
@@ -301,8 +302,8 @@ def test_several_threads_share_a_worker(own: Tokenizer) -> None:
 
 def test_a_worker_ends_with_its_parent() -> None:
     program = (
-        "import os, sys, time; from enginebay.worker.process import *\n"
-        "w = LimitedWorker('enginebay.worker.templates:Renderer', {'max_output_chars': 1}, "
+        "import os, sys, time; from enginebay_worker.process import *\n"
+        "w = LimitedWorker('enginebay_worker.templates:Renderer', {'max_output_chars': 1}, "
         "WorkerLimits(9, 1 << 28, 1 << 23))\nw.start(); print(w.pid, flush=True); os._exit(0)"
     )
     said = subprocess.run(

@@ -23,13 +23,13 @@ from enginebay.llm.events import Events, RequestEnded
 from enginebay.loop.guided import follow, settle
 from enginebay.registry import load_registry
 from enginebay.text import Tokenizer
-from enginebay.worker.process import LimitedWorker, LimitError, WorkerLimits
 from enginebay_esurge import eSurge
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guides.grammars import ChosenGrammars, choose_grammars
 from enginebay_samplers.guides.guarded import GuardedLibrary
 from enginebay_samplers.guides.guide import Guides
 from enginebay_vinference.requests import Requests
+from enginebay_worker.process import LimitedWorker, LimitError, WorkerLimits
 from tests.brief import BRIEF, DEMO
 
 EOS = 2

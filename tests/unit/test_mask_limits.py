@@ -19,7 +19,6 @@ from enginebay.errors import RequestError, StoppedError
 from enginebay.grammar import Structure
 from enginebay.loop.messages import Ticket
 from enginebay.types import Request
-from enginebay.worker.process import LimitedWorker
 from enginebay_models.tokenizer import load_tokenizer
 from enginebay_samplers.guides.guarded import GuardedLibrary
 from enginebay_samplers.guides.guide import Guides
@@ -30,6 +29,7 @@ from enginebay_samplers.guides.mask_messages import (
     unpack_answers,
     unpack_orders,
 )
+from enginebay_worker.process import LimitedWorker
 from tests.brief import DEMO
 from tests.fakes import VOCAB_SIZE, expected_tokens
 from tests.pool import EnginePool

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.text import IncrementalDetokenizer, StopChecker, Tokenizer
+from enginebay_worker.chat import WorkerChats
 
 CORPUS = [
     "Once upon a time there was a fox.",
@@ -53,7 +54,8 @@ def byte_level() -> Tokenizer:
         [AddedToken("<|user|>", special=True), AddedToken("<|assistant|>", special=True)]
     )
     return Tokenizer(
-        PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>", chat_template=TEMPLATE)
+        PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>", chat_template=TEMPLATE),
+        WorkerChats,
     )
 
 
@@ -82,7 +84,8 @@ def byte_fallback() -> Tokenizer:
             decoders.Strip(content=" ", left=1, right=0),
         ]
     )
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>"))
+    inner = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<end>")
+    return Tokenizer(inner, WorkerChats)
 
 
 def in_parts(

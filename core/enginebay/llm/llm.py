@@ -23,10 +23,9 @@ from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
 from enginebay.loop.loop import EngineLoop, end_all, running_prompts
 from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
-from enginebay.text import Tokenizer
+from enginebay.text import Chat, Tokenizer
 from enginebay.types import as_sampling_params
 from enginebay.waits import waiting
-from enginebay.worker.chat import Chat
 
 if TYPE_CHECKING:
     from enginebay.keywords import EngineChoices

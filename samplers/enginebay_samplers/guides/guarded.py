@@ -10,15 +10,15 @@ from enginebay.config_sections import GuidedLimits
 from enginebay.constraint import GrammarLibrary
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Grammar, Structure
-from enginebay.worker.process import (
+from enginebay_samplers.guides.mask_messages import Mask
+from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
+from enginebay_worker.process import (
     LimitedWorker,
     LimitError,
     StartError,
     WorkerError,
     WorkerLimits,
 )
-from enginebay_samplers.guides.mask_messages import Mask
-from enginebay_samplers.guides.masks import FollowedGrammar, MaskWorker
 
 
 class GuardedLibrary(GrammarLibrary):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay.config_sections import TemplateLimits
 from enginebay.errors import EnginebayError, RequestError, UnsupportedError
-from enginebay.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
-
-Message = Mapping[str, Any]
-"""One message of a chat: "role" and "content", and whatever else the chat template knows."""
+from enginebay.text import Chat, ChatRenderer, Message
+from enginebay_worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables of a template that have parameters of their own."""
@@ -20,19 +17,7 @@ BASE_RENDERER = "transformers.tokenization_utils_base"
 """Where the method stands that all tokenizers of transformers render Jinja texts with."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation, and how a request wants it rendered (see `Tokenizer.apply_chat_template`)."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool | str = False
-    variables: Mapping[str, Any] | None = None
-
-
-class ChatRenderer:
+class WorkerChats(ChatRenderer):
     """Renders chats for one tokenizer, in one worker process that the first chat starts. Safe from
     several threads.
     """
@@ -40,7 +25,7 @@ class ChatRenderer:
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._worker = LimitedWorker(
-            "enginebay.worker.templates:Renderer",
+            "enginebay_worker.templates:Renderer",
             {"max_output_chars": limits.max_output_chars},
             WorkerLimits(limits.time_s, limits.memory_bytes, limits.stack_bytes),
         )

@@ -1,12 +1,12 @@
 """The worker process: it answers requests from stdin on stdout, one at a time, within limits on
 memory, stack and CPU time.
 
-    python -m enginebay.worker
+    python -m enginebay_worker
 
 The first message names a factory as "module:name", its settings, and the limits. The factory makes
 a function from the settings, and that function makes each answer from its request. A request of
 plain bytes goes to its method `answer_bytes` instead, which answers with bytes. The process ends
-with stdin. It may be killed at any time: only `enginebay.worker.process` talks to it, and JAX is
+with stdin. It may be killed at any time: only `enginebay_worker.process` talks to it, and JAX is
 never imported here.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from enginebay.worker.messages import frame, frame_bytes, read_message
+from enginebay_worker.messages import frame, frame_bytes, read_message
 
 CPU_LIMIT_AGE_S = 0.5
 """Age at which the limit of CPU time is set anew: setting it costs more than a small request."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from enginebay.worker.messages import IS_BYTES, SIZE_BYTES, frame, frame_bytes
+from enginebay_worker.messages import IS_BYTES, SIZE_BYTES, frame, frame_bytes
 
 log = logging.getLogger("enginebay.worker")
 
@@ -225,7 +225,7 @@ class _Process:
         path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
         self._is_killed = False
         self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "enginebay.worker", str(stack_bytes)],
+            [sys.executable, "-P", "-m", "enginebay_worker", str(stack_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
