@@ -59,6 +59,19 @@ def test_flags_win_over_the_file_and_the_rest_of_it_stays(file: Path) -> None:
     assert config.engine == Choice(name="vinference", options={"page_size": 32})
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--quantization", "int8"),
+        ("--weight-dtype", "bfloat16"),
+        ("--kv-cache-dtype", "float32"),
+        ("--tuned-folder", "here"),
+    ],
+)
+def test_a_flag_named_as_a_field_sets_it(flag: str, value: str) -> None:
+    assert getattr(from_flags(flag, value), flag[2:].replace("-", "_")) == value
+
+
 def test_python_wins_over_the_file(file: Path) -> None:
     config = make_config(read_toml(file), {"model": "demo", "mesh": {"tensor": 4, "data": 1}})
     assert config.model == "demo"

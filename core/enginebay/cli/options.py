@@ -177,31 +177,12 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-PLAIN = (
-    "model",
-    "platform",
-    "dtype",
-    "engine",
-    "scheduler",
-    "sampler",
-    "proposer",
-    "interpret",
-    "layout",
-    "generation_config",
-    "tuned",
-    "tuned_folder",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "decode_steps",
-    "draft_tokens",
-    "overlap_execution",
-    "verify_weights",
-    "verify_kernels",
-    "compile_cache",
-    "dump_step",
-)
-"""Flags whose values are configuration values as they are."""
+def _plain_flags() -> list[str]:
+    """Flags whose values are configuration values as they are, by the names of their fields."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_engine_arguments(parser)
+    fields = EngineConfig.model_fields
+    return [a.dest for a in parser._actions if a.dest in fields and a.default is None]
 
 
 OWN_SAMPLING = {"generation_config": "none"}
@@ -218,7 +199,7 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:
     """The flags that were given, as configuration values."""
     values: dict[str, Any] = {
-        name: getattr(args, name) for name in PLAIN if getattr(args, name) is not None
+        name: getattr(args, name) for name in _plain_flags() if getattr(args, name) is not None
     }
     kernels: dict[str, Any] = {}
     if args.attention:
