@@ -4,9 +4,6 @@ the plugin's name, and not far from it when a part is picked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from enginebay import hooks
 from enginebay.config_sections import AUTO
 from enginebay.errors import PluginError, unknown_name
@@ -18,36 +15,11 @@ def collector(kind: str, into: list[Declaration]) -> hooks.Register:
     that the host could not work with.
     """
 
-    def register(
-        name: str,
-        target: str,
-        *,
-        summary: str = "",
-        op: str = "",
-        options: str | None = None,
-        interface: int = 1,
-        platforms: tuple[str, ...] = (),
-        requires: tuple[str, ...] = (),
-        extra: str | None = None,
-        capabilities: Mapping[str, Any] | None = None,
-    ) -> None:
-        declaration = Declaration(
-            kind,
-            name,
-            target,
-            summary,
-            op,
-            options,
-            interface,
-            platforms,
-            requires,
-            extra,
-            dict(capabilities or {}),
-        )
+    def take(declaration: Declaration) -> None:
         _check(declaration)
         into.append(declaration)
 
-    return register
+    return hooks.Register(kind, take)
 
 
 def _check(declaration: Declaration) -> None:

@@ -16,8 +16,8 @@ what the plugin offers and where its code lies ("module:attribute"), without imp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pluggy
 
@@ -94,10 +94,14 @@ class Declaration:
     capabilities: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Register(Protocol):
-    """The callback that a hook is given; the arguments are Declaration's, with `op` for kernels
-    only.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Register:
+    """The callback that a hook of one kind is given; the arguments are Declaration's, with `op` for
+    kernels only. `take` receives each declaration.
     """
+
+    kind: str
+    take: Callable[[Declaration], None]
 
     def __call__(
         self,
@@ -112,7 +116,10 @@ class Register(Protocol):
         requires: tuple[str, ...] = (),
         extra: str | None = None,
         capabilities: Mapping[str, Any] | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Declare one part. PluginError for what the host could not work with."""
+        facts = (platforms, requires, extra, dict(capabilities or {}))
+        self.take(Declaration(self.kind, name, target, summary, op, options, interface, *facts))
 
 
 class Hooks:
