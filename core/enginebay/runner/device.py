@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ _OWN = (
 
 COLUMNS = (*_OWN, *ROW_VALUES)
 """The columns of DeviceRows by name, the history of tokens left out."""
+
+ADVANCED = ("last_token", "length", "finished")
+"""The columns that sampling a token changes."""
 
 # Columns of a prefill plan's int32 array, one row of it per row of the step.
 (
@@ -134,15 +137,15 @@ class DeviceRows:
         }
         return DeviceRows.of(values, self.history(row_ids, num_tokens))
 
-    def put(self, row_ids: jax.Array, rows: DeviceRows) -> DeviceRows:
-        """These rows with `rows` at ids [S], as many of their tokens as those have; an id past the
-        end is dropped.
+    def put(
+        self, row_ids: jax.Array, rows: DeviceRows, names: Sequence[str] = COLUMNS
+    ) -> DeviceRows:
+        """These rows with the columns `names` of `rows` at ids [S], and as many of their tokens as
+        those have; an id past the end is dropped.
         """
-        new = rows.columns()
-        values = {
-            name: column.at[row_ids].set(new[name], mode="drop")
-            for name, column in self.columns().items()
-        }
+        values, new = self.columns(), rows.columns()
+        for name in names:
+            values[name] = values[name].at[row_ids].set(new[name], mode="drop")
         width = rows.token_ids.shape[1]
         token_ids = self.token_ids.at[row_ids, :width].set(rows.token_ids, mode="drop")
         return DeviceRows.of(values, token_ids)

@@ -13,7 +13,7 @@ from enginebay.model import Weights
 from enginebay.ops.spec import Bucket
 from enginebay.processor import ProcessorState
 from enginebay.runner import device
-from enginebay.runner.device import DeviceRows
+from enginebay.runner.device import ADVANCED, DeviceRows
 from enginebay.runner.full_vocab import FullVocab, prompt_logprobs
 from enginebay.runner.step import (
     Layouts,
@@ -152,4 +152,7 @@ def sample_step(
         sampled.logits,
         full_vocab,
     )
-    return (whole.put(row_ids, rows), put_fields(program, fields, row_ids, taken)), sampled
+    return (
+        whole.put(row_ids, rows, ADVANCED),
+        put_fields(program, fields, row_ids, taken),
+    ), sampled

@@ -18,7 +18,7 @@ from enginebay.ops.sampling import first_best
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
 from enginebay.processor import Processors, ProcessorState, evolve, process
 from enginebay.runner.compacting import compact_rows
-from enginebay.runner.device import DeviceRows
+from enginebay.runner.device import ADVANCED, DeviceRows
 from enginebay.runner.full_vocab import FullVocab, log_softmax
 from enginebay.runner.logprobs import Logprobs, logprobs_of
 from enginebay.sampler import Sampler
@@ -266,7 +266,7 @@ def decode_step(
     _, cache, rows, processor_state, sampled = jax.lax.while_loop(unfinished, one, start)
     return StepState(
         cache,
-        state.rows.put(row_ids, rows),
+        state.rows.put(row_ids, rows, ADVANCED),
         put_fields(program, state.processor_state, row_ids, processor_state),
     ), sampled
 

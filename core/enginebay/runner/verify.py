@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from enginebay.model import ModelCache, Weights
 from enginebay.ops.spec import AttnBatch, Bucket, derive_batch
-from enginebay.runner.device import DeviceRows
+from enginebay.runner.device import ADVANCED, DeviceRows
 from enginebay.runner.step import Layouts, Program, Sampled, StepState
 from enginebay.types import StepVariant
 
@@ -92,7 +92,7 @@ def verify_step(
     _, cache, rows, sampled, _ = (
         one(start) if passes == 1 else jax.lax.while_loop(goes_on, one, start)
     )
-    return StepState(cache, state.rows.put(row_ids, rows), state.processor_state), sampled
+    return StepState(cache, state.rows.put(row_ids, rows, ADVANCED), state.processor_state), sampled
 
 
 class _Fed(NamedTuple):
