@@ -14,7 +14,7 @@ def register_engines(register: Register) -> None:
         options="enginebay_oengine.options:PagedOptions",
         summary="paged cache: pages of one pool, shared by equal prefixes",
         capabilities={
-            "priority": -10,
+            "priority": 0,
             "logprobs": True,
             "full_vocab_logprobs": True,
             "verifies": True,

@@ -14,7 +14,7 @@ def register_engines(register: Register) -> None:
         options="enginebay_vinference.engine:VInferenceOptions",
         summary="contiguous cache: one slot a row, grown by doubling",
         capabilities={
-            "priority": 0,
+            "priority": -10,
             "logprobs": True,
             "full_vocab_logprobs": True,
             "verifies": True,

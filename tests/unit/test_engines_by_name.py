@@ -56,8 +56,9 @@ def test_a_file_may_name_esurge_and_give_its_options(run: Run, config: str, tmp_
 def test_auto_takes_another_engine(run: Run, config: str) -> None:
     _, out, _ = run("explain", "--json", "--config", config)
     engine = {choice["setting"]: choice for choice in json.loads(out)["choices"]}["engine"]
-    assert engine["chosen"] == "vinference"
+    assert engine["chosen"] == "oengine"
     refused = {one["name"]: one["reason"] for one in engine["refused"]}
+    assert refused["vinference"] == "lower priority (-10)"
     assert refused["esurge"] == "lower priority (-20)"
 
 

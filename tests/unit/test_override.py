@@ -39,8 +39,8 @@ PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
-def paged_llm(pooled_module: None) -> Iterator[LLM]:
-    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
+def contiguous_llm(pooled_module: None) -> Iterator[LLM]:
+    with LLM(BRIEF, engine="vinference", **SIZES) as llm:
         yield llm
 
 
@@ -71,9 +71,9 @@ def empty_the_cache(llm: LLM) -> None:
 
 @pytest.mark.parametrize("engine", ["vinference", "oengine"])
 def test_steps_of_the_block_run_the_function_and_the_former_programs_come_back(
-    engine: str, llm: LLM, paged_llm: LLM
+    engine: str, llm: LLM, contiguous_llm: LLM
 ) -> None:
-    served = llm if engine == "vinference" else paged_llm
+    served = contiguous_llm if engine == "vinference" else llm
     empty_the_cache(served)
     plan, expected = served.plan, tokens(served)
     compiled = served.engine.compilations.count
@@ -146,12 +146,12 @@ def test_a_fused_op_is_taken_apart_and_said_to_be(llm: LLM) -> None:
     assert {r.setting: r for r in llm.plan.reasons}["kernels.add_rms_norm"] == before
 
 
-def test_what_the_cache_knows_is_forgotten_at_both_ends(paged_llm: LLM) -> None:
+def test_what_the_cache_knows_is_forgotten_at_both_ends(llm: LLM) -> None:
     prompt = list(range(5, 75))
-    assert [num_cached(paged_llm, prompt) for _ in range(2)] == [0, 64]
-    with paged_llm.override(attention="xla"):
-        assert [num_cached(paged_llm, prompt) for _ in range(2)] == [0, 64]
-    assert num_cached(paged_llm, prompt) == 0
+    assert [num_cached(llm, prompt) for _ in range(2)] == [0, 64]
+    with llm.override(attention="xla"):
+        assert [num_cached(llm, prompt) for _ in range(2)] == [0, 64]
+    assert num_cached(llm, prompt) == 0
 
 
 @pytest.mark.parametrize(

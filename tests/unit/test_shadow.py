@@ -25,8 +25,8 @@ PROMPTS = ["Once upon a time", "The fox " * 20]
 
 
 @pytest.fixture(scope="module")
-def paged_llm(pooled_module: None) -> Iterator[LLM]:
-    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
+def contiguous_llm(pooled_module: None) -> Iterator[LLM]:
+    with LLM(BRIEF, engine="vinference", **SIZES) as llm:
         yield llm
 
 
@@ -80,9 +80,9 @@ def run_beside(
     ],
 )
 def test_a_shadow_changes_no_token_and_no_bit_whatever_it_returns(
-    engine: str, name: str, llm: LLM, paged_llm: LLM
+    engine: str, name: str, llm: LLM, contiguous_llm: LLM
 ) -> None:
-    served = llm if engine == "vinference" else paged_llm
+    served = contiguous_llm if engine == "vinference" else llm
     prompts = PROMPTS if name == "plain_attention" else PROMPTS[:1]
     tokens, bits = bits_of_a_run(served, prompts)
     compiled = served.engine.compilations.count
