@@ -29,17 +29,22 @@ def compile_ahead(
     What any of the three functions raises ends it: programs that are being compiled end first,
     those that no thread has begun are left out.
     """
+
+    def compiled(key: Key, lowered: Any) -> Any:
+        program = compile_lowered(key, lowered)
+        release_memory()
+        return program
+
     pool = ThreadPoolExecutor(COMPILE_THREADS)
     running: collections.deque[tuple[Key, Future[Any]]] = collections.deque()
     try:
         for key in keys:
-            running.append((key, pool.submit(compile_lowered, key, lower(key))))
+            running.append((key, pool.submit(compiled, key, lower(key))))
             # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is
             # compiled.
             if len(running) > COMPILE_THREADS:
                 ready, program = running.popleft()
                 keep(ready, program.result())
-                release_memory()
         for ready, program in running:
             keep(ready, program.result())
     finally:
