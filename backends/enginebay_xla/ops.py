@@ -76,6 +76,49 @@ class AddRmsNormOp(Protocol):
     ) -> tuple[jax.Array, jax.Array]: ...
 
 
+class AllReduceOp(Protocol):
+    """Inside shard_map over the mesh axes `axes`: x -> the sum of the devices' x, in x's dtype."""
+
+    def __call__(self, x: jax.Array, *, axes: tuple[str, ...]) -> jax.Array: ...
+
+
+class AllGatherOp(Protocol):
+    """Inside shard_map over the mesh axes `axes`: x -> the devices' x one behind the other along
+    `dim`.
+    """
+
+    def __call__(self, x: jax.Array, *, axes: tuple[str, ...], dim: int) -> jax.Array: ...
+
+
+class AllToAllOp(Protocol):
+    """Inside shard_map over the mesh axes `axes`: x, whose first axis is cut into a piece for each
+    device -> the pieces that the devices have for this one, in their order.
+    """
+
+    def __call__(self, x: jax.Array, *, axes: tuple[str, ...]) -> jax.Array: ...
+
+
+ALL_REDUCE: Op[AllReduceOp] = Op(
+    "all_reduce",
+    AllReduceOp,
+    "enginebay_xla.collectives:all_reduce_reference",
+    "enginebay_xla.quick_cases:all_reduce_cases",
+    CLOSE,
+)
+ALL_GATHER: Op[AllGatherOp] = Op(
+    "all_gather",
+    AllGatherOp,
+    "enginebay_xla.collectives:all_gather_reference",
+    "enginebay_xla.quick_cases:all_gather_cases",
+    {},
+)
+ALL_TO_ALL: Op[AllToAllOp] = Op(
+    "all_to_all",
+    AllToAllOp,
+    "enginebay_xla.collectives:all_to_all_reference",
+    "enginebay_xla.quick_cases:all_to_all_cases",
+    {},
+)
 ATTENTION: Op[AttentionOp] = Op(
     "attention",
     AttentionOp,
@@ -108,6 +151,7 @@ EMBEDDING: Op[EmbeddingOp] = Op(
     kit="enginebay_xla.kit.kits:EMBEDDING",
     bench="enginebay_xla.bench.plain:EMBEDDING",
     cost="enginebay_xla.cost:embedding_cost",
+    partition="enginebay_xla.partition:embedding",
 )
 GROUPED_LINEAR: Op[GroupedLinearOp] = Op(
     "grouped_linear",
@@ -120,6 +164,7 @@ GROUPED_LINEAR: Op[GroupedLinearOp] = Op(
     bench="enginebay_xla.bench.plain:GROUPED_LINEAR",
     cost="enginebay_xla.cost:grouped_linear_cost",
     oracle="enginebay_testing.oracle:grouped_linear",
+    partition="enginebay_xla.partition:grouped_linear",
 )
 RMS_NORM: Op[RmsNormOp] = Op(
     "rms_norm",
@@ -163,6 +208,7 @@ SAMPLE: Op[SampleOp] = Op(
     kit="enginebay_xla.kit.kits:SAMPLE",
     bench="enginebay_xla.bench.fused:SAMPLE",
     cost="enginebay_xla.cost:sample_cost",
+    partition="enginebay_xla.partition:sample",
 )
 
 ADD_RMS_NORM: Op[AddRmsNormOp] = Op(

@@ -1,19 +1,23 @@
-"""How calls of linear, rms_norm and add_rms_norm are split over devices, for implementations
-that the compiler cannot split.
+"""How calls of the built-in ops are split over devices: embedding, grouped_linear and sample always,
+linear, rms_norm and add_rms_norm for implementations that the compiler cannot split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.op import Partition
-from enginebay_xla.ops import AddRmsNormOp, LinearOp, RmsNormOp
-
-Total = Callable[[jax.Array], jax.Array]
+from enginebay.ops.bound import SampleOp
+from enginebay.ops.op import Partition, Shards
+from enginebay_xla.ops import (
+    AddRmsNormOp,
+    EmbeddingOp,
+    GroupedLinearOp,
+    LinearOp,
+    RmsNormOp,
+)
 
 
 def _names(letter: str, count: int) -> str:
@@ -27,8 +31,8 @@ def linear(
     inner = _names("i", x.ndim - 1)
     outer = _names("o", weight.ndim - (x.ndim - 1))
 
-    def run(total: Total, x: jax.Array, weight: jax.Array, *bias: jax.Array) -> jax.Array:
-        out = total(impl(x, weight, out_dtype=jnp.float32))
+    def run(shards: Shards, x: jax.Array, weight: jax.Array, *bias: jax.Array) -> jax.Array:
+        out = shards.reduce(impl(x, weight, out_dtype=jnp.float32))
         out = out if not bias else out + bias[0].astype(jnp.float32)
         return out.astype(out_dtype or x.dtype)
 
@@ -40,7 +44,7 @@ def rms_norm(impl: RmsNormOp, x: Any, weight: Any, *, eps: float) -> Partition:
     """Rows, and heads, are split; the features that are normed are not."""
     rows = f"{_names('r', x.ndim - 1)} f"
 
-    def run(total: Total, *arrays: jax.Array) -> jax.Array:
+    def run(shards: Shards, *arrays: jax.Array) -> jax.Array:
         return impl(*arrays, eps=eps)
 
     return Partition((rows, "f"), (rows,), run, whole=("f",))
@@ -52,7 +56,64 @@ def add_rms_norm(
     """As rms_norm."""
     rows = f"{_names('r', x.ndim - 1)} f"
 
-    def run(total: Total, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def run(shards: Shards, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         return impl(*arrays, eps=eps)
 
     return Partition((rows, rows, "f"), (rows, rows), run, whole=("f",))
+
+
+def embedding(impl: EmbeddingOp, table: Any, ids: Any) -> Partition:
+    """Each device looks up the ids of its share of the vocabulary."""
+
+    def run(shards: Shards, table: Any, ids: jax.Array) -> jax.Array:
+        local = ids - shards.index * table.shape[0]
+        is_mine = (local >= 0) & (local < table.shape[0])
+        rows = impl(table, jnp.clip(local, 0, table.shape[0] - 1))
+        return shards.reduce(jnp.where(is_mine[:, None], rows, 0))
+
+    return Partition(("vocab f", "t"), ("t f",), run, axis="vocab")
+
+
+def grouped_linear(
+    impl: GroupedLinearOp, x: Any, weight: Any, group_sizes: Any, *, out_dtype: Any = None
+) -> Partition:
+    """Each device multiplies the rows of its own groups, and hands every device its share of the rows:
+    results are split over rows.
+    """
+
+    def run(shards: Shards, x: jax.Array, weight: Any, sizes: jax.Array) -> jax.Array:
+        first = shards.index * weight.shape[0]
+        start = jnp.where(jnp.arange(sizes.shape[0]) < first, sizes, 0).sum()
+        mine = jax.lax.dynamic_slice_in_dim(sizes, first, weight.shape[0])
+        padded = jnp.pad(x, ((0, -x.shape[0] % shards.count), (0, 0)))
+        out = impl(jnp.roll(padded, -start, axis=0), weight, mine, out_dtype=out_dtype)
+        # Rows of other devices' groups are 0, so each row is one device's result and zeros.
+        parts = shards.reduce(jnp.roll(out, start, axis=0))
+        return parts.reshape(shards.count, -1, parts.shape[1]).sum(axis=0, dtype=parts.dtype)
+
+    return Partition(
+        ("t i", "expert o i", "g"),
+        ("expert o",),
+        run,
+        axis="expert",
+        reduction="all_to_all",
+        size=x.shape[0],
+    )
+
+
+def sample(impl: SampleOp, z: Any, seeds: Any, *, top_k: Any, top_p: Any, min_p: Any) -> Partition:
+    """Scores of the whole vocabulary come together once; each device draws the same tokens."""
+
+    def run(shards: Shards, z: jax.Array, seeds: jax.Array, *filters: jax.Array) -> jax.Array:
+        top_k, top_p, min_p = filters
+        z = shards.reduce(z, dim=1)
+        return impl(z, seeds, top_k=top_k, top_p=top_p, min_p=min_p)
+
+    return Partition(
+        ("s vocab", "s two", "s", "s", "s"),
+        ("s",),
+        run,
+        axis="vocab",
+        reduction="all_gather",
+        keywords=("top_k", "top_p", "min_p"),
+    )

@@ -30,6 +30,9 @@ def register_ops(register: Register) -> None:
         "rope": "rotary positions",
         "rope_kv_write": "rope of queries and keys, and kv_write, in one",
         "sample": "a draw from the tokens that the filters leave",
+        "all_reduce": "the sum of arrays of several devices",
+        "all_gather": "arrays of several devices in one",
+        "all_to_all": "a piece of each device's array for each device",
     }
     for name, summary in summaries.items():
         register(name, f"enginebay_xla.ops:{name.upper()}", summary=summary)
@@ -49,6 +52,9 @@ def register_kernels(register: Register) -> None:
         "rope": "enginebay_xla.rope:rope",
         "rope_kv_write": "enginebay_xla.rope_kv_write:rope_kv_write",
         "sample": "enginebay_xla.sample:sample",
+        "all_reduce": "enginebay_xla.collectives:all_reduce",
+        "all_gather": "enginebay_xla.collectives:all_gather",
+        "all_to_all": "enginebay_xla.collectives:all_to_all",
     }
     for op, target in targets.items():
         register(

@@ -4,12 +4,14 @@ used.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from enginebay.cache import KVLayout
 from enginebay.ops.op import CheckSetting, QuickCase
@@ -173,3 +175,37 @@ def sample_cases(setting: CheckSetting) -> Iterator[QuickCase]:
             return {"token": impl(z, seeds, **columns)}
 
         yield QuickCase(f"sample of {vocab}", run, (z, seeds, columns))
+
+
+def _between_devices(
+    name: str, setting: CheckSetting, rows: int, **keywords: Any
+) -> Iterator[QuickCase]:
+    """A collective of two devices, of one where there are no more."""
+    devices = jax.local_devices(backend=setting.env.platform)[:2]
+    mesh = Mesh(np.array(devices), ("devices",), axis_types=(AxisType.Auto,))
+    split = PartitionSpec("devices")
+
+    def run(impl: Any, x: Any) -> dict[str, jax.Array]:
+        call = functools.partial(impl, axes=("devices",), **keywords)
+        return {
+            "out": jax.shard_map(call, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)(
+                x
+            )
+        }
+
+    yield QuickCase(f"{name} {setting.dtype}", run, (_random(setting.dtype, rows, 6),))
+
+
+def all_reduce_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """A sum of two arrays."""
+    yield from _between_devices("all_reduce", setting, 4)
+
+
+def all_gather_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Along the last axis."""
+    yield from _between_devices("all_gather", setting, 4, dim=1)
+
+
+def all_to_all_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Two rows for each device."""
+    yield from _between_devices("all_to_all", setting, 8)

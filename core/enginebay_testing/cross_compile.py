@@ -155,7 +155,7 @@ def compile_decode_step(
     program = Program(
         model,
         OpsBinder(kernels, model.info, placement),
-        make_sampler(registry, config, kernels.bound()["sample"]),
+        make_sampler(registry, config, kernels.bound(placement)["sample"]),
     )
     layouts = shape.layouts(kernels.layout_type, model)
     step = _Step(model, program, placement, layouts, shape)

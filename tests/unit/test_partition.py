@@ -1,4 +1,4 @@
-"""Implementations that the compiler cannot split run on each device's part, by their op's rule."""
+"""Calls run on each device's part, by their op's rule."""
 
 from __future__ import annotations
 
@@ -11,16 +11,35 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from enginebay.compose.partition import partitioned
+from enginebay.compose.quick import quick_check
 from enginebay.config import DEFAULT_AXIS_RULES
-from enginebay.ops.op import Op
+from enginebay.errors import IncorrectError
+from enginebay.ops.caps import Env
+from enginebay.ops.op import CheckSetting, Op
 from enginebay.runner.sharding import make_placement
+from enginebay_models.int8 import Int8
 from enginebay_testing import oracle
+from enginebay_xla import collectives, grouped_linear, norm, sample
 from enginebay_xla import linear as xla
-from enginebay_xla import norm
-from enginebay_xla.ops import ADD_RMS_NORM, LINEAR, RMS_NORM
+from enginebay_xla.layout import HndLayout
+from enginebay_xla.ops import (
+    ADD_RMS_NORM,
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    EMBEDDING,
+    GROUPED_LINEAR,
+    LINEAR,
+    RMS_NORM,
+    SAMPLE,
+)
 
 P = PartitionSpec
-MESH = make_placement(jax.devices(), {"tensor": 2}, DEFAULT_AXIS_RULES).mesh
+PLACEMENT = make_placement(jax.devices(), {"tensor": 2}, DEFAULT_AXIS_RULES)
+MESH = PLACEMENT.mesh
+COLLECTIVES = {
+    name: getattr(collectives, name) for name in ("all_reduce", "all_gather", "all_to_all")
+}
 
 
 def placed(array: np.ndarray, *axes: str | None) -> jax.Array:
@@ -35,10 +54,11 @@ def run(op: Op[Any], impl: Any, *arrays: jax.Array, **keywords: Any) -> tuple[An
         seen.append([array.shape for array in given])
         return impl(*given, **named)
 
-    step = jax.jit(lambda *given: partitioned(op, watched)(*given, **keywords))
+    split = partitioned(op, watched, COLLECTIVES, PLACEMENT, by_compiler=False)
+    step = jax.jit(lambda *given: split(*given, **keywords))
     program = step.lower(*arrays).compile()
     text = program.as_text()
-    return program(*arrays), set(re.findall(r"(all-\w+)\(", text or "")), seen[-1]
+    return program(*arrays), set(re.findall(r" (all-[a-z-]+)\(", text or "")), seen[-1]
 
 
 RNG = np.random.default_rng(0)
@@ -85,3 +105,59 @@ def test_a_rule_of_two_results() -> None:
     assert seen == [(3, 1, 8), (3, 1, 8), (8,)]
     np.testing.assert_array_equal(got[1], X + X)
     np.testing.assert_allclose(got[0], oracle.rms_norm(X + X, np.ones(8), eps=1e-5), rtol=1e-5)
+
+
+def test_each_device_looks_up_its_share_of_a_vocabulary() -> None:
+    table, ids = RNG.normal(size=(10, 4)).astype(np.float32), np.array([0, 9, 5, 4], np.int32)
+    got, found, seen = run(EMBEDDING, xla.embedding, placed(table, "tensor"), placed(ids))
+    assert (found, seen) == ({"all-reduce"}, [(5, 4), (4,)])
+    np.testing.assert_array_equal(got, table[ids])
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8", "odd_rows"])
+def test_each_device_multiplies_the_rows_of_its_own_groups(kind: str) -> None:
+    """Rows past the last group are 0, and no more devices are needed than rows divide by."""
+    sizes = np.array([2, 0, 3, 1], np.int32)
+    x = RNG.normal(size=(7 if kind == "odd_rows" else 8, 6)).astype(np.float32)
+    plain = RNG.normal(size=(4, 5, 6)).astype(np.float32)
+    weight = Int8().quantize(plain, 1) if kind == "int8" else plain
+    weights = jax.tree.map(lambda array: placed(array, "tensor"), weight)
+    impl = grouped_linear.grouped_linear
+    got, found, seen = run(GROUPED_LINEAR, impl, placed(x), weights, placed(sizes))
+    assert "all-to-all" in found
+    assert "all-reduce" not in found
+    assert seen == [(8, 6), (2, 5, 6), (2,)]
+    whole = np.asarray(jax.jit(impl)(x, weight, sizes))
+    np.testing.assert_allclose(got, whole, rtol=1e-6, atol=1e-6)
+    assert not np.asarray(got)[6:].any()
+
+
+def test_scores_of_a_split_vocabulary_come_together_once() -> None:
+    z = RNG.normal(size=(3, 40)).astype(np.float32)
+    z -= z.max(axis=1, keepdims=True)
+    seeds = np.arange(6, dtype=np.uint32).reshape(3, 2)
+    filters = {
+        "top_k": np.array([40, 3, 1], np.int32),
+        "top_p": np.array([0.9, 1.0, 1.0], np.float32),
+        "min_p": np.zeros(3, np.float32),
+    }
+    split = placed(z, None, "tensor")
+    got, found, seen = run(SAMPLE, sample.sample, split, placed(seeds), **filters)
+    assert (found, seen) == ({"all-gather"}, [(3, 40), (3, 2)])
+    np.testing.assert_array_equal(got, sample.sample(z, seeds, **filters))
+
+
+def test_what_does_not_divide_is_left_whole() -> None:
+    table, ids = RNG.normal(size=(9, 4)).astype(np.float32), np.array([0, 8], np.int32)
+    got, _, seen = run(EMBEDDING, xla.embedding, placed(table), placed(ids))
+    assert seen == [(9, 4), (2,)]
+    np.testing.assert_array_equal(got, table[ids])
+
+
+@pytest.mark.parametrize("op", [ALL_REDUCE, ALL_GATHER, ALL_TO_ALL], ids=lambda op: op.name)
+def test_a_collective_is_checked_as_other_ops_are(op: Op[Any]) -> None:
+    setting = CheckSetting(Env("cpu"), [], HndLayout, "float32")
+    right = COLLECTIVES[op.name]
+    assert quick_check(op, right, setting, op.name, "no check") == 1
+    with pytest.raises(IncorrectError, match=op.name):
+        quick_check(op, lambda *x, **k: 2 * right(*x, **k), setting, op.name, "no check")

@@ -110,7 +110,7 @@ def test_an_op_of_a_plugin_is_chosen_explained_and_bound_as_the_others_are() -> 
     plan = plan_with(*SWINGS)
     assert reason_of(plan, "swing").chosen == "fast"
     assert reason_of(plan, "swing").refused == (("slow", "lower priority (0)"),)
-    assert plan.kernels.bound()["swing"] is other_swing
+    assert plan.kernels.bound(plan.placement)["swing"] is other_swing
     assert plan_with(*SWINGS, swing="slow").kernels.plain["swing"] is swing
     with pytest.raises(UnknownNameError, match="Did you mean 'slow'"):
         plan_with(*SWINGS, swing="slwo")
@@ -136,7 +136,9 @@ def test_a_fused_op_of_a_plugin_is_taken_apart_where_a_part_is_given() -> None:
     assert given.kernels.plain["swing"] is swing
     assert "swing_norm" not in given.kernels.plain
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    in_one, of_parts = (Ops(p.kernels.bound())[SWING_NORM](x, eps=1e-6) for p in (plan, given))
+    in_one, of_parts = (
+        Ops(p.kernels.bound(p.placement))[SWING_NORM](x, eps=1e-6) for p in (plan, given)
+    )
     np.testing.assert_array_equal(in_one, of_parts)
 
 

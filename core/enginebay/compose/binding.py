@@ -10,7 +10,6 @@ import jax
 from jax.sharding import PartitionSpec
 
 from enginebay.cache import CacheArrays, KVLayout
-from enginebay.compose.experts import GROUPED_LINEAR, split_groups
 from enginebay.compose.kernels import ChosenKernels, writes_cache
 from enginebay.compose.ops import ATTENTION
 from enginebay.model import ModelInfo
@@ -38,9 +37,7 @@ class OpsBinder:
             for group, spec in self.info.attention.items()
             if isinstance(layout := layouts[group], KVLayout)
         }
-        plain = self.chosen.bound()
-        if GROUPED_LINEAR in plain:
-            plain[GROUPED_LINEAR] = split_groups(plain[GROUPED_LINEAR], self.placement)
+        plain = self.chosen.bound(self.placement)
 
         def attention(
             q: jax.Array,

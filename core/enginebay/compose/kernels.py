@@ -60,12 +60,19 @@ class ChosenKernels:
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
     """Where configurations are looked up before an implementation's own default is taken."""
 
-    def bound(self) -> dict[str, Any]:
-        """The plain ops, each with the configurations that are tuned for it; a fused op that no
+    def bound(self, placement: Placement) -> dict[str, Any]:
+        """The plain ops, split over devices, each with the configurations that are tuned for it; a fused op that no
         implementation computes is composed of its parts.
         """
         bound = {op: self.tuned.bound(op, impl, self.env) for op, impl in self.plain.items()}
-        bound |= {op: partitioned(self.ops[op], bound[op]) for op in self.split}
+        if placement.mesh is not None:
+            bound |= {
+                op: partitioned(
+                    self.ops[op], impl, bound, placement, by_compiler=op not in self.split
+                )
+                for op, impl in bound.items()
+                if self.ops[op].partition
+            }
         for op in self.ops.values():
             if op.composed and op.name not in bound and bound.keys() >= set(op.made_of):
                 compose = import_target(op.composed, f"op {op.name!r} composed of its parts")

@@ -37,8 +37,8 @@ class Op(Generic[SignatureT]):
     given a QuantizedArray.
 
     `partition` is "module:attribute" of a function (implementation, *arguments, **keywords of a
-    call) -> Partition, by which an implementation that the compiler cannot split over devices (the
-    capability sharded = False) serves there. Without one such an implementation is refused.
+    call) -> Partition, by which calls are split over devices. Without one an implementation that the
+    compiler cannot split (the capability sharded = False) is refused there.
 
     The others are for tools. `oracle` is "module:attribute" of a function of the op's arguments as
     NumPy arrays that returns its results in float64; without one the reference runs in float64.
@@ -83,15 +83,46 @@ class Partition:
     """How one call of an op is split over devices.
 
     `inputs` and `outputs` name the dimensions of each array, "rows features"; a dimension of the
-    same name is split alike everywhere. A dimension in `whole` is never split. `run` (total,
+    same name is split alike everywhere. A dimension in `whole` is never split. `run` (shards,
     *arrays) computes a device's part of the results from its part of the arguments that are not
-    None; total(x) is the sum of x over the devices that have split what no output has.
+    None, and of the keywords that `keywords` names. `reduction` is the collective op by which the
+    parts meet, `shards.reduce`.
+
+    With `axis`, a logical axis ("vocab", "expert"), the dimensions of this name lie on its mesh axis,
+    and every implementation runs inside shard_map. Without one the compiler finds from the program
+    around a call what is split, and implementations that it can split itself do without the rule;
+    the reduction, a sum, is over the devices that have split what no output has.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     run: Callable[..., Any]
     whole: tuple[str, ...] = ()
+    axis: str | None = None
+    reduction: str = "all_reduce"
+    keywords: tuple[str, ...] = ()
+    size: int | None = None
+    """How many of the first entries of each result count, where `run` pads them to split evenly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The devices that share one call, as a part of it sees them: the mesh axes, how many devices, and
+    the collective op of the rule.
+    """
+
+    axes: tuple[str, ...]
+    count: int
+    collective: Callable[..., jax.Array]
+
+    def reduce(self, x: jax.Array, **keywords: Any) -> jax.Array:
+        """The collective over these devices; x itself where there is one."""
+        return self.collective(x, axes=self.axes, **keywords) if self.axes else x
+
+    @property
+    def index(self) -> jax.Array:
+        """Which of the devices this is."""
+        return jax.lax.axis_index(self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
