@@ -12,8 +12,8 @@ COMPILER: Mapping[str, Any] = {"compiler": "enginebay_pallas.compiler:compiler"}
 
 @hookimpl
 def register_kernels(register: Register) -> None:
-    """Attention of every phase, flash attention of prompts, and the ops kv_write, rms_norm and
-    sample.
+    """Attention of every phase, flash attention of prompts, and the ops kv_write, rms_norm,
+    grouped_linear and sample.
     """
     attention = {
         "pallas": (
@@ -40,6 +40,10 @@ def register_kernels(register: Register) -> None:
     ops: dict[str, tuple[dict[str, Any], str]] = {
         "kv_write": ({"layouts": ("tpu_rpa",), "priority": 10}, "new tokens to their slots by DMA"),
         "rms_norm": (norm, "a block of rows at a time"),
+        "grouped_linear": (
+            {"sharded": False, "priority": 10, "quantizations": ("int8",)},
+            "blocks of one group's rows, each group's weight fetched once",
+        ),
         "sample": ({"sharded": False, "priority": 10}, "borders by bisection in VMEM"),
     }
     for op, (facts, summary) in ops.items():
