@@ -54,6 +54,10 @@ def _register_plain(register: Register) -> None:
     targets = {
         "rms_norm": ("norm:rms_norm", "rows read and written once"),
         "add_rms_norm": ("norm:add_rms_norm", "a residual sum and its norm in one"),
+        "grouped_linear": (
+            "grouped:grouped_linear",
+            "blocks of one group's rows, by its weight alone",
+        ),
         "kv_write": ("write:kv_write", "in place"),
         "rope_kv_write": (
             "write:rope_kv_write",
@@ -63,7 +67,8 @@ def _register_plain(register: Register) -> None:
     }
     for op, (target, summary) in targets.items():
         knows_cache = op.endswith("kv_write")  # such ops run under shard_map, like attention
-        more = {"layouts": ("nhd", "hnd")} if knows_cache else {"sharded": False}
+        more: dict[str, Any] = {"layouts": ("nhd", "hnd")} if knows_cache else {"sharded": False}
+        more |= {"quantizations": ("int8",)} if op == "grouped_linear" else {}
         register(
             "triton",
             f"enginebay_triton.{target}",
