@@ -132,7 +132,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
-        mixed, cache = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
+        mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
         return ops[LINEAR](mixed, self.out.get_value(), _value(self.out_bias)), cache
 

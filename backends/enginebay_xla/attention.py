@@ -24,6 +24,7 @@ CAPS = Caps(
             "window",
             "softcap",
             "sinks",
+            "alibi",
             "lse",
             "kv_share",
             "deterministic",
@@ -72,6 +73,7 @@ class XlaAttention:
         layout: KVLayout,
         config: Blocks | None = None,
         sinks: jax.Array | None = None,
+        slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
         if spec.v_head_dim not in (None, spec.head_dim):
@@ -81,10 +83,17 @@ class XlaAttention:
         if k is not None and v is not None:
             cache = kv_write(cache, batch.slots, k, v, layout)
         if fits_whole(batch.bucket, layout):
-            out, lse = attend_one_token_rows(q, cache, batch, spec=spec, layout=layout, sinks=sinks)
+            out, lse = attend_one_token_rows(
+                *(q, cache, batch), spec=spec, layout=layout, sinks=sinks, slopes=slopes
+            )
         else:
             out, lse = attend_blocks(
-                q, k, v, cache, batch, spec=spec, layout=layout, sinks=sinks, blocks=config
+                *(q, k, v, cache, batch),
+                spec=spec,
+                layout=layout,
+                sinks=sinks,
+                slopes=slopes,
+                blocks=config,
             )
         return out, cache, lse if spec.return_lse else None
 

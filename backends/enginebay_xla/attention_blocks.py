@@ -88,6 +88,7 @@ def attend_blocks(
     spec: AttnSpec,
     layout: KVLayout,
     sinks: jax.Array | None,
+    slopes: jax.Array | None = None,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """q [T, Hq, D] -> (out [T, Hq, D], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
@@ -109,7 +110,9 @@ def attend_blocks(
     heads = jnp.pad(heads.transpose(1, 2, 0, 3), ((0, 0), (0, 0), (0, largest), (0, 0)))
     _, lse, out = empty_partial(heads)
     done = (out, lse)
-    by_group = None if sinks is None else sinks.reshape(spec.num_kv_heads, spec.group)
+    by_group = [
+        None if x is None else x.reshape(spec.num_kv_heads, spec.group) for x in (sinks, slopes)
+    ]
     one_token = (
         1 if spec.group > 1 else 2
     )  # XLA:CPU multiplies a lone row of narrow values in a scalar loop.
@@ -120,7 +123,7 @@ def attend_blocks(
     else:
         sizes = {one_token: batch.q_lens == 1, largest: batch.q_lens > 1}
     for size, rows in sizes.items():
-        done = _run_blocks(heads, done, source, batch, rows, size, spec, by_group)
+        done = _run_blocks(heads, done, source, batch, rows, size, spec, *by_group)
     out, lse = (part[:, :, :tokens] for part in done)
     out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.head_dim)
     return out.astype(q.dtype), lse.transpose(2, 0, 1).reshape(tokens, spec.num_q_heads)
@@ -135,6 +138,7 @@ def _run_blocks(
     size: int,
     spec: AttnSpec,
     sinks: jax.Array | None,
+    slopes: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Put the results of the chosen rows (bool [S]) into `done`, `size` tokens of one row at a
     time.
@@ -152,8 +156,9 @@ def _run_blocks(
         block = jax.lax.dynamic_slice_in_dim(heads, start, size, axis=2)
         block = block.reshape(num_kv_heads, group * size, head_dim)
         positions = first + jnp.tile(jnp.arange(size), group)
+        per_query = (_per_query(each, size) for each in (sinks, slopes))
         out, lse = _attend_block(
-            block, positions, first, count, row, source, batch, spec, _per_query(sinks, size)
+            *(block, positions, first, count, row, source, batch, spec), *per_query
         )
         return (
             _merge(done[0], out.reshape(num_kv_heads, group, size, head_dim), start, count),
@@ -164,7 +169,7 @@ def _run_blocks(
 
 
 def _per_query(sinks: jax.Array | None, size: int) -> jax.Array | None:
-    """Sinks [Hkv, G] for a block's queries [Hkv, G * size]."""
+    """Sinks, or slopes, [Hkv, G] for a block's queries [Hkv, G * size]."""
     return None if sinks is None else jnp.repeat(sinks, size, axis=1)
 
 
@@ -178,6 +183,7 @@ def _attend_block(
     batch: AttnBatch,
     spec: AttnSpec,
     sinks: jax.Array | None,
+    slopes: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """(out f32 [Hkv, queries, D], log-sum-exp) of one block of queries [Hkv, queries, D] over its
     visible chunks.
@@ -196,7 +202,10 @@ def _attend_block(
         # another chunk's.
         own = (keys >= i * source.size) & (keys < kv_len)
         visible = visible_keys(keys[None], positions[:, None], kv_len, spec) & own[None]
-        scores = scale_scores(batched_dot(block, k, (2, 2), 1), visible, spec)
+        bias = None
+        if slopes is not None:
+            bias = slopes[..., None] * (keys[None] - positions[:, None])
+        scores = scale_scores(batched_dot(block, k, (2, 2), 1), visible, spec, bias)
         return add_keys(state, scores, jnp.where(own[None, :, None], v, 0))
 
     state = jax.lax.fori_loop(

@@ -39,6 +39,7 @@ def attend_one_token_rows(
     spec: AttnSpec,
     layout: KVLayout,
     sinks: jax.Array | None,
+    slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """q [S, Hq, D] of one token a row -> (out [S, Hq, D], log-sum-exp f32 [S, Hq])."""
     wide = jnp.promote_types(q.dtype, layout.dtype)
@@ -50,7 +51,10 @@ def attend_one_token_rows(
         grouped = jnp.concatenate([grouped, grouped], axis=2)
     kv_lens = batch.kv_lens[:, None, None, None]
     visible = visible_keys(jnp.arange(k.shape[2]), kv_lens - 1, kv_lens, spec)
-    scores = scale_scores(batched_dot(grouped, k, (3, 3), 2), visible, spec)
+    bias = None
+    if slopes is not None:
+        bias = slopes.reshape(heads, group, 1) * (jnp.arange(k.shape[2]) - (kv_lens - 1))
+    scores = scale_scores(batched_dot(grouped, k, (3, 3), 2), visible, spec, bias)
     maximum = jnp.maximum(scores.max(axis=-1), LOWEST)
     weights = jnp.exp(scores - maximum[..., None])
     values = _weighted_values(weights.astype(v.dtype), v, visible[:, :, 0, :, None])

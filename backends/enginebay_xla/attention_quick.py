@@ -84,7 +84,9 @@ def _inputs(
     kv_lens: tuple[int, ...],
     rows: np.ndarray,
 ) -> tuple[Any, ...]:
-    """q, new k and v, k and v of every place of the cache, the rows' lengths and pages, sinks."""
+    """q, new k and v, k and v of every place of the cache, the rows' lengths and pages, and the
+    sinks and slopes that the spec has.
+    """
     rng = np.random.default_rng(0)
     heads, size = (spec.num_kv_heads, spec.head_dim), layout.page_size
     q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), np.nan)
@@ -105,10 +107,14 @@ def _inputs(
         new[:, rows == row] = both[:, total - count :]
     if bucket.rows_are_pages:
         table[:, 0] = np.arange(bucket.seqs)
-    sinks = rng.normal(size=spec.num_q_heads).astype(np.float32) if spec.sinks else None
+    per_head = {}
+    if spec.sinks:
+        per_head["sinks"] = rng.normal(size=spec.num_q_heads).astype(np.float32)
+    if spec.alibi:
+        per_head["slopes"] = rng.uniform(0.1, 0.5, spec.num_q_heads).astype(np.float32)
     wide, narrow = jnp.dtype(spec.q_dtype), jnp.dtype(spec.kv_dtype)
     arrays = (q.astype(wide), new.astype(narrow), old.astype(narrow))
-    return (*arrays, lens, table, sinks)
+    return (*arrays, lens, table, per_head)
 
 
 def _step(
@@ -121,7 +127,7 @@ def _step(
     inputs: Any,
 ) -> dict[str, jax.Array]:
     """One step of an implementation on a cache that is filled first; what lies in it afterwards."""
-    q, new, old, lens, table, sinks = inputs
+    q, new, old, lens, table, per_head = inputs
     places = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), places, *old)
     batch = derive_batch(lens[0], lens[1], table, layout.page_size, bucket)
@@ -130,7 +136,7 @@ def _step(
         cache, k, v = layout.write(cache, batch.slots, k, v), None, None
     config = impl.default_config(setting.env, spec, bucket, layout)
     out, after, lse = impl(
-        q, k, v, cache, batch, spec=spec, layout=layout, config=config, sinks=sinks
+        q, k, v, cache, batch, spec=spec, layout=layout, config=config, **per_head
     )
     keys, values = layout.read(after, jnp.arange(layout.num_pages))
     found = {"out": out, "k": keys, "v": values}

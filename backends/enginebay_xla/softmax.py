@@ -65,12 +65,14 @@ def visible_keys(
     return visible
 
 
-def scale_scores(products: jax.Array, visible: jax.Array, spec: AttnSpec) -> jax.Array:
-    """Scores of query-key products: scaled, softly capped, MASKED where not visible."""
+def scale_scores(
+    products: jax.Array, visible: jax.Array, spec: AttnSpec, bias: jax.Array | None = None
+) -> jax.Array:
+    """Scores of query-key products: scaled, softly capped, with a bias, MASKED where not visible."""
     scores = products * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-    return jnp.where(visible, scores, MASKED)
+    return jnp.where(visible, scores if bias is None else scores + bias, MASKED)
 
 
 def add_keys(state: Partial, scores: jax.Array, v: jax.Array) -> Partial:

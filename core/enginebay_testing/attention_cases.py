@@ -133,6 +133,7 @@ class AttentionProblem:
     cache: CacheArrays
     batch: AttnBatch
     sinks: jax.Array | None
+    slopes: jax.Array | None
     token_rows: np.ndarray
     """int [T], the row of each packed token, -1 on padding."""
     before: tuple[jax.Array, jax.Array]
@@ -183,7 +184,11 @@ def make_problem(
         k[mine], v[mine] = keys[i][total - new :], values[i][total - new :]
     cache, batch, before = _on_device(layout, bucket, places, q_lens, kv_lens, table)
     sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
-    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, "sinks": sinks})
+    slopes = None
+    if spec.alibi:
+        slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32)
+    per_head = {"sinks": sinks, "slopes": slopes}
+    arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, **per_head})
     return AttentionProblem(
         case=case,
         layout=layout,
@@ -373,6 +378,7 @@ def _feature_cases() -> Iterator[AttentionCase]:
         "window": {"window": 9},
         "softcap": {"softcap": 2.0},
         "sinks": {"sinks": True, "return_lse": True},
+        "alibi": {"alibi": True, "return_lse": True},
         "lse": {"return_lse": True},
         "scale": {"scale": 0.3},
         "not_causal": {"causal": False},

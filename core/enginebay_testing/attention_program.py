@@ -37,13 +37,13 @@ class AttentionProgram:
         spec, layout = case.spec, case.layout(layout_type)
         config = chosen_config(impl, env, case, layout)
 
-        def step(q: Any, k: Any, v: Any, cache: Any, batch: Any, sinks: Any) -> Any:
+        def step(q: Any, k: Any, v: Any, cache: Any, batch: Any, per_head: Any) -> Any:
             if spec.kv_shared:
                 k = v = None
             elif "fused_write" not in impl.caps.features:
                 cache, k, v = layout.write(cache, batch.slots, k, v), None, None
             out, after, lse = impl(
-                q, k, v, cache, batch, spec=spec, layout=layout, config=config, sinks=sinks
+                q, k, v, cache, batch, spec=spec, layout=layout, config=config, **per_head
             )
             return out, after, lse, contents(layout, after)
 
@@ -52,8 +52,10 @@ class AttentionProgram:
     def __call__(self, problem: AttentionProblem) -> Result:
         """Run a problem; its cache is copied first."""
         cache = {name: np.asarray(array) for name, array in problem.cache.items()}
+        per_head = {"sinks": problem.sinks, "slopes": problem.slopes}
+        given = {name: array for name, array in per_head.items() if array is not None}
         out, after, lse, read = self._call(
-            problem.q, problem.k, problem.v, cache, problem.batch, problem.sinks
+            problem.q, problem.k, problem.v, cache, problem.batch, given
         )
         return Result(np.asarray(out), dict(after), None if lse is None else np.asarray(lse), read)
 

@@ -137,6 +137,7 @@ def with_other_neighbours(
         k=_mine_of(mine, problem.k, other.k),
         v=_mine_of(mine, problem.v, other.v),
         sinks=problem.sinks,
+        slopes=problem.slopes,
     )
     return problem, mixed
 
@@ -227,7 +228,9 @@ class Expected:
 def expected_of(problem: AttentionProblem) -> Expected:
     """By float64 arithmetic."""
     case, spec = problem.case, problem.case.spec
-    q, sinks = np.asarray(problem.q), None if problem.sinks is None else np.asarray(problem.sinks)
+    q = np.asarray(problem.q)
+    given = {"sinks": problem.sinks, "slopes": problem.slopes}
+    per_head = {name: x if x is None else np.asarray(x) for name, x in given.items()}
     narrow = None if spec.q_dtype == "float32" else jnp.dtype(spec.q_dtype)
     compared = [_compared_tokens(problem.token_rows == i) for i in range(len(problem.keys))]
     tokens = np.concatenate([*compared, np.zeros(0, int)]).astype(int)
@@ -241,7 +244,7 @@ def expected_of(problem: AttentionProblem) -> Expected:
             continue
         first = int(np.argmax(problem.token_rows == i))
         positions = keys.shape[0] - int((problem.token_rows == i).sum()) + mine - first
-        row: dict[str, Any] = {"sinks": sinks, "positions": positions}
+        row: dict[str, Any] = {**per_head, "positions": positions}
         exact[at], lse[at] = oracle.attend(q[mine], keys, values, spec, **row)
         score = oracle.largest_score(q[mine], keys, spec)
         allowed[at] = F32_BOUND * (1.0 + score) * np.abs(values.astype(np.float64)).max()

@@ -21,7 +21,16 @@ PROBED: Mapping[str, tuple[str, ...]] = {
     "head_dim": ("16", "32", "64", "80", "96", "128", "256"),
     "group": ("1", "2", "3", "4", "7", "8", "16"),
     "page_size": ("16", "32", "64", "128", "256"),
-    "feature": ("window", "softcap", "sinks", "lse", "kv_share", "deterministic", "fused_write"),
+    "feature": (
+        "window",
+        "softcap",
+        "sinks",
+        "alibi",
+        "lse",
+        "kv_share",
+        "deterministic",
+        "fused_write",
+    ),
 }
 """The values that declared capabilities are asked about, by axis."""
 

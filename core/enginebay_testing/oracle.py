@@ -19,6 +19,7 @@ def attend(
     spec: AttnSpec,
     *,
     sinks: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
     weights_dtype: np.dtype | None = None,
     positions: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +38,9 @@ def attend(
     scores = grouped @ k.astype(np.float64).transpose(1, 2, 0)[:, None] * spec.softmax_scale
     if spec.softcap is not None:
         scores = spec.softcap * np.tanh(scores / spec.softcap)
+    if slopes is not None:
+        away = np.arange(kv_len) - positions[:, None]
+        scores = scores + slopes.astype(np.float64).reshape(heads, group, 1, 1) * away
     scores = np.where(_visible(positions, kv_len, spec), scores, -np.inf)
     highest = scores.max(axis=-1, keepdims=True)
     sink = None if sinks is None else sinks.astype(np.float64).reshape(heads, group, 1, 1)

@@ -11,7 +11,7 @@ AXES = ("mode", "dtype", "head_dim", "group", "page_size", "feature")
 `Caps.features`.
 """
 
-FEATURES = ("window", "softcap", "sinks", "lse", "kv_share")
+FEATURES = ("window", "softcap", "sinks", "alibi", "lse", "kv_share")
 
 
 def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
@@ -20,6 +20,7 @@ def traits_of(spec: AttnSpec, mode: str, page_size: int) -> dict[str, str]:
         spec.window is not None,
         spec.softcap is not None,
         spec.sinks,
+        spec.alibi,
         spec.return_lse,
         spec.kv_shared,
     )

@@ -49,13 +49,14 @@ class OpsBinder:
             spec: AttnSpec,
             rope: RopeSpec | None = None,
             sinks: jax.Array | None = None,
-        ) -> tuple[jax.Array, CacheArrays]:
+            slopes: jax.Array | None = None,
+        ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             turns_at_write = not writes_cache(impl) and k is not None
             if rope is not None and not turns_at_write:
                 q = plain["rope"](q, batch.positions, spec=rope)
                 k = None if k is None else plain["rope"](k, batch.positions, spec=rope)
                 rope = None
-            args = (q, k, v, cache, batch, sinks)
+            args = (q, k, v, cache, batch, {"sinks": sinks, "slopes": slopes})
             cached, layout = by_spec[spec]
             return self._attention(impl, plain, bucket, layout, cached, rope, args)
 
@@ -70,7 +71,7 @@ class OpsBinder:
         spec: AttnSpec,
         rope: RopeSpec | None,
         args: tuple[Any, ...],
-    ) -> tuple[jax.Array, CacheArrays]:
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """Write and attend, per shard. With `rope` the op rope_kv_write rotates q and k, which come
         as they are.
         """
@@ -87,8 +88,8 @@ class OpsBinder:
             v: jax.Array | None,
             cache: CacheArrays,
             batch: AttnBatch,
-            sinks: jax.Array | None,
-        ) -> tuple[jax.Array, CacheArrays]:
+            per_head: Mapping[str, jax.Array | None],
+        ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
             if not writes_cache(impl) and k is not None:
                 if rope is None:
                     cache = plain["kv_write"](cache, batch.slots, k, v, layout=local)
@@ -98,10 +99,12 @@ class OpsBinder:
                         q, k, v, cache, *where, spec=rope, layout=local
                     )
                 k = v = None
-            out, cache, _ = impl(
-                *(q, k, v, cache, batch), spec=local_spec, layout=local, config=config, sinks=sinks
+            given: dict[str, Any] = {
+                name: array for name, array in per_head.items() if array is not None
+            }
+            return impl(
+                *(q, k, v, cache, batch), spec=local_spec, layout=local, config=config, **given
             )
-            return out, cache
 
         if shards == 1:
             return run(*args)
@@ -114,7 +117,7 @@ class OpsBinder:
             run,
             mesh=self.placement.mesh,
             in_specs=(heads, heads, heads, arrays, PartitionSpec(), PartitionSpec(heads[1])),
-            out_specs=(heads, arrays),
+            out_specs=(heads, arrays, heads),
             check_vma=False,
         )
         return sharded(*args)

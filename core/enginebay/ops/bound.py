@@ -22,7 +22,8 @@ class AttentionImpl(Protocol):
     Semantics: write k and v [T, Hkv, D] of the new tokens into the cache at batch.slots, then let
     every token of q [T, Hq, D] attend to its row's first kv_lens positions under the spec's mask.
     Rows are independent. Output on padding tokens is 0, as is a row without any visible key. The
-    cache comes back updated, in place when donated.
+    cache comes back updated, in place when donated. `sinks` and `slopes` f32 [Hq] are given where
+    the spec has them: an implementation without the feature need not take the argument.
     """
 
     name: str
@@ -47,6 +48,7 @@ class AttentionImpl(Protocol):
         layout: KVLayout,
         config: Any,
         sinks: jax.Array | None = None,
+        slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         """(out [T, Hq, Dv], cache, log-sum-exp f32 [T, Hq] or None)."""
 
@@ -57,7 +59,10 @@ class AttentionOp(Protocol):
     With `rope` q and k come as they are and are rotated to batch.positions first, in one with the
     write of the cache where a kernel does both. k and v are None in a layer that reads another's
     cache (spec.kv_shared). A spec with `sinks` comes with sinks f32 [Hq], a score for each query head
-    that takes part in its softmax without a key.
+    that takes part in its softmax without a key; a spec with `alibi` with slopes f32 [Hq].
+
+    The last result is the log-sum-exp f32 [T, Hq] of a spec with `return_lse`, None of another: by
+    it a model can merge what a query reads in two caches.
     """
 
     def __call__(
@@ -71,7 +76,8 @@ class AttentionOp(Protocol):
         spec: AttnSpec,
         rope: RopeSpec | None = None,
         sinks: jax.Array | None = None,
-    ) -> tuple[jax.Array, CacheArrays]: ...
+        slopes: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]: ...
 
 
 class RopeOp(Protocol):

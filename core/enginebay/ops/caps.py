@@ -30,7 +30,7 @@ def _always(_: object) -> bool:
 class Caps:
     """What an implementation can do. Predicates take the value itself; sets list what is allowed.
 
-    `layouts` is in order of preference. `features` may hold window, softcap, sinks, lse, kv_share,
+    `layouts` is in order of preference. `features` may hold window, softcap, sinks, alibi, lse, kv_share,
     mla, deterministic, fused_write, shard_map, command_buffer, mixed_dtypes. `fused_write` False means that
     kv_write runs first and the implementation gets k = v = None. `compact_decode` asks the runner
     to hand decode steps a copy of the rows' cache with `rows_are_pages`, made once per compiled
@@ -97,6 +97,7 @@ def _needed_features(spec: AttnSpec) -> frozenset[str]:
         "window": spec.window is not None,
         "softcap": spec.softcap is not None,
         "sinks": spec.sinks,
+        "alibi": spec.alibi,
         "lse": spec.return_lse,
         "kv_share": spec.kv_shared,
         "mla": spec.v_is_k_prefix,

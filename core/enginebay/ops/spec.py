@@ -18,7 +18,9 @@ class AttnSpec:
     """One attention layer kind, per shard. Hashable: goes into jit keys and tuning keys.
 
     `window` w lets position p look at keys p-w < j <= p. `softcap` c replaces a score s by
-    c*tanh(s/c). `scale` None means head_dim ** -0.5.
+    c*tanh(s/c). `scale` None means head_dim ** -0.5. With `alibi` each query head has a slope, and
+    slope * (j - p) is added to the scaled and capped score of p's query and j's key. `return_lse`:
+    attention returns the log-sum-exp of each query's scores too.
     """
 
     num_q_heads: int
@@ -30,6 +32,7 @@ class AttnSpec:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    alibi: bool = False
     q_dtype: str = "float32"
     kv_dtype: str = "float32"
     kv_shared: bool = False

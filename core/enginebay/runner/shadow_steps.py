@@ -19,8 +19,10 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, derive_bat
 from enginebay.runner.compacting import compact_rows
 from enginebay.runner.step import Layouts, OpsFactory, StepState
 
-QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
-"""q, k, v and sinks of a layer; no k and v where it shares the cache of another."""
+QKV = tuple[jax.Array, jax.Array | None, jax.Array | None, Mapping[str, jax.Array | None]]
+"""q, k and v of a layer, and its sinks and slopes by name; no k and v where it shares the cache of
+another.
+"""
 
 Captured = Mapping[str, tuple[QKV, ...]]
 """What each layer gives attention, by cache group."""
@@ -106,14 +108,17 @@ def run_model(
         spec: AttnSpec,
         rope: RopeSpec | None = None,
         sinks: jax.Array | None = None,
-    ) -> tuple[jax.Array, CacheArrays]:
+        slopes: jax.Array | None = None,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
         group = groups[spec]
         if rope is not None:  # both implementations are given the same rotated vectors
             q = rotate(q, batch.positions, spec=rope)
             k = None if k is None else rotate(k, batch.positions, spec=rope)
-        seen[group].append((q, k, v, sinks))
+        per_head = {"sinks": sinks, "slopes": slopes}
+        seen[group].append((q, k, v, per_head))
         copy = form.copy(layouts, group, cache, tables[group])
-        return attention_chosen(q, k, v, copy, batch, spec=spec, sinks=sinks)[0], cache
+        out, _, lse = attention_chosen(q, k, v, copy, batch, spec=spec, **per_head)
+        return out, cache, lse
 
     batches = {group: form.batch(group, q_lens, kv_lens) for group in layouts}
     states = {
@@ -184,8 +189,8 @@ def attend(
     whether a token is real)).
     """
     batch = form.batch(group, q_lens, kv_lens)
-    out, after = make_ops(form.bucket, form.layouts).named("attention")(
-        *qkv[:3], copy, batch, spec=spec, sinks=qkv[3]
+    out, after, _ = make_ops(form.bucket, form.layouts).named("attention")(
+        *qkv[:3], copy, batch, spec=spec, **qkv[3]
     )
     layout = form.layouts[group]
     assert isinstance(layout, KVLayout), "attention is given groups of keys and values"
