@@ -209,7 +209,7 @@ def attend(
         new = (None, None) if shared else (k, v)
         return ops[ATTENTION](q, *new, cache, batch, spec=attn, rope=spec, sinks=sinks)
 
-    out, after = step(q, k, v, history)
+    out, after, _ = step(q, k, v, history)
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))
 
 
