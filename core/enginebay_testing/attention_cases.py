@@ -184,22 +184,11 @@ def make_problem(
         k[mine], v[mine] = keys[i][total - new :], values[i][total - new :]
     cache, batch, before = _on_device(layout, bucket, places, q_lens, kv_lens, table)
     sinks = (3.0 * rng.normal(size=spec.num_q_heads)).astype(np.float32) if spec.sinks else None
-    slopes = None
-    if spec.alibi:
-        slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32)
+    slopes = 2.0 ** -np.linspace(1, 8, spec.num_q_heads, dtype=np.float32) if spec.alibi else None
     per_head = {"sinks": sinks, "slopes": slopes}
     arrays: dict[str, Any] = jax.device_put({"q": q, "k": k, "v": v, **per_head})
-    return AttentionProblem(
-        case=case,
-        layout=layout,
-        cache=cache,
-        batch=batch,
-        keys=keys,
-        values=values,
-        token_rows=token_rows,
-        before=before,
-        **arrays,
-    )
+    arrays |= {"cache": cache, "batch": batch, "token_rows": token_rows, "before": before}
+    return AttentionProblem(case, layout, keys=keys, values=values, **arrays)
 
 
 def _poisoned(case: AttentionCase, shape: tuple[int, ...], dtype: str) -> np.ndarray:

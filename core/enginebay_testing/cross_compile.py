@@ -90,7 +90,7 @@ class _Step:
         }
 
     def state(self) -> StepState:
-        cache = {
+        cache: dict[str, Any] = {  # shapes, where a step has arrays
             group.name: tuple(
                 self._layer(self.layouts[group.name]) for _ in range(group.num_layers)
             )

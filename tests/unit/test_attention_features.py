@@ -63,7 +63,8 @@ class TwoMemories(Model):
         batches: Mapping[str, AttnBatch],
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         x = ops[EMBEDDING](weights["embed"], token_ids)
-        outs, sums, after = [], [], {}
+        outs, sums = [], []
+        after: dict[str, tuple[CacheArrays, ...]] = {}
         slopes: Any = weights["slopes"]
         for group, spec in SPECS.items():
             q, k, v = (ops[LINEAR](x, weights[f"{group}.{name}"]) for name in "qkv")

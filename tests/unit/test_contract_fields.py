@@ -8,6 +8,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+from enginebay.hooks import CAPABILITIES
+
 ROOT = Path(__file__).parents[2]
 CODE = ("core", "backends", "samplers", "schedulers", "docs/examples")
 CONTRACTS = (
@@ -71,12 +73,18 @@ class Uses:
 
 
 @functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """The code, parsed, by file."""
+    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@functools.cache
 def uses() -> Uses:
     found = Uses()
-    for folder in CODE:
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                found.add(node)
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            found.add(node)
     return found
 
 
@@ -111,3 +119,43 @@ def test_every_field_of_a_contract_that_has_a_default_is_set_by_somebody() -> No
         and found.num_positional.get(cls, 0) <= place
     }
     assert unset == set(FOR_PLUGINS)
+
+
+def test_every_capability_that_a_plugin_may_declare_has_a_reader() -> None:
+    """The core, the kit or a benchmark asks for it; what plugins declare does not count."""
+    asked = Uses()
+    for path, tree in trees().items():
+        if path.is_relative_to(ROOT / "core") and path.name not in ("hooks.py", "plugin.py"):
+            for node in ast.walk(tree):
+                asked.add(node)
+    known = {name for names in CAPABILITIES.values() for name in names}
+    assert known - asked.read == set()
+
+
+def test_every_parameter_of_an_abstract_method_is_read_by_an_implementation() -> None:
+    methods = [
+        (path, made.name, method)
+        for path, tree in trees().items()
+        for made in ast.walk(tree)
+        if isinstance(made, ast.ClassDef)
+        for method in made.body
+        if isinstance(method, ast.FunctionDef)
+    ]
+    read: dict[str, set[str]] = {}
+    for _, _, method in methods:
+        names = {n.id for line in method.body for n in ast.walk(line) if isinstance(n, ast.Name)}
+        read.setdefault(method.name, set()).update(names)
+    contracts = [
+        (owner, method)
+        for path, owner, method in methods
+        if path.is_relative_to(ROOT / "core" / "enginebay")
+        and any("abstractmethod" in ast.unparse(one) for one in method.decorator_list)
+    ]
+    assert contracts
+    unread = {
+        f"{owner}.{method.name}({one.arg})"
+        for owner, method in contracts
+        for one in (*method.args.args[1:], *method.args.kwonlyargs)
+        if one.arg not in read[method.name]
+    }
+    assert unread == set()

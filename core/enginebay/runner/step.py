@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +47,7 @@ class StepState:
     the steps of an executor read (`enginebay.runner.tables`).
     """
 
-    cache: Any
+    cache: ModelCache
     rows: DeviceRows
     processor_state: Mapping[str, ProcessorState] = dataclasses.field(default_factory=dict)
     tables: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)

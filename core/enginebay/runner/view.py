@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from enginebay.cache import CacheLayout
@@ -22,7 +23,7 @@ class RunnerView(Protocol):
     compile_options: dict[str, Any]
     layouts: dict[str, CacheLayout]
     compilations: Compilations
-    dump_folder: Any
+    dump_folder: Path | None
     state: StepState
 
     @property
