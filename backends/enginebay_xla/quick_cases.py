@@ -181,7 +181,7 @@ def _between_devices(
     name: str, setting: CheckSetting, rows: int, **keywords: Any
 ) -> Iterator[QuickCase]:
     """A collective of two devices, of one where there are no more."""
-    devices = jax.local_devices(backend=setting.env.platform)[:2]
+    devices = jax.local_devices()[:2]
     mesh = Mesh(np.array(devices), ("devices",), axis_types=(AxisType.Auto,))
     split = PartitionSpec("devices")
 
