@@ -75,6 +75,10 @@ SIGNS = {
 """What llguidance says when a limit is exceeded, and the options that it may come from."""
 
 
+MAX_REASON = 1000
+"""Characters of a reason of llguidance's that a refusal holds: it may quote a line of the grammar."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Words:
     """What masks are made with: the library's tokenizer, and which bits of a mask it may set."""
@@ -240,7 +244,9 @@ def _refusal(structure: Structure, reason: str) -> RequestError:
     form, shown = structure.form, _one_line(structure.text)
     shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
     return RequestError(
-        f"{form} = {shown}: {_one_line(reason)}", ALLOWED[form], "Correct it, or leave it out."
+        f"{form} = {shown}: {_one_line(reason)[:MAX_REASON]}",
+        ALLOWED[form],
+        "Correct it, or leave it out.",
     )
 
 

@@ -268,3 +268,9 @@ def test_the_device_keeps_the_tokens_of_the_mask() -> None:
     masked = np.asarray(jax.jit(lambda x, own: Guided()(x, own, None))(logits, {"bits": bits}))  # type: ignore[arg-type]
     np.testing.assert_array_equal(masked, np.where(keep, logits, -np.inf))
     assert Guided().fields(Sizes(vocab, 10))["bits"].shape == (num_words(vocab),)
+
+
+def test_a_refusal_of_a_long_grammar_is_short(guides: Guides) -> None:
+    with pytest.raises(RequestError, match="Expected token ':'") as caught:
+        guides.grammar(SamplingParams(grammar="x" * 5000))
+    assert len(str(caught.value)) < 1500
