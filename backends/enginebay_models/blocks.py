@@ -58,7 +58,8 @@ def parameter(
     return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), spec=spec, source=source)
 
 
-def _vector(name: str, size: int) -> nnx.Param:
+def vector(name: str, size: int) -> nnx.Param:
+    """A weight of one dimension that every device has whole."""
     return parameter((None,), (size,), tensors.whole(name, (size,)))
 
 
@@ -68,7 +69,7 @@ class RmsNorm(nnx.Module):
     """
 
     def __init__(self, name: str, size: int, eps: float, offset: float = 0.0) -> None:
-        self.scale = _vector(f"{name}.weight", size)
+        self.scale = vector(f"{name}.weight", size)
         self.eps = eps
         self.offset = offset
 
@@ -112,7 +113,7 @@ class Attention(nnx.Module):
             parameter(("kv_heads", None, None), fused, qkv_bias) if config.qkv_bias else None
         )
         self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out, 3)
-        self.out_bias = _vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
+        self.out_bias = vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
         eps = config.qk_norm_eps
         self.q_norm, self.k_norm = (
             None
@@ -127,14 +128,14 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, CacheArrays]:
         """x [T, hidden] -> (out [T, hidden], the layer's cache with the new tokens in it)."""
         spec = self.config.spec
-        qkv = ops[LINEAR](x, self.qkv.get_value(), _value(self.qkv_bias))
+        qkv = ops[LINEAR](x, self.qkv.get_value(), value_of(self.qkv_bias))
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
         mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, rope=self.config.rope)
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
-        return ops[LINEAR](mixed, self.out.get_value(), _value(self.out_bias)), cache
+        return ops[LINEAR](mixed, self.out.get_value(), value_of(self.out_bias)), cache
 
 
 def _wide(name: str, intermediate_size: int, hidden_size: int) -> nnx.Param:
@@ -170,15 +171,15 @@ class Mlp(nnx.Module):
         self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall), 1)
         self.gate_bias = _wide_bias(f"{name}.gate_proj", intermediate_size) if bias else None
         self.up_bias = _wide_bias(f"{name}.up_proj", intermediate_size) if bias else None
-        self.down_bias = _vector(f"{name}.down_proj.bias", hidden_size) if bias else None
+        self.down_bias = vector(f"{name}.down_proj.bias", hidden_size) if bias else None
         self.activation = activation
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        gate = ops[LINEAR](x, self.gate.get_value(), _value(self.gate_bias))
-        up = ops[LINEAR](x, self.up.get_value(), _value(self.up_bias))
+        gate = ops[LINEAR](x, self.gate.get_value(), value_of(self.gate_bias))
+        up = ops[LINEAR](x, self.up.get_value(), value_of(self.up_bias))
         opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
-        return ops[LINEAR](opened, self.down.get_value(), _value(self.down_bias))
+        return ops[LINEAR](opened, self.down.get_value(), value_of(self.down_bias))
 
 
 class DecoderLayer(nnx.Module):
@@ -191,7 +192,7 @@ class DecoderLayer(nnx.Module):
 
     def __init__(
         self,
-        attention: Attention,
+        attention: Any,
         mlp: Any,
         attention_norm: RmsNorm,
         mlp_norm: RmsNorm,
@@ -278,5 +279,6 @@ class Decoder(nnx.Module):
         return logits
 
 
-def _value(param: nnx.Param | None) -> jax.Array | None:
+def value_of(param: nnx.Param | None) -> jax.Array | None:
+    """The array of a weight, None of one that a model does without."""
     return None if param is None else param.get_value()

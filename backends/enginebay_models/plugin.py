@@ -7,6 +7,7 @@ from __future__ import annotations
 from enginebay.hooks import Register, hookimpl
 
 _FAMILIES = {
+    "deepseek_v2": ("DeepseekV2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM",),
     "llama": ("LlamaForCausalLM",),
     "mistral": ("MistralForCausalLM",),

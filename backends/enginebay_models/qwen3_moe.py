@@ -2,86 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
-
-from enginebay.model import Model, ModelFamily, TensorSource
-from enginebay.ops.bound import Ops
-from enginebay_models import tensors
-from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.blocks import Mlp, parameter
+from enginebay.model import Model, ModelFamily
+from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.experts import Experts, ExpertsConfig
 from enginebay_models.fields import bad_field, flag, positive
-from enginebay_models.hf_config import DEFAULT_WINDOW, DecoderConfig, read_decoder
-from enginebay_models.tensors import Index
-from enginebay_xla.ops import GROUPED_LINEAR, LINEAR
+from enginebay_models.hf_config import DEFAULT_WINDOW, read_decoder
 
 _DEFAULT_KV_HEADS = 4
 _DEFAULT_EXPERTS, _DEFAULT_CHOSEN, _DEFAULT_WIDTH = 128, 8, 768
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpertsConfig:
-    """The experts of a layer: their number, how many a token gets, the width of each, whether the
-    weights of the chosen ones sum to 1, and the layers that have a plain MLP.
-    """
-
-    num_experts: int
-    num_chosen: int
-    width: int
-    is_normed: bool
-    plain_layers: frozenset[int]
-
-
-class Experts(nnx.Module):
-    """A gated MLP for each expert; a token's output is the sum of its chosen ones, weighted by the
-    softmax of the router. `name` is the checkpoint's prefix, "model.layers.0.mlp".
-    """
-
-    def __init__(self, name: str, config: DecoderConfig, experts: ExpertsConfig) -> None:
-        hidden, count, width = config.hidden_size, experts.num_experts, experts.width
-        router = (count, hidden)
-        self.router = parameter((None, None), router, tensors.whole(f"{name}.gate.weight", router))
-        wide, tall = (count, width, hidden), (count, hidden, width)
-        self.gate = _stacked(f"{name}.experts", "gate_proj", wide)
-        self.up = _stacked(f"{name}.experts", "up_proj", wide)
-        self.down = _stacked(f"{name}.experts", "down_proj", tall)
-        self.activation = config.activation
-        self.experts = experts
-
-    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
-        chosen = self.experts.num_chosen
-        scores = ops[LINEAR](x, self.router.get_value(), out_dtype=jnp.float32)
-        shares, ids = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), chosen)
-        if self.experts.is_normed:
-            shares = shares / shares.sum(axis=-1, keepdims=True)
-        order = jnp.argsort(ids.reshape(-1))
-        sizes = jnp.bincount(ids.reshape(-1), length=self.experts.num_experts).astype(jnp.int32)
-        rows = x[order // chosen]
-        gate = ops[GROUPED_LINEAR](rows, self.gate.get_value(), sizes)
-        up = ops[GROUPED_LINEAR](rows, self.up.get_value(), sizes)
-        opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
-        parts = ops[GROUPED_LINEAR](opened, self.down.get_value(), sizes, out_dtype=jnp.float32)
-        by_token = parts[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
-        return (by_token * shares[..., None]).sum(axis=1).astype(x.dtype)
-
-
-def _stacked(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:
-    """The weight [experts, outputs, inputs] of one tensor for each expert."""
-
-    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
-        return np.stack([reader[index[1:]] for reader in readers[index[0]]])
-
-    names = tuple(f"{prefix}.{i}.{kind}.weight" for i in range(shape[0]))
-    source = TensorSource(names, (shape[1:],) * shape[0], build)
-    return parameter(("expert", None, None), shape, source, 1)
 
 
 def read_experts(config: Mapping[str, Any], num_layers: int) -> ExpertsConfig:

@@ -48,13 +48,14 @@ def make_ledger(
         return GroupPages(store, table, pools.kept_window(group))
 
     groups = parts.model.info.groups
+    kv_dtypes = [spec.kv_dtype for spec in parts.model.info.attention.values()]
     return PageLedger(
         {g.name: pages(g, table) for g, table in zip(groups, tables, strict=True)},
         config.max_num_seqs,
         config.max_model_len,
         max_ahead=pools.max_ahead,
         grows=not options.reserve_all,
-        salt=Salt(weights=f"{config.model} {parts.weight_format} {parts.dtype} {parts.kv_dtype}"),
+        salt=Salt(weights=f"{config.model} {parts.weight_format} {parts.dtype} {kv_dtypes}"),
     )
 
 

@@ -209,10 +209,8 @@ class StepLauncher:
         views = {
             group: tuple(
                 {
-                    name: NamedSharding(
-                        mesh, self.placement.spec((None,) * (axis + 1) + ("kv_heads",))
-                    )
-                    for name, axis in metadata.layouts[group].head_axis().items()
+                    name: NamedSharding(mesh, self.placement.spec((None, *axes)))
+                    for name, axes in metadata.layouts[group].logical_axes().items()
                 }
                 for _ in range(count)
             )

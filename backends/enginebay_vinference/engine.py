@@ -54,7 +54,7 @@ def attention_problems(facts: StepFacts, options: VInferenceOptions) -> list[Att
     for length in lengths if options.grow else lengths[-1:]:
         shape = slot_shape(num_slots, length, sizes.page_size)
         shapes = {group.name: shape for group in facts.groups}
-        layouts = make_layouts(facts.groups, facts.layout_type, facts.kv_dtype, shapes)
+        layouts = make_layouts(facts.attention, facts.layout_type, shapes)
         geometry = sizes.geometry(shapes)
         found += geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
     return found

@@ -126,6 +126,8 @@ def _in_layout_order(names: Sequence[Any], layout: KVLayout, leaf: str) -> list[
     array = next(name for name, called in LEAF_NAMES.items() if called == leaf)
     batch, length, heads, width = (*names, None, None, None, None)[:4]
     rank = len(layout.shapes()[array].shape)
+    if not layout.logical_axes()[array]:
+        heads = None
     order: dict[int, Any] = {
         0: batch,
         layout.offset_axis: length,

@@ -31,6 +31,7 @@ CAPS = Caps(
             "shard_map",
             "fused_write",
             "mixed_dtypes",
+            "mla",
         }
     ),
     compact_decode=True,
@@ -75,8 +76,8 @@ class XlaAttention:
         sinks: jax.Array | None = None,
         slopes: jax.Array | None = None,
     ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
-        """(out [T, Hq, D] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
-        if spec.v_head_dim not in (None, spec.head_dim):
+        """(out [T, Hq, Dv] in q's dtype, cache, log-sum-exp f32 [T, Hq] or None). See AttentionImpl."""
+        if spec.v_dim != spec.head_dim and not spec.v_is_k_prefix:
             given = f"v_head_dim {spec.v_head_dim}"
             allowed = f"v_head_dim {spec.head_dim}"
             raise UnsupportedError(explain(given, allowed, "Choose another kernel."))

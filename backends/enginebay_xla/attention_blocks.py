@@ -91,7 +91,7 @@ def attend_blocks(
     slopes: jax.Array | None = None,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """q [T, Hq, D] -> (out [T, Hq, D], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
+    """q [T, Hq, D] -> (out [T, Hq, Dv], log-sum-exp f32 [T, Hq]), 0 on padding tokens.
 
     Prefill looks at the fresh k and v only; otherwise the cache, already holding them, is read
     chunk by chunk.
@@ -108,7 +108,7 @@ def attend_blocks(
     wide = jnp.promote_types(q.dtype, layout.dtype)
     heads = q.astype(wide).reshape(tokens, spec.num_kv_heads, spec.group, spec.head_dim)
     heads = jnp.pad(heads.transpose(1, 2, 0, 3), ((0, 0), (0, 0), (0, largest), (0, 0)))
-    _, lse, out = empty_partial(heads)
+    _, lse, out = empty_partial(heads, spec.v_dim)
     done = (out, lse)
     by_group = [
         None if x is None else x.reshape(spec.num_kv_heads, spec.group) for x in (sinks, slopes)
@@ -125,7 +125,7 @@ def attend_blocks(
     for size, rows in sizes.items():
         done = _run_blocks(heads, done, source, batch, rows, size, spec, *by_group)
     out, lse = (part[:, :, :tokens] for part in done)
-    out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.head_dim)
+    out = out.transpose(2, 0, 1, 3).reshape(tokens, spec.num_q_heads, spec.v_dim)
     return out.astype(q.dtype), lse.transpose(2, 0, 1).reshape(tokens, spec.num_q_heads)
 
 
@@ -161,7 +161,7 @@ def _run_blocks(
             *(block, positions, first, count, row, source, batch, spec), *per_query
         )
         return (
-            _merge(done[0], out.reshape(num_kv_heads, group, size, head_dim), start, count),
+            _merge(done[0], out.reshape(num_kv_heads, group, size, spec.v_dim), start, count),
             _merge(done[1], lse.reshape(num_kv_heads, group, size), start, count),
         )
 
@@ -185,7 +185,7 @@ def _attend_block(
     sinks: jax.Array | None,
     slopes: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out f32 [Hkv, queries, D], log-sum-exp) of one block of queries [Hkv, queries, D] over its
+    """(out f32 [Hkv, queries, Dv], log-sum-exp) of one block of queries [Hkv, queries, D] over its
     visible chunks.
     """
     kv_len = batch.kv_lens[row]
@@ -209,7 +209,7 @@ def _attend_block(
         return add_keys(state, scores, jnp.where(own[None, :, None], v, 0))
 
     state = jax.lax.fori_loop(
-        begin // source.size, -(-end // source.size), add, empty_partial(block)
+        begin // source.size, -(-end // source.size), add, empty_partial(block, spec.v_dim)
     )
     return finish(state, sinks)
 
@@ -244,7 +244,7 @@ def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: 
     there it is sliced.
     """
     if layout.name == "hnd" and batch.bucket.pages_per_seq == 1:
-        return _sliced_keys(cache, batch, layout.page_size, chunk)
+        return _sliced_keys(cache, batch, layout, chunk)
     per_chunk = min(max(1, chunk // layout.page_size), batch.bucket.pages_per_seq)
     pages = jnp.pad(batch.page_table, ((0, 0), (0, per_chunk)))
 
@@ -257,16 +257,18 @@ def _cached_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: 
     return KeySource(per_chunk * layout.page_size, read)
 
 
-def _sliced_keys(cache: CacheArrays, batch: AttnBatch, capacity: int, chunk: int) -> KeySource:
+def _sliced_keys(cache: CacheArrays, batch: AttnBatch, layout: KVLayout, chunk: int) -> KeySource:
+    capacity = layout.page_size
     size = min(chunk, capacity)
     _, heads, _, head_dim = cache["k"].shape
 
     def read(row: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         base = jnp.minimum(i * size, capacity - size)
         at = (batch.page_table[row, 0], jnp.int32(0), base, jnp.int32(0))
-        k, v = (
-            jax.lax.dynamic_slice(cache[n], at, (1, heads, size, head_dim))[0] for n in ("k", "v")
-        )
-        return k, v, base
+        part = {
+            n: jax.lax.dynamic_slice(array, at, (1, heads, size, head_dim))[0]
+            for n, array in cache.items()
+        }
+        return part["k"], part.get("v", part["k"])[..., : layout.v_prefix_dim], base
 
     return KeySource(size, read)

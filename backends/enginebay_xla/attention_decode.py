@@ -41,7 +41,7 @@ def attend_one_token_rows(
     sinks: jax.Array | None,
     slopes: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """q [S, Hq, D] of one token a row -> (out [S, Hq, D], log-sum-exp f32 [S, Hq])."""
+    """q [S, Hq, D] of one token a row -> (out [S, Hq, Dv], log-sum-exp f32 [S, Hq])."""
     wide = jnp.promote_types(q.dtype, layout.dtype)
     k, v = (x.astype(wide) for x in _whole_rows(cache, batch, layout))
     rows, heads, group = q.shape[0], spec.num_kv_heads, spec.group
@@ -61,20 +61,24 @@ def attend_one_token_rows(
     by_group = None if sinks is None else sinks.reshape(heads, group)
     state = Partial(*(part[:, :, :group] for part in (maximum, weights.sum(axis=-1), values)))
     out, lse = finish(state, by_group)
+    out = out[..., : spec.v_dim]
     return out.reshape(rows, heads * group, -1).astype(q.dtype), lse.reshape(rows, heads * group)
 
 
 def _whole_rows(
     cache: CacheArrays, batch: AttnBatch, layout: KVLayout
 ) -> tuple[jax.Array, jax.Array]:
-    """k, v [S, Hkv, keys, D] of the rows' first max_kv_len positions or more."""
+    """k, v [S, Hkv, keys, D] of the rows' first max_kv_len positions or more. Values that are
+    columns of the keys come as the whole keys: to cut them out would copy the cache.
+    """
     bucket = batch.bucket
     if bucket.rows_are_pages and layout.name == "hnd":
         length = min(bucket.max_kv_len, layout.page_size)
-        return cache["k"][:, :, :length], cache["v"][:, :, :length]
+        return cache["k"][:, :, :length], cache.get("v", cache["k"])[:, :, :length]
     num_pages = min(bucket.pages_per_seq, -(-bucket.max_kv_len // layout.page_size))
     k, v = layout.read(cache, batch.page_table[:, :num_pages])
     rows = (bucket.seqs, num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
+    v = k if layout.v_prefix_dim else v
     return k.reshape(rows).swapaxes(1, 2), v.reshape(rows).swapaxes(1, 2)
 
 

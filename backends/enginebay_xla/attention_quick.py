@@ -49,9 +49,7 @@ def _case(
     tokens = seqs if decode else sum(q_lens) + PADDING_TOKENS
     bucket = Bucket(tokens, seqs, pages_per_seq, max(q_lens), capacity, mode, rows_are_pages)
     num_pages = seqs if rows_are_pages else seqs * pages_per_seq + SPARE_PAGES
-    layout = setting.layout_type(
-        num_pages, page_size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype
-    )
+    layout = spec.make_layout(setting.layout_type, num_pages, page_size)
     rows = np.repeat(np.arange(len(q_lens)), q_lens)
     rows = np.concatenate([rows, np.full(tokens - len(rows), -1)])
     name = f"{mode}_rows_are_pages" if rows_are_pages else mode

@@ -14,10 +14,11 @@ from enginebay.cache import CacheArrays, KVLayout
 @dataclasses.dataclass(frozen=True)
 class HndLayout(KVLayout):
     """k, v [pages, kv_heads, page_size, head_dim]: each head's keys lie together. Fastest for XLA
-    on CPU, and cuDNN's.
+    on CPU, and cuDNN's. Values that are a prefix of keys have no array.
     """
 
     offset_axis: ClassVar[int] = 2
+    serves_v_prefix: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -25,10 +26,14 @@ class HndLayout(KVLayout):
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         shape = (self.num_pages, self.num_kv_heads, self.page_size, self.head_dim)
-        return {n: jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for n in ("k", "v")}
+        return {n: jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for n in self._names}
+
+    @property
+    def _names(self) -> str:
+        return "k" if self.v_prefix_dim else "kv"
 
     def head_axis(self) -> dict[str, int]:
-        return {"k": 1, "v": 1}
+        return dict.fromkeys(self._names, 1)
 
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
@@ -37,12 +42,16 @@ class HndLayout(KVLayout):
         new = {"k": k, "v": v}
         return {
             n: cache[n].at[pages, :, offsets].set(new[n].astype(self.dtype), mode="drop")
-            for n in new
+            for n in self._names
         }
 
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.swapaxes(cache["k"][pages], -3, -2), jnp.swapaxes(cache["v"][pages], -3, -2)
+        return self._pair({n: jnp.swapaxes(cache[n][pages], -3, -2) for n in self._names})
 
     def read_tokens(self, cache: CacheArrays, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         pages, offsets = self.split_slots(slots)
-        return cache["k"][pages, :, offsets], cache["v"][pages, :, offsets]
+        return self._pair({n: cache[n][pages, :, offsets] for n in self._names})
+
+    def _pair(self, found: CacheArrays) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of what was read; the values as columns of the keys where they are."""
+        return found["k"], found["v"] if "v" in found else found["k"][..., : self.v_prefix_dim]

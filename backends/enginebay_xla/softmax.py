@@ -29,14 +29,13 @@ class Partial(NamedTuple):
     weighted: jax.Array
 
 
-def empty_partial(queries: jax.Array) -> Partial:
-    """No key seen yet, for queries [..., head_dim]. Made of the queries, so that under shard_map it
-    varies as they do.
+def empty_partial(queries: jax.Array, v_dim: int) -> Partial:
+    """No key seen yet, for queries [..., head_dim] and values of `v_dim`. Made of the queries, so
+    that under shard_map it varies as they do.
     """
     fill = functools.partial(jnp.full_like, queries, dtype=jnp.float32)
-    return Partial(
-        fill(LOWEST, shape=queries.shape[:-1]), fill(0, shape=queries.shape[:-1]), fill(0)
-    )
+    rows = queries.shape[:-1]
+    return Partial(fill(LOWEST, shape=rows), fill(0, shape=rows), fill(0, shape=(*rows, v_dim)))
 
 
 def batched_dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], num_batch: int) -> jax.Array:

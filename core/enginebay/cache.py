@@ -92,9 +92,16 @@ class KVLayout(CacheLayout):
     num_kv_heads: int
     head_dim: int
     dtype: str
+    v_prefix_dim: int | None = None
+    """The width of values that are the first columns of their keys, of one KV head that every
+    device has whole: no array holds them. None: values are stored, as wide as keys.
+    """
 
     offset_axis: ClassVar[int]
     """The axis of every array that counts tokens within a page; axis 0 counts pages."""
+
+    serves_v_prefix: ClassVar[bool] = False
+    """Whether the layout has a form for values that are the first columns of their keys."""
 
     tolerance: ClassVar[float] = 0.0
     """How far a value that is read may be from what was written, as a share of the largest value of
@@ -110,7 +117,10 @@ class KVLayout(CacheLayout):
     def write(
         self, cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array
     ) -> dict[str, jax.Array]:
-        """Put k and v [tokens, kv_heads, head_dim] at slots int32 [tokens]; drop negative ones."""
+        """Put k and v [tokens, kv_heads, head_dim] at slots int32 [tokens]; drop negative ones.
+
+        With `v_prefix_dim` values have that width here and below, and are not looked at.
+        """
 
     @abstractmethod
     def read(self, cache: CacheArrays, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -127,7 +137,14 @@ class KVLayout(CacheLayout):
         k, v = self.read_tokens(cache, slots)
         return k.astype(jnp.float32), v.astype(jnp.float32)
 
+    def per_shard(self, num_shards: int) -> Self:
+        """The layout of what one of `num_shards` devices has."""
+        heads = 1 if self.v_prefix_dim else self.num_kv_heads // num_shards
+        return dataclasses.replace(self, num_kv_heads=heads)
+
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
+        if self.v_prefix_dim:
+            return dict.fromkeys(self.head_axis(), ())
         return {name: (None,) * axis + ("kv_heads",) for name, axis in self.head_axis().items()}
 
     def split_slots(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:

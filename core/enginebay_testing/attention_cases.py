@@ -110,8 +110,7 @@ class AttentionCase:
         )
         if not self.rows_are_pages and num_pages > MANY_PAGES:
             num_pages = sum(-(-total // size) for total in self.kv_lens) + SPARE_PAGES
-        spec = self.spec
-        return layout_type(num_pages, size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype)
+        return self.spec.make_layout(layout_type, num_pages, size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +158,8 @@ def make_problem(
         else rng.normal(size=(n, *shape)).astype(dtype)
         for n in case.kv_lens
     )
+    if spec.v_is_k_prefix:
+        values = tuple(each[..., : spec.v_dim] for each in keys)
     keys, values = kept(layout, keys, values)
     table, q_lens, kv_lens = _tables(case, layout, rng)
     if case.shares_pages:
@@ -174,6 +175,7 @@ def make_problem(
         keys = values = ()
     q = _poisoned(case, (bucket.tokens, spec.num_q_heads, spec.head_dim), spec.q_dtype)
     k, v = _poisoned(case, (2, bucket.tokens, *shape), spec.kv_dtype)
+    v = v[..., : spec.v_dim]
     sign = -1.0 if case.scores == "low" else 1.0
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         mine = token_rows == i
@@ -262,8 +264,8 @@ def _on_device(
 def contents(layout: KVLayout, cache: CacheArrays) -> tuple[jax.Array, jax.Array]:
     """k and v of every slot, as the layout reads them: [slots, kv_heads, head_dim] each."""
     k, v = layout.read(cache, jnp.arange(layout.num_pages))
-    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
-    return k.reshape(shape), v.reshape(shape)
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads)
+    return k.reshape(*shape, k.shape[-1]), v.reshape(*shape, v.shape[-1])
 
 
 def _places_before(
@@ -276,6 +278,7 @@ def _places_before(
     """k, v of every slot: poison but at tokens of earlier steps (all tokens of a shared cache)."""
     shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
     k, v = _poisoned(case, (2, *shape), layout.dtype)
+    v = v[..., : case.spec.v_dim]
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         positions = np.arange(total if case.spec.kv_shared else total - new)
         slots = (
@@ -372,6 +375,7 @@ def _feature_cases() -> Iterator[AttentionCase]:
         "scale": {"scale": 0.3},
         "not_causal": {"causal": False},
         "kv_shared": {"kv_shared": True},
+        "mla": {"heads": 1, "group": 4, "head_dim": 32, "v_head_dim": 24, "v_is_k_prefix": True},
         "all": {"window": 20, "softcap": 5.0, "sinks": True, "return_lse": True},
     }
     mixed, fresh = ((1, 9, 30), (40, 9, 64)), ((9, 30), (9, 30))

@@ -92,7 +92,7 @@ class CompileProblem:
         """A cache in which every row has its longest context."""
         bucket, spec = self.bucket(), self.spec
         pages = bucket.seqs * bucket.pages_per_seq
-        return layout_type(pages, self.page_size, spec.num_kv_heads, spec.head_dim, spec.kv_dtype)
+        return spec.make_layout(layout_type, pages, self.page_size)
 
 
 def programs() -> Iterator[CompileProblem]:

@@ -55,8 +55,10 @@ class DecodeShape:
     def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
         """Each cache group's layout."""
         return {
-            g.name: kind(self.num_pages, self.page_size, g.num_kv_heads, g.head_dim, self.dtype)
-            for g in model.info.groups
+            group: dataclasses.replace(spec, kv_dtype=self.dtype).make_layout(
+                kind, self.num_pages, self.page_size
+            )
+            for group, spec in model.info.attention.items()
         }
 
 

@@ -166,7 +166,7 @@ def run_attention(
 
 def _check_output(problem: AttentionProblem, expected: Expected, out: np.ndarray) -> None:
     case = problem.case
-    expected_type = (problem.q.shape, jnp.dtype(case.spec.q_dtype))
+    expected_type = ((*problem.q.shape[:2], case.spec.v_dim), jnp.dtype(case.spec.q_dtype))
     assert (out.shape, out.dtype) == expected_type, (
         f"{case.name}: {out.shape} {out.dtype}, expected {expected_type}"
     )
@@ -234,7 +234,8 @@ def expected_of(problem: AttentionProblem) -> Expected:
     narrow = None if spec.q_dtype == "float32" else jnp.dtype(spec.q_dtype)
     compared = [_compared_tokens(problem.token_rows == i) for i in range(len(problem.keys))]
     tokens = np.concatenate([*compared, np.zeros(0, int)]).astype(int)
-    exact, lse = np.zeros((tokens.size, *q.shape[1:])), np.zeros((tokens.size, q.shape[1]))
+    lse = np.zeros((tokens.size, spec.num_q_heads))
+    exact = np.zeros((*lse.shape, spec.v_dim))
     allowed, rounding = np.zeros(tokens.size), np.zeros(exact.shape)
     start = 0
     for i, (keys, values) in enumerate(zip(problem.keys, problem.values, strict=True)):

@@ -97,14 +97,8 @@ class ModelHarness:
         self._make_ops = make_ops(model.info, placement)
         kind = installed_layouts()["hnd"]
         self.layouts: dict[str, KVLayout] = {
-            group.name: kind(
-                num_rows,
-                capacity,
-                group.num_kv_heads,
-                group.head_dim,
-                model.info.attention[group.name].kv_dtype,
-            )
-            for group in model.info.groups
+            group: spec.make_layout(kind, num_rows, capacity)
+            for group, spec in model.info.attention.items()
         }
         self.cache = self.empty_cache()
         self._step = jax.jit(self._traced, static_argnums=0)

@@ -111,10 +111,8 @@ def harness_steps(
 ) -> list[AttentionProblem]:
     """The attention problems of the checks: each row has one page."""
     layouts = {
-        g.name: layout_type(
-            NUM_ROWS, CAPACITY, g.num_kv_heads, g.head_dim, info.attention[g.name].kv_dtype
-        )
-        for g in info.groups
+        group: spec.make_layout(layout_type, NUM_ROWS, CAPACITY)
+        for group, spec in info.attention.items()
     }
     return [
         (bucket, layouts) for bucket in (DECODE, MIXED, dataclasses.replace(MIXED, mode="prefill"))

@@ -24,7 +24,7 @@ def attend(
     positions: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """One row: queries q [n, Hq, D] over k and v [kv_len, Hkv, D] -> (out [n, Hq, D], lse [n, Hq]),
-    f64.
+    f64; `v` may be of another width, which is that of `out`.
 
     `positions` int [n] are the places of the queries, without them the last n. With `weights_dtype`
     each unnormalised weight and the output are rounded to it, as an implementation for narrow
@@ -53,7 +53,7 @@ def attend(
     out = weights @ v.astype(np.float64).transpose(1, 0, 2)[:, None] / total
     lse = (highest + np.log(total))[..., 0]
     out, lse = (
-        out.transpose(2, 0, 1, 3).reshape(q.shape),
+        out.transpose(2, 0, 1, 3).reshape(*q.shape[:2], -1),
         lse.transpose(2, 0, 1).reshape(q.shape[:2]),
     )
     return (out if weights_dtype is None else out.astype(weights_dtype).astype(np.float64)), lse

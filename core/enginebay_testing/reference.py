@@ -57,10 +57,8 @@ class ReferenceModel:
         num_pages = -(-size // page_size)
         bucket = Bucket(size, 1, num_pages, size, size, "prefill")
         layouts: Layouts = {
-            g.name: plan.kernels.layout_type(
-                num_pages, page_size, g.num_kv_heads, g.head_dim, plan.config.kv_cache_dtype
-            )
-            for g in info.groups
+            group: spec.make_layout(plan.kernels.layout_type, num_pages, page_size)
+            for group, spec in info.attention.items()
         }
         ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
         table = jnp.arange(num_pages, dtype=jnp.int32)[None]

@@ -95,7 +95,32 @@ _QWEN3_MOE: dict[str, dict[str, Any]] = {
     "qwen3_moe-some-plain": _EXPERTS
     | {"num_experts_per_tok": 3, "mlp_only_layers": [0], "decoder_sparse_step": 1},
 }
+_LATENT = _MHA | {
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+}
+_DEEPSEEK_V2: dict[str, dict[str, Any]] = {
+    "deepseek_v2-grouped": _LATENT
+    | {
+        "q_lora_rank": 28,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_scaling": _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
+    },
+    "deepseek_v2-plain-queries": _LATENT
+    | {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True},
+}
 _FAMILIES = {
+    "deepseek_v2": ("DeepseekV2ForCausalLM", _DEEPSEEK_V2),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "mistral": ("MistralForCausalLM", _MISTRAL),

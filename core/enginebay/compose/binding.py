@@ -77,7 +77,7 @@ class OpsBinder:
         """
         shards = self.placement.num_shards("kv_heads")
         local_spec = spec.per_shard(shards)
-        local = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // shards)
+        local = layout.per_shard(shards)
         config, _ = self.chosen.tuned.config(
             ATTENTION, impl, self.chosen.env, local_spec, bucket, local
         )
@@ -109,14 +109,12 @@ class OpsBinder:
         if shards == 1:
             return run(*args)
         heads = PartitionSpec(None, self.placement.rules["kv_heads"])
-        arrays = {
-            n: self.placement.spec((None,) * axis + ("kv_heads",))
-            for n, axis in layout.head_axis().items()
-        }
+        keys = PartitionSpec() if spec.v_is_k_prefix else heads
+        arrays = {n: self.placement.spec(axes) for n, axes in layout.logical_axes().items()}
         sharded = jax.shard_map(
             run,
             mesh=self.placement.mesh,
-            in_specs=(heads, heads, heads, arrays, PartitionSpec(), PartitionSpec(heads[1])),
+            in_specs=(heads, keys, keys, arrays, PartitionSpec(), PartitionSpec(heads[1])),
             out_specs=(heads, arrays, heads),
             check_vma=False,
         )

@@ -234,7 +234,6 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         layout_type=plan.kernels.layout_type,
         layout=plan.kernels.layout,
         dtype=config.dtype,
-        kv_dtype=config.kv_cache_dtype,
         weight_format=plan.weight_format,
         compact_decode=plan.kernels.compact_decode,
         ragged_decode=plan.kernels.ragged_decode,

@@ -34,10 +34,8 @@ def usual_problems(facts: StepFacts, options: Any) -> list[AttentionProblem]:
     longest = sizes.kv_lens[-1]
     pages = -(-longest // USUAL_PAGE_SIZE)
     layouts = {
-        g.name: facts.layout_type(
-            pages, USUAL_PAGE_SIZE, g.num_kv_heads, g.head_dim, facts.kv_dtype
-        )
-        for g in facts.groups
+        group: spec.make_layout(facts.layout_type, pages, USUAL_PAGE_SIZE)
+        for group, spec in facts.attention.items()
     }
     found: list[AttentionProblem] = []
     for phase in PHASES:
@@ -70,7 +68,7 @@ def engine_steps(
         facts = StepFacts(
             config,
             model.info.groups,
-            config.kv_cache_dtype,
+            model.info.attention,
             layout,
             kind,
             min_rows,

@@ -135,7 +135,7 @@ def choose_kernels(
     registry = with_import_paths(registry, config, default_layout)
     shards = placement.num_shards("kv_heads")
     specs = {group: spec.per_shard(shards) for group, spec in info.attention.items()}
-    layout = choose_layout(registry, config, env, default_layout)
+    layout = choose_layout(registry, config, env, specs, default_layout)
     layout_type = registry.load(registry.find("layout", layout.chosen))
     tuned = load_tuned(registry, config.tuned, config.tuned_folder)
     steps_for = functools.partial(steps, layout.chosen, layout_type)

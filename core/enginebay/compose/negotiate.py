@@ -105,7 +105,13 @@ def _measured_faster(
     return tuned.faster_than("attention", able[0], able[1:], env, specs, phase)
 
 
-def choose_layout(registry: Registry, config: EngineConfig, env: Env, default: str) -> Reason:
+def choose_layout(
+    registry: Registry,
+    config: EngineConfig,
+    env: Env,
+    specs: Mapping[str, AttnSpec],
+    default: str,
+) -> Reason:
     """The layout that the wanted implementations share; the configured one is taken as it is."""
     if config.layout != AUTO:
         return Reason("layout", config.layout, "chosen by name")
@@ -125,6 +131,10 @@ def choose_layout(registry: Registry, config: EngineConfig, env: Env, default: s
         found[name].impl.caps.layouts for name in sorted(named) if found[name].impl is not None
     ]
     if not lists:
+        if any(spec.v_is_k_prefix for spec in specs.values()):
+            for name in (default, *registry.names("layout")):
+                if registry.load(registry.find("layout", name)).serves_v_prefix:
+                    return Reason("layout", name, "serves values that are a prefix of keys")
         return Reason("layout", default, f"the default of platform {env.platform}")
     layout = common_layout(lists)
     if layout is None:

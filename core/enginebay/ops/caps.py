@@ -85,6 +85,10 @@ class Caps:
             (self.rows(bucket.seqs), f"{bucket.seqs} rows"),
             (self.context(bucket.max_kv_len), f"a context of {bucket.max_kv_len} tokens"),
             (needed <= self.features, f"features {', '.join(sorted(needed - self.features))}"),
+            (
+                layout.serves_v_prefix or not spec.v_is_k_prefix,
+                f"layout {layout.name} for values that are a prefix of keys",
+            ),
         )
         reasons = [self.why_not_here(env)] + [
             f"does not support {text}" for ok, text in tests if not ok

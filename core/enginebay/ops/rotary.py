@@ -83,12 +83,14 @@ def _yarn(plain: np.ndarray, spec: RopeSpec) -> np.ndarray:
     return plain / spec.factor * stretched + plain * (1 - stretched)
 
 
-def _yarn_attention_factor(spec: RopeSpec) -> float:
-    def growth(mscale: float) -> float:
-        return 1.0 if spec.factor <= 1 else 0.1 * mscale * math.log(spec.factor) + 1.0
+def yarn_growth(factor: float, mscale: float) -> float:
+    """How much larger values are to be made for a context that is `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
+
+def _yarn_attention_factor(spec: RopeSpec) -> float:
     if spec.attention_factor is not None:
         return spec.attention_factor
     if spec.mscale and spec.mscale_all_dim:
-        return growth(spec.mscale) / growth(spec.mscale_all_dim)
-    return growth(1.0)
+        return yarn_growth(spec.factor, spec.mscale) / yarn_growth(spec.factor, spec.mscale_all_dim)
+    return yarn_growth(spec.factor, 1.0)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
+from enginebay.cache import KVLayout
+
 Mode = Literal["decode", "prefill", "mixed"]
 
 
@@ -21,6 +23,8 @@ class AttnSpec:
     c*tanh(s/c). `scale` None means head_dim ** -0.5. With `alibi` each query head has a slope, and
     slope * (j - p) is added to the scaled and capped score of p's query and j's key. `return_lse`:
     attention returns the log-sum-exp of each query's scores too.
+    `v_is_k_prefix`: values are the first `v_head_dim` columns of the keys, of one KV head that all
+    query heads and all shards have whole.
     """
 
     num_q_heads: int
@@ -50,12 +54,24 @@ class AttnSpec:
         """The factor on scores before softcap and softmax."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
+    @property
+    def v_dim(self) -> int:
+        """The width of values and of outputs."""
+        return self.v_head_dim or self.head_dim
+
     def per_shard(self, num_shards: int) -> AttnSpec:
         """The same layer seen by one of `num_shards` shards of its heads."""
         return dataclasses.replace(
             self,
             num_q_heads=self.num_q_heads // num_shards,
-            num_kv_heads=self.num_kv_heads // num_shards,
+            num_kv_heads=1 if self.v_is_k_prefix else self.num_kv_heads // num_shards,
+        )
+
+    def make_layout(self, kind: type[KVLayout], num_pages: int, page_size: int) -> KVLayout:
+        """The layout of a cache of this layer's keys and values."""
+        prefix = self.v_dim if self.v_is_k_prefix else None
+        return kind(
+            num_pages, page_size, self.num_kv_heads, self.head_dim, self.kv_dtype, prefix
         )
 
 

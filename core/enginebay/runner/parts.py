@@ -16,6 +16,7 @@ from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem
 from enginebay.model import Model, Weights
+from enginebay.ops.spec import AttnSpec
 from enginebay.platform import Platform
 from enginebay.processor import Processors, Sizes
 from enginebay.proposer import MAX_VERIFIED_ROWS
@@ -39,7 +40,8 @@ class StepFacts:
 
     config: EngineConfig
     groups: tuple[CacheGroup, ...]
-    kv_dtype: str
+    attention: Mapping[str, AttnSpec]
+    """Per group name, of the whole model."""
     layout: str
     layout_type: type[KVLayout]
     min_rows: int
@@ -65,17 +67,14 @@ class StepFacts:
 
 
 def make_layouts(
-    groups: Sequence[CacheGroup],
+    attention: Mapping[str, AttnSpec],
     layout_type: type[KVLayout],
-    dtype: str,
     shapes: Mapping[str, CacheShape],
 ) -> dict[str, KVLayout]:
     """The layouts of a cache of these sizes, by group."""
     return {
-        g.name: layout_type(
-            shapes[g.name].num_pages, shapes[g.name].page_size, g.num_kv_heads, g.head_dim, dtype
-        )
-        for g in groups
+        group: spec.make_layout(layout_type, shapes[group].num_pages, shapes[group].page_size)
+        for group, spec in attention.items()
     }
 
 
@@ -106,7 +105,6 @@ class EngineParts:
     layout: str
     layout_type: type[KVLayout]
     dtype: str
-    kv_dtype: str
     weight_format: WeightFormat
     compact_decode: bool = False
     ragged_decode: bool = False
@@ -142,7 +140,7 @@ class EngineParts:
 
     def kv_layouts(self, shapes: Mapping[str, CacheShape]) -> dict[str, KVLayout]:
         """The layouts of the groups with attention in a cache of these sizes."""
-        return make_layouts(self.model.info.groups, self.layout_type, self.kv_dtype, shapes)
+        return make_layouts(self.model.info.attention, self.layout_type, shapes)
 
     def layouts(self, shapes: Mapping[str, CacheShape]) -> Mapping[str, CacheLayout]:
         """The layouts of a cache of these sizes, by group; none of a state without a size."""
@@ -172,7 +170,7 @@ class EngineParts:
         return StepFacts(
             self.config,
             self.model.info.groups,
-            self.kv_dtype,
+            self.model.info.attention,
             self.layout,
             self.layout_type,
             self.platform.min_rows(self.dtype),

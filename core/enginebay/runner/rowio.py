@@ -41,7 +41,8 @@ def take_row(runner: Runner, command: Take) -> RowState:
             np.stack([np.asarray(x)[:, ::repeat] for x in each])
             for each in zip(*pairs, strict=True)
         )
-        groups[one.name] = GroupState(first, {"k": keys, "v": values})
+        arrays = {"k": keys} if layout.v_prefix_dim else {"k": keys, "v": values}
+        groups[one.name] = GroupState(first, arrays)
     for each in runner.info.states if command.pages else ():
         place = command.pages[each.name][0]
         layers = [{n: a[place] for n, a in layer.items()} for layer in state.cache[each.name]]
@@ -102,7 +103,8 @@ def put_row(runner: Runner, command: Put) -> None:
         slots = _slots(layout, command.pages[one.name], held.first, saved.num_cached)
         write = jax.jit(layout.write, donate_argnums=0)
         keys, values = (
-            np.repeat(held.arrays[name], runner.info.kv_head_repeat, axis=2) for name in "kv"
+            np.repeat(held.arrays[name], runner.info.kv_head_repeat, axis=2)
+            for name in ("kk" if layout.v_prefix_dim else "kv")
         )
         cache[one.name] = tuple(
             write(layer, slots, keys[i], values[i]) for i, layer in enumerate(state.cache[one.name])

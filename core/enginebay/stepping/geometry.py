@@ -192,7 +192,7 @@ class SlotSizes(CacheSizes):
 
 def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
     """The attention problems of an engine whose pools have these sizes."""
-    layouts = make_layouts(facts.groups, facts.layout_type, facts.kv_dtype, shapes)
+    layouts = make_layouts(facts.attention, facts.layout_type, shapes)
     geometry = PoolSizes.of(facts, page_size, shapes).geometry(shapes)
     return geometry.problems(layouts, drafts_are_rows=facts.drafts_are_rows)
 

@@ -1,0 +1,185 @@
+"""The DeepSeek-V2 family: attention over a latent cache, and MLPs of routed and shared experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from enginebay.cache import CacheGroup
+from enginebay.errors import ConfigError, explain
+from enginebay.model import Model, ModelFamily, ModelInfo
+from enginebay.ops.bound import Ops
+from enginebay.ops.rotary import yarn_growth
+from enginebay.ops.spec import AttnSpec, RopeSpec
+from enginebay_models.blocks import Decoder, DecoderLayer, Mlp, RmsNorm
+from enginebay_models.decoder import NnxModel
+from enginebay_models.experts import Experts, ExpertsConfig
+from enginebay_models.fields import bad_field, flag, number, positive
+from enginebay_models.hf_config import DecoderConfig, read_decoder
+from enginebay_models.latent import LatentAttention, LatentConfig
+
+LATENT = "latent"
+"""The cache group of the compressed vectors."""
+
+_RANK, _Q_RANK, _PLAIN_DIM, _ROPE_DIM, _OUT_DIM = 512, 1536, 128, 64, 128
+_EXPERTS, _SHARED, _WIDTH = 64, 2, 1407
+
+
+class SharedExperts(nnx.Module):
+    """Routed experts, and an MLP that every token goes through as well."""
+
+    def __init__(self, routed: Experts, shared: Mlp) -> None:
+        self.routed = routed
+        self.shared = shared
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.routed(x, ops) + self.shared(x, ops)
+
+
+class DeepseekV2Family(ModelFamily):
+    """The router takes the best experts ("greedy"), or the best ones of some groups
+    ("group_limited_greedy"), by softmax scores that are not made to sum to 1.
+    """
+
+    name = "deepseek_v2"
+    architectures = ("DeepseekV2ForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        # The rotary features are all that rotary positions see of a head.
+        rope_dim = positive(config, "qk_rope_head_dim", _ROPE_DIM)
+        one_head = {**config, "head_dim": rope_dim, "num_key_value_heads": None}
+        decoder = read_decoder(one_head, max_model_len=max_model_len)
+        attention = _read_latent(config, decoder, dtype)
+        if decoder.num_q_heads % num_shards:
+            given = f"{num_shards} shards for {decoder.num_q_heads} query heads"
+            allowed = f"a divisor of {decoder.num_q_heads}"
+            raise ConfigError(
+                explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
+            )
+        experts = _read_experts(config, decoder.num_layers)
+        shared = positive(config, "n_shared_experts", _SHARED)
+        bias = flag(config, "mlp_bias", default=False)
+
+        def mlp(index: int, name: str) -> Mlp | SharedExperts:
+            def plain(name: str, width: int) -> Mlp:
+                hidden = decoder.hidden_size
+                return Mlp(name, hidden, width, bias=bias, activation=decoder.activation)
+
+            if index in experts.plain_layers:
+                return plain(name, decoder.intermediate_size)
+            both = plain(f"{name}.shared_experts", shared * experts.width)
+            return SharedExperts(Experts(name, decoder, experts), both)
+
+        def layer(index: int) -> DecoderLayer:
+            name = f"model.layers.{index}"
+            norms = (
+                RmsNorm(f"{name}.{one}_layernorm", decoder.hidden_size, decoder.norm_eps)
+                for one in ("input", "post_attention")
+            )
+            latent = LatentAttention(f"{name}.self_attn", attention)
+            return DecoderLayer(latent, mlp(index, f"{name}.mlp"), *norms)
+
+        module = Decoder(
+            [layer(i) for i in range(decoder.num_layers)],
+            RmsNorm("model.norm", decoder.hidden_size, decoder.norm_eps),
+            (decoder.vocab_size, decoder.hidden_size),
+            tied=decoder.tied,
+        )
+        return NnxModel(_info(self.name, decoder, attention, experts), module)
+
+
+def _info(
+    family: str, decoder: DecoderConfig, attention: LatentConfig, experts: ExpertsConfig
+) -> ModelInfo:
+    spec = attention.spec
+    return ModelInfo(
+        family,
+        decoder.vocab_size,
+        decoder.hidden_size,
+        decoder.max_model_len,
+        (CacheGroup(LATENT, decoder.num_layers, 1, spec.head_dim, spec.v_dim),),
+        {LATENT: spec},
+        auto_max_model_len=decoder.auto_max_model_len,
+        constants=repr((attention, decoder.activation, decoder.norm_eps, experts)),
+    )
+
+
+def _read_latent(config: Mapping[str, Any], decoder: DecoderConfig, dtype: str) -> LatentConfig:
+    rank = positive(config, "kv_lora_rank", _RANK)
+    plain_dim = positive(config, "qk_nope_head_dim", _PLAIN_DIM)
+    has_q_rank = config.get("q_lora_rank", _Q_RANK) is not None
+    spec = AttnSpec(
+        decoder.num_q_heads,
+        1,
+        rank + decoder.head_dim,
+        v_head_dim=rank,
+        scale=_scale(plain_dim + decoder.head_dim, decoder.rope),
+        q_dtype=dtype,
+        kv_dtype=dtype,
+        v_is_k_prefix=True,
+    )
+    return LatentConfig(
+        decoder.hidden_size,
+        spec,
+        decoder.rope,
+        plain_dim,
+        positive(config, "v_head_dim", _OUT_DIM),
+        positive(config, "q_lora_rank", _Q_RANK) if has_q_rank else None,
+        flag(config, "attention_bias", default=False),
+        LATENT,
+    )
+
+
+def _scale(head_dim: int, rope: RopeSpec) -> float:
+    """The factor on scores: yarn's growth by mscale_all_dim is in it, squared."""
+    growth = 1.0
+    if rope.scaling == "yarn" and rope.mscale_all_dim:
+        growth = yarn_growth(rope.factor, rope.mscale_all_dim)
+    return float(head_dim**-0.5 * growth**2)
+
+
+def _read_experts(config: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
+    """The fields of the experts. CheckpointError names what is wrong."""
+    for name, only in (("scoring_func", "softmax"), ("moe_layer_freq", 1)):
+        if config.get(name, only) != only:
+            raise bad_field(name, config[name], f"{only}, or absent")
+    if flag(config, "norm_topk_prob", default=False):
+        raise bad_field("norm_topk_prob", value=True, allowed="false or absent")
+    count = positive(config, "n_routed_experts", _EXPERTS)
+    first = config.get("first_k_dense_replace", 0)
+    if type(first) is not int or first < 0:
+        raise bad_field("first_k_dense_replace", first, "a whole number of layers")
+    methods = ("greedy", "group_limited_greedy")
+    method = config.get("topk_method", methods[0])
+    if method not in methods:
+        raise bad_field("topk_method", method, " or ".join(methods))
+    groups = chosen_groups = 1
+    if method != methods[0]:
+        groups = positive(config, "n_group", most=count)
+        chosen_groups = positive(config, "topk_group", most=groups)
+        if count % groups:
+            raise bad_field("n_group", groups, f"a divisor of n_routed_experts = {count}")
+    return ExpertsConfig(
+        count,
+        positive(config, "num_experts_per_tok", most=count // groups * chosen_groups),
+        positive(config, "moe_intermediate_size", _WIDTH),
+        is_normed=False,
+        plain_layers=frozenset(range(min(first, num_layers))),
+        num_groups=groups,
+        num_chosen_groups=chosen_groups,
+        scale=number(config, "routed_scaling_factor", 1.0),
+    )
+
+
+family = DeepseekV2Family()

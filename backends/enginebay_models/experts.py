@@ -1,0 +1,95 @@
+"""MLPs of experts, of which a router chooses some for each token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from enginebay.model import TensorSource
+from enginebay.ops.bound import Ops
+from enginebay_models import tensors
+from enginebay_models.activations import ACTIVATIONS
+from enginebay_models.blocks import parameter
+from enginebay_models.hf_config import DecoderConfig
+from enginebay_models.tensors import Index
+from enginebay_xla.ops import GROUPED_LINEAR, LINEAR
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of a layer: their number, how many a token gets, the width of each, whether the
+    weights of the chosen ones sum to 1, and the layers that have a plain MLP.
+
+    Experts in `num_groups` equal groups are chosen from the `num_chosen_groups` groups that have
+    the best ones. `scale` multiplies the weights of the chosen experts.
+    """
+
+    num_experts: int
+    num_chosen: int
+    width: int
+    is_normed: bool
+    plain_layers: frozenset[int]
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    scale: float = 1.0
+
+    def route(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """scores f32 [T, experts] -> (weights, ids int32) [T, chosen] of each token's experts."""
+        shares = jax.nn.softmax(scores, axis=-1)
+        if self.num_chosen_groups < self.num_groups:
+            groups = shares.reshape(-1, self.num_groups, self.num_experts // self.num_groups)
+            best = jax.lax.top_k(groups.max(axis=-1), self.num_chosen_groups)[1]
+            is_best = (best[:, :, None] == jnp.arange(self.num_groups)).any(axis=1)
+            shares = jnp.where(is_best[:, :, None], groups, 0).reshape(shares.shape)
+        weights, ids = jax.lax.top_k(shares, self.num_chosen)
+        if self.is_normed:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return weights * self.scale, ids
+
+
+class Experts(nnx.Module):
+    """A gated MLP for each expert; a token's output is the sum of its chosen ones, weighted by the
+    softmax of the router. `name` is the checkpoint's prefix, "model.layers.0.mlp".
+    """
+
+    def __init__(self, name: str, config: DecoderConfig, experts: ExpertsConfig) -> None:
+        hidden, count, width = config.hidden_size, experts.num_experts, experts.width
+        router = (count, hidden)
+        self.router = parameter((None, None), router, tensors.whole(f"{name}.gate.weight", router))
+        wide, tall = (count, width, hidden), (count, hidden, width)
+        self.gate = _stacked(f"{name}.experts", "gate_proj", wide)
+        self.up = _stacked(f"{name}.experts", "up_proj", wide)
+        self.down = _stacked(f"{name}.experts", "down_proj", tall)
+        self.activation = config.activation
+        self.experts = experts
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """x [T, hidden] -> [T, hidden]."""
+        chosen = self.experts.num_chosen
+        scores = ops[LINEAR](x, self.router.get_value(), out_dtype=jnp.float32)
+        shares, ids = self.experts.route(scores)
+        order = jnp.argsort(ids.reshape(-1))
+        sizes = jnp.bincount(ids.reshape(-1), length=self.experts.num_experts).astype(jnp.int32)
+        rows = x[order // chosen]
+        gate = ops[GROUPED_LINEAR](rows, self.gate.get_value(), sizes)
+        up = ops[GROUPED_LINEAR](rows, self.up.get_value(), sizes)
+        opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
+        parts = ops[GROUPED_LINEAR](opened, self.down.get_value(), sizes, out_dtype=jnp.float32)
+        by_token = parts[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
+        return (by_token * shares[..., None]).sum(axis=1).astype(x.dtype)
+
+
+def _stacked(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:
+    """The weight [experts, outputs, inputs] of one tensor for each expert."""
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        return np.stack([reader[index[1:]] for reader in readers[index[0]]])
+
+    names = tuple(f"{prefix}.{i}.{kind}.weight" for i in range(shape[0]))
+    source = TensorSource(names, (shape[1:],) * shape[0], build)
+    return parameter(("expert", None, None), shape, source, 1)
