@@ -38,13 +38,6 @@ CONTRACTS = (
 )
 
 
-FOR_PLUGINS = {
-    "AttnSpec.v_head_dim": "latent attention, of a plugin's model: no built-in one has it",
-    "AttnSpec.v_is_k_prefix": "the same",
-}
-"""Fields that only code of others sets."""
-
-
 @dataclasses.dataclass
 class Uses:
     """Names that code reads, as attributes or in texts, and names that it sets."""
@@ -118,7 +111,7 @@ def test_every_field_of_a_contract_that_has_a_default_is_set_by_somebody() -> No
         and name not in found.written
         and found.num_positional.get(cls, 0) <= place
     }
-    assert unset == set(FOR_PLUGINS)
+    assert unset == set()
 
 
 def test_every_capability_that_a_plugin_may_declare_has_a_reader() -> None:

@@ -134,7 +134,7 @@ def test_what_fits_has_no_reason_against_it() -> None:
         ({}, {"sinks": True}, "features sinks"),
         ({}, {"return_lse": True}, "features lse"),
         ({}, {"kv_shared": True}, "features kv_share"),
-        ({}, {"v_is_k_prefix": True}, "features mla"),
+        ({}, {"v_head_dim": 32, "v_is_k_prefix": True}, "features mla"),
         ({}, {"deterministic": True}, "features deterministic"),
         ({"features": frozenset({"window"})}, {"window": 8, "sinks": True}, "features sinks"),
     ],

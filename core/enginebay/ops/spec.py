@@ -69,9 +69,13 @@ class AttnSpec:
 
     def make_layout(self, kind: type[KVLayout], num_pages: int, page_size: int) -> KVLayout:
         """The layout of a cache of this layer's keys and values."""
-        prefix = self.v_dim if self.v_is_k_prefix else None
         return kind(
-            num_pages, page_size, self.num_kv_heads, self.head_dim, self.kv_dtype, prefix
+            num_pages,
+            page_size,
+            self.num_kv_heads,
+            self.head_dim,
+            self.kv_dtype,
+            v_prefix_dim=self.v_dim if self.v_is_k_prefix else None,
         )
 
 
