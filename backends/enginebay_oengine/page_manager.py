@@ -70,7 +70,10 @@ class HBMPageManager:
     ignored.
 
     Callers take pages by number (`alloc_hbm_pages`), the engine takes leases for its sequences;
-    both are of one pool. Methods may be called from several threads.
+    both are of one pool. A page is that of its number in every cache group of the model: each group
+    has as many pages, and sequences keep all positions in groups with a window too, which saves no
+    memory here. A free page counts once, whatever the number of groups. Methods may be called from
+    several threads.
     """
 
     def __init__(self, metadata: PagedAttentionCacheMetaData) -> None:

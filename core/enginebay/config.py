@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -115,8 +115,9 @@ class EngineConfig(Validated):
         default="auto", description="sampling of checkpoints"
     )
     weight_dtype: Dtype = Field(default=AUTO, description="of weights; auto: dtype")
-    kv_cache_dtype: Dtype = Field(
-        default=AUTO, description="of keys and values in the cache; auto: dtype"
+    kv_cache_dtype: Dtype | dict[str, Dtype] = Field(
+        default=AUTO,
+        description="of keys and values in the cache, or by cache group; auto: dtype",
     )
     quantization: str = Field(
         default=NO_QUANTIZATION,
@@ -204,6 +205,14 @@ class EngineConfig(Validated):
     def _mesh_sizes_are_positive(cls, value: dict[str, int]) -> dict[str, int]:
         if any(size < 1 for size in value.values()):
             raise ValueError("at least one device for each mesh axis")
+        return value
+
+    @field_validator("kv_cache_dtype", mode="before")
+    @classmethod
+    def _cache_dtypes_are_known(cls, value: Any) -> Any:
+        given = list(value.values()) if isinstance(value, Mapping) else [value]
+        if not all(each in get_args(Dtype) for each in given):
+            raise ValueError(f"{', '.join(get_args(Dtype))}, or one of them by cache group")
         return value
 
     @field_validator("axis_rules")

@@ -22,7 +22,7 @@ class ServingChoices(TypedDict, total=False):
     checkpoint: str
     platform: str
     weight_dtype: Dtype
-    kv_cache_dtype: Dtype
+    kv_cache_dtype: Dtype | Mapping[str, Dtype]
     quantization: str
     scheduler: Section
     sampler: Section

@@ -17,6 +17,7 @@ from jax.sharding import Sharding
 
 from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.cache_state import StateGroup
+from enginebay.errors import unknown_name
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import Quantization, Weight, WeightSpec
@@ -74,10 +75,15 @@ class ModelInfo:
         return jnp.dtype(next((spec.q_dtype for spec in self.attention.values()), "float32"))
 
 
-def with_cache_dtype(info: ModelInfo, kv_dtype: str) -> ModelInfo:
-    """The same model with keys and values of `kv_dtype` in every group's cache."""
+def with_cache_dtypes(info: ModelInfo, chosen: Mapping[str, str]) -> ModelInfo:
+    """The same model with keys and values of the chosen dtypes in the caches of these groups.
+    UnknownNameError for a group that the model does not have.
+    """
+    for group in chosen:
+        if group not in info.attention:
+            raise unknown_name("cache group in kv_cache_dtype", group, info.attention)
     attention = {
-        group: dataclasses.replace(spec, kv_dtype=kv_dtype)
+        group: dataclasses.replace(spec, kv_dtype=chosen.get(group, spec.kv_dtype))
         for group, spec in info.attention.items()
     }
     return dataclasses.replace(info, attention=attention)

@@ -28,7 +28,7 @@ from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import Engine
 from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
-from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtype
+from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
 from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
 from enginebay.proposer import Proposer
@@ -117,14 +117,16 @@ def make_plan(
     family = find_family(registry, checkpoint.architecture)
     dtype = platform.default_dtype if config.dtype == AUTO else config.dtype
     weight_dtype = dtype if config.weight_dtype == AUTO else config.weight_dtype
-    kv_dtype = dtype if config.kv_cache_dtype == AUTO else config.kv_cache_dtype
     placement = make_placement(platform.devices(), config.mesh, config.rules())
     shards = placement.num_shards("kv_heads")
     model = family.build(
         checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
     )
     weight_format = choose_weight_format(registry, config, model, weight_dtype)
-    model.info = with_cache_dtype(model.info, kv_dtype)
+    kv_dtypes = config.kv_cache_dtype
+    if isinstance(kv_dtypes, str):
+        kv_dtypes = dict.fromkeys(model.info.attention, kv_dtypes)
+    model.info = with_cache_dtypes(model.info, {g: t for g, t in kv_dtypes.items() if t != AUTO})
     here = platform.env().platform
     facts = Facts(
         platforms=[
