@@ -83,12 +83,12 @@ class DeepseekV2Family(ModelFamily):
 
         def layer(index: int) -> DecoderLayer:
             name = f"model.layers.{index}"
-            norms = (
+            before, between = (
                 RmsNorm(f"{name}.{one}_layernorm", decoder.hidden_size, decoder.norm_eps)
                 for one in ("input", "post_attention")
             )
             latent = LatentAttention(f"{name}.self_attn", attention)
-            return DecoderLayer(latent, mlp(index, f"{name}.mlp"), *norms)
+            return DecoderLayer(latent, mlp(index, f"{name}.mlp"), before, between)
 
         module = Decoder(
             [layer(i) for i in range(decoder.num_layers)],

@@ -45,7 +45,7 @@ def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("few_sizes_module")
-@pytest.mark.parametrize(("variant", "engine", "num_devices"), cases())
+@pytest.mark.parametrize(("variant", "engine", "num_devices"), list(cases()))
 def test_a_live_engine_gives_what_transformers_gives(
     variant: str, engine: str, num_devices: int, tmp_path: Path
 ) -> None:

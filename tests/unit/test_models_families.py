@@ -18,6 +18,7 @@ from enginebay.ops.rotary import rope_frequencies
 from enginebay.ops.spec import RopeSpec
 from enginebay_models import plugin
 from enginebay_models.blocks import Mlp
+from enginebay_models.deepseek_v2 import family as deepseek_v2
 from enginebay_models.gemma3 import family as gemma3
 from enginebay_models.hf_config import layer_windows, read_decoder
 from enginebay_models.llama import LlamaFamily
@@ -368,7 +369,7 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
     plugin.register_models(register)  # type: ignore[arg-type]
     assert declared == {
         family.name: family.architectures
-        for family in (gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+        for family in (deepseek_v2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
     }
 
 

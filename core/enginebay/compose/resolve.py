@@ -94,14 +94,13 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     dtype = Reason("dtype", config.dtype, "chosen by name")
     if config.dtype == AUTO:
         dtype = Reason("dtype", facts.default_dtype, f"the default of platform {reasons[0].chosen}")
-    by_group = config.kv_cache_dtype
-    if not isinstance(by_group, str):
-        by_group = ", ".join(f"{group} {chosen}" for group, chosen in by_group.items())
+    kv = config.kv_cache_dtype
+    cached = kv if isinstance(kv, str) else ", ".join(f"{g} {each}" for g, each in kv.items())
     others = [
         Reason(name, dtype.chosen, "that of dtype")
         if chosen == AUTO
         else Reason(name, chosen, "chosen by name")
-        for name, chosen in (("weight_dtype", config.weight_dtype), ("kv_cache_dtype", by_group))
+        for name, chosen in (("weight_dtype", config.weight_dtype), ("kv_cache_dtype", cached))
     ]
     if config.quantization != NO_QUANTIZATION:
         others.append(Reason("quantization", config.quantization, "chosen by name"))
@@ -115,9 +114,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
         update={
             "platform": names["platform"],
             **{name: names[name] for name in ("dtype", "weight_dtype")},
-            "kv_cache_dtype": names["kv_cache_dtype"]
-            if isinstance(config.kv_cache_dtype, str)
-            else config.kv_cache_dtype,
+            "kv_cache_dtype": names["kv_cache_dtype"] if isinstance(kv, str) else kv,
             "engine": Choice(name=names["engine"], options=config.engine.options),
             "scheduler": Choice(name=names["scheduler"], options=config.scheduler.options),
             "sampler": Choice(name=names["sampler"], options=config.sampler.options),
