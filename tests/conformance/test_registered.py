@@ -35,7 +35,14 @@ pages.
 """
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
-SHARDED_IN_SHORT = {"gemma3": "", "llama": "24", "mistral": "2", "qwen2": "2", "qwen3": "4"}
+SHARDED_IN_SHORT = {
+    "deepseek_v2": "",
+    "gemma3": "",
+    "llama": "24",
+    "mistral": "2",
+    "qwen2": "2",
+    "qwen3": "4",
+}
 """Over how many devices families run; the other number is slow. They split weights by the same
 code.
 """

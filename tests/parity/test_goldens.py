@@ -30,7 +30,9 @@ SHARDED = [
     *(pytest.param("gemma3-mixed", count, marks=pytest.mark.slow) for count in (2, 4)),
     pytest.param("qwen3_moe-normed", 2, marks=pytest.mark.slow),
     ("qwen3_moe-normed", 4),
+    *(pytest.param("deepseek_v2-grouped", count, marks=pytest.mark.slow) for count in (2, 4)),
 ]
+RARELY = ("deepseek_v2-plain-queries", "gemma3-untied")
 
 
 def loaded(
@@ -68,7 +70,7 @@ def check(harness: ModelHarness, variant: str, prompt_indices: list[int]) -> Non
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(variant, marks=[pytest.mark.slow] if variant == "gemma3-untied" else [])
+        pytest.param(variant, marks=[pytest.mark.slow] if variant in RARELY else [])
         for variant in tiny.CONFIGS
     ],
 )
