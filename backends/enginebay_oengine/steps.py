@@ -221,8 +221,8 @@ class StepLauncher:
 
     def _copy_pages(self) -> None:
         for source, target in self.manager.take_copies():
-            pages = (np.full(len(self.storage.views), page, np.int32) for page in (source, target))
-            views = self._copy(self.storage.views, *pages)
+            pages = dict.fromkeys(self.storage.views, np.asarray([source, target], np.int32))
+            views = self._copy(self.storage.views, pages)
             self.storage = PagedAttentionCache(views)
 
     def _table(self, leases: Sequence[Lease], fill: int) -> np.ndarray:

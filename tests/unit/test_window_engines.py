@@ -56,6 +56,16 @@ def test_prompts_that_begin_alike_have_the_tokens_of_prompts_alone(subject: Engi
         assert hits == ([128, 128] if is_paged(llm.engine) else [0, 0])
 
 
+def test_a_prompt_that_is_cached_whole_has_the_same_tokens(subject: EngineSubject) -> None:
+    """Its last page is copied in each group, since its last token is computed again."""
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    prompt = [1 + i % 90 for i in range(64)]
+    with subject.shared() as llm:
+        first, again = (llm.generate([prompt], params)[0] for _ in range(2))
+        assert again.outputs[0].token_ids == first.outputs[0].token_ids
+        assert again.metrics.num_cached_tokens == (63 if is_paged(llm.engine) else 0)
+
+
 def test_scored_logits_are_the_models(subject: EngineSubject) -> None:
     """Of a sequence many windows long, and again when a request has left its last pages."""
     tokens = [1 + i % 90 for i in range(150)]

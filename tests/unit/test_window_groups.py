@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from enginebay.cache_shape import CacheShape
 from enginebay.compose.composition import Composed, make_parts
 from enginebay.engine import StepPlan
 from enginebay.errors import ConfigError
+from enginebay.runner.pages import copy_page
 from enginebay.stepping.geometry import PoolSizes, plan_memory
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
@@ -148,6 +151,17 @@ def test_the_memory_plan_counts_each_group_with_its_own_pages(parts: Composed) -
         ConfigError, match="2 pages of 8 tokens and the windows of max_num_seqs rows"
     ):
         sizes(cache_bytes=windows + layer)
+
+
+def test_a_page_is_copied_within_its_own_group() -> None:
+    """Groups in an order that is not that of their names, as in a model whose first layer has a
+    window.
+    """
+    cache = {group: ({"k": jnp.arange(4.0)},) for group in ("window", "full")}
+    pages = {"window": jnp.asarray([3, 1]), "full": jnp.asarray([0, 2])}
+    copied = jax.jit(copy_page)(cache, pages)
+    assert copied["window"][0]["k"].tolist() == [0, 3, 2, 3]
+    assert copied["full"][0]["k"].tolist() == [0, 1, 0, 3]
 
 
 def test_a_window_that_no_row_outgrows_is_none() -> None:

@@ -20,13 +20,13 @@ from enginebay.runner.view import RunnerView
 Cache = Mapping[str, Sequence[Mapping[str, jax.Array]]]
 
 
-def copy_page(cache: Cache, source: jax.Array, target: jax.Array) -> Cache:
-    """The cache with page target[i] equal to page source[i] in every array of its group i; axis 0
-    of each array counts pages.
+def copy_page(cache: Cache, pages: Mapping[str, jax.Array]) -> Cache:
+    """The cache with a page copied in every array of each group, by pages[group] int32 (from, to);
+    axis 0 of each array counts pages. Pages are named by group, since a trace sorts the groups.
     """
     return {
-        group: jax.tree.map(lambda array, i=i: array.at[target[i]].set(array[source[i]]), layers)
-        for i, (group, layers) in enumerate(cache.items())
+        group: jax.tree.map(lambda a, pair=pages[group]: a.at[pair[1]].set(a[pair[0]]), layers)
+        for group, layers in cache.items()
     }
 
 
@@ -52,14 +52,13 @@ class PageMover:
         described = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), cache
         )
-        pages = jax.ShapeDtypeStruct((len(cache),), jnp.int32)
+        pages = dict.fromkeys(cache, jax.ShapeDtypeStruct((2,), jnp.int32))
         outputs = None
         if runner.placement.mesh is not None:
             # Donated arrays are reused only when they come back as they went.
             outputs = jax.tree.map(lambda a: a.sharding, cache)
-        lowered = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs).lower(
-            described, pages, pages
-        )
+        copier = jax.jit(copy_page, donate_argnums=0, out_shardings=outputs)
+        lowered = copier.lower(described, pages)
         compiled = lowered.compile(compiler_options=runner.compile_options)
         self._programs[key] = compiled
         runner.compilations.add()
@@ -83,9 +82,9 @@ class PageMover:
         program = self.compile()
         lists = [command.pages.get(group, ()) for group in runner.layouts]
         for pairs in itertools.zip_longest(*lists, fillvalue=(0, 0)):
-            source, target = np.asarray(pairs, np.int32).T
             state = runner.state
-            cache = program(state.cache, source, target)
+            pages = dict(zip(runner.layouts, np.asarray(pairs, np.int32), strict=True))
+            cache = program(state.cache, pages)
             runner.state = dataclasses.replace(state, cache=cache)
 
     def page_out(self, command: PageOut) -> Mapping[str, np.ndarray]:
