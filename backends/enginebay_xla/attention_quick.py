@@ -129,7 +129,8 @@ def _step(
     places = jnp.arange(layout.num_pages * layout.page_size, dtype=jnp.int32)
     cache = layout.write(layout.init(), places, *old)
     batch = derive_batch(lens[0], lens[1], table, layout.page_size, bucket)
-    k, v = (None, None) if spec.kv_shared else new
+    values = new[0][..., : spec.v_dim] if spec.v_is_k_prefix else new[1]
+    k, v = (None, None) if spec.kv_shared else (new[0], values)
     if k is not None and v is not None and "fused_write" not in impl.caps.features:
         cache, k, v = layout.write(cache, batch.slots, k, v), None, None
     config = impl.default_config(setting.env, spec, bucket, layout)

@@ -43,13 +43,13 @@ def check_layout(layout: KVLayout) -> None:
     _check_equal(
         layout,
         done["written"][:, order],
-        np.stack(everything),
+        stacked(*everything),
         "what is read is not what was written",
     )
     _check_equal(
         layout,
         done["tokens"],
-        np.stack(everything),
+        stacked(*everything),
         "read_tokens gives other values than were written",
     )
     _check_equal(
@@ -64,7 +64,7 @@ def check_layout(layout: KVLayout) -> None:
             f"{layout.name}: writing what was read changes {name}: a row that is moved to another "
             "engine would change"
         )
-    _check_only_slots_change(layout, done["before"], done["touched"], some, np.stack(few))
+    _check_only_slots_change(layout, done["before"], done["touched"], some, stacked(*few))
     _check_dropped_slots(layout, done["made"], done["dropped"])
     _check_page_shapes(layout, done["read"])
 
@@ -100,7 +100,7 @@ def _exercise(
         "before": _contents(layout, poisoned),
         "touched": _contents(layout, layout.write(poisoned, *few)),
         "written": _contents(layout, full),
-        "tokens": jnp.stack(layout.read_tokens(full, everything[0])),
+        "tokens": stacked(*layout.read_tokens(full, everything[0])),
         "full": full,
         "again": layout.write(
             layout.init(), everything[0], *layout.read_exact(full, everything[0])
@@ -115,14 +115,21 @@ def _tokens(layout: KVLayout, count: int, seed: int) -> tuple[np.ndarray, np.nda
     rng = np.random.default_rng(seed)
     shape = (count, layout.num_kv_heads, layout.head_dim)
     k, v = (rng.normal(size=shape).astype(jnp.dtype(layout.dtype)) for _ in range(2))
-    return k, v
+    return k, k[..., : layout.v_prefix_dim] if layout.v_prefix_dim else v
+
+
+def stacked(k: Any, v: Any) -> Any:
+    """K and V [..., width] as one array [2, ..., head_dim]; zeros after values that are narrower."""
+    xp = np if isinstance(k, np.ndarray) else jnp
+    missing = [(0, 0)] * (v.ndim - 1) + [(0, k.shape[-1] - v.shape[-1])]
+    return xp.stack([k, xp.pad(v, missing)])
 
 
 def _contents(layout: KVLayout, cache: CacheArrays) -> jax.Array:
     """K and V of every slot, [2, slots, kv_heads, head_dim]."""
     read = layout.read(cache, jnp.arange(layout.num_pages))
-    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads, layout.head_dim)
-    return jnp.stack([x.reshape(shape) for x in read])
+    shape = (layout.num_pages * layout.page_size, layout.num_kv_heads)
+    return jnp.asarray(stacked(*(x.reshape(*shape, x.shape[-1]) for x in read)))
 
 
 def _check_shapes(layout: KVLayout, made: dict[str, np.ndarray]) -> None:
@@ -221,8 +228,10 @@ def _check_dropped_slots(
 
 def _check_page_shapes(layout: KVLayout, read: tuple[np.ndarray, ...]) -> None:
     """Pages can be asked for in an array of any shape."""
-    shape = (*PAGES_ASKED_FOR, layout.page_size, layout.num_kv_heads, layout.head_dim)
-    for array in read:
+    heads = (*PAGES_ASKED_FOR, layout.page_size, layout.num_kv_heads)
+    widths = (layout.head_dim, layout.v_prefix_dim or layout.head_dim)
+    for array, width in zip(read, widths, strict=True):
+        shape = (*heads, width)
         assert array.shape == shape, f"{layout.name}: read gives {array.shape}, expected {shape}"
 
 

@@ -244,14 +244,16 @@ def _layout(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     from enginebay_testing.layouts import check_layout
 
     kind: type[KVLayout] = registry.load(entry)
-    shapes = ((3, 4, 2, 8), (2, 16, 3, 40))
+    sizes: list[tuple[tuple[int, ...], int | None]] = [((3, 4, 2, 8), None), ((2, 16, 3, 40), None)]
+    if kind.serves_v_prefix:
+        sizes.append(((3, 4, 1, 8), 6))
     return [
         (
-            f"layout[{dtype}-{'x'.join(map(str, shape))}]",
-            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype),
+            f"layout[{dtype}-{'x'.join(map(str, shape))}{f'-v{prefix}' if prefix else ''}]",
+            functools.partial(lambda *a: check_layout(kind(*a)), *shape, dtype, prefix),
         )
         for dtype in DTYPES
-        for shape in shapes
+        for shape, prefix in sizes
     ]
 
 

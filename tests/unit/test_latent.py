@@ -13,13 +13,24 @@ import pytest
 
 from enginebay import EngineConfig
 from enginebay.compose.composition import Plan, make_engine, make_plan
-from enginebay.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
+from enginebay.compose.quick import quick_check
+from enginebay.errors import (
+    CheckpointError,
+    ConfigError,
+    IncorrectError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from enginebay.ops.caps import Env
+from enginebay.ops.op import CheckSetting
 from enginebay.ops.spec import AttnSpec
 from enginebay.runner.sharding import make_placement
 from enginebay_models.deepseek_v2 import family
 from enginebay_models.experts import ExpertsConfig
 from enginebay_triton.layout import NhdLayout
+from enginebay_xla.attention import XlaAttention, xla_attention
 from enginebay_xla.layout import HndLayout
+from enginebay_xla.ops import ATTENTION
 from tests.parity import tiny
 
 VARIANT = "deepseek_v2-grouped"
@@ -79,6 +90,22 @@ def test_a_latent_layout_reads_values_as_columns_of_the_keys() -> None:
     assert LATENT.per_shard(2) == dataclasses.replace(LATENT, num_q_heads=2)
     assert layout.per_shard(2) == layout
     assert not NhdLayout.serves_v_prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherColumns(XlaAttention):
+    """Attention that takes other columns of the keys for values."""
+
+    def __call__(self, *arrays: Any, **fields: Any) -> Any:
+        out, cache, lse = super().__call__(*arrays, **fields)
+        return jnp.roll(out, 1, axis=-1), cache, lse
+
+
+def test_a_kernel_by_hand_is_checked_with_values_that_are_a_prefix() -> None:
+    setting = CheckSetting(Env("cpu"), [LATENT], HndLayout, "float32", ("mixed",), page_size=16)
+    assert quick_check(ATTENTION, xla_attention, setting, "mine", "x") == 1
+    with pytest.raises(IncorrectError, match="mixed, layout hnd: token 0 of row 0"):
+        quick_check(ATTENTION, OtherColumns(), setting, "mine", "x")
 
 
 def test_experts_are_chosen_from_the_groups_with_the_best_ones() -> None:
