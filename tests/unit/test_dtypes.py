@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import Plan, make_engine, make_plan
-from enginebay.errors import ConfigError, UnsupportedError
+from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LATE
+from tests.parity import tiny
 
 SIZES: dict[str, Any] = {
     "model": LATE,
@@ -74,3 +76,32 @@ def test_engines_give_the_tokens_of_the_reference(engine: str) -> None:
         for out in llm.generate(["Once upon a time", "The little dog"], params):
             tokens = out.outputs[0].token_ids
             assert reference.first_wrong_token(out.prompt_token_ids, tokens, 0.02) is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_sizes_module")
+@pytest.mark.parametrize("engine", ["oengine", "vinference"])
+def test_each_cache_group_may_have_a_dtype_of_its_own(engine: str, tmp_path: Path) -> None:
+    folder = str(tiny.write_checkpoint(tmp_path, "gemma3-mixed"))
+    given = SIZES | {"model": folder, "engine": engine, "kv_cache_dtype": {"window": "bfloat16"}}
+    with LLM(given.pop("model"), **given) as llm:
+        cache = llm.engine.runner.state.cache
+        found = {
+            group: {a.dtype.name for a in layers[0].values()} for group, layers in cache.items()
+        }
+        assert found == {"window": {"bfloat16"}, "full": {"float32"}}
+        reference = ReferenceModel(llm.plan, llm.engine.runner.weights)
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        prompts = [prompt[:40] for prompt in tiny.prompts()[2:5]]
+        for prompt, out in zip(prompts, llm.generate(prompts, params), strict=True):
+            assert reference.first_wrong_token(prompt, out.outputs[0].token_ids, 0.05) is None
+
+
+def test_a_cache_group_that_the_model_does_not_have_is_one_line_of_error() -> None:
+    assert plan_of(kv_cache_dtype={"full": "bfloat16"}).model.info.attention["full"].kv_dtype == (
+        "bfloat16"
+    )
+    with pytest.raises(UnknownNameError, match=r"'windo'. Allowed: full\."):
+        plan_of(kv_cache_dtype={"windo": "bfloat16"})
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype = .*'int3'.*Allowed: auto, float32"):
+        plan_of(kv_cache_dtype={"full": "int3"})
