@@ -152,12 +152,8 @@ def make_problem(
     shape = (spec.num_kv_heads, spec.head_dim)
     toward = directions(case.spec, case.scores, rng)
     keys = random_keys(case.spec, case.scores, case.kv_lens, rng, toward)
-    values = tuple(
-        np.ones((n, *shape), dtype)
-        if case.constant_v
-        else rng.normal(size=(n, *shape)).astype(dtype)
-        for n in case.kv_lens
-    )
+    draw = np.ones if case.constant_v else lambda size: rng.normal(size=size)
+    values = tuple(draw((n, *shape)).astype(dtype) for n in case.kv_lens)
     if spec.v_is_k_prefix:
         values = tuple(each[..., : spec.v_dim] for each in keys)
     keys, values = kept(layout, keys, values)

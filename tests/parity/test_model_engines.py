@@ -28,7 +28,7 @@ ENGINES: dict[str, Any] = {
     "oengine": {"name": "oengine", "page_size": PAGE_SIZE},
 }
 VARIANTS = ("deepseek_v2-grouped", "qwen3_moe-normed")
-QUICK = {("deepseek_v2-grouped", "oengine", 2)}
+QUICK = {("deepseek_v2-grouped", "oengine", 1)}
 """What `make test` runs."""
 
 

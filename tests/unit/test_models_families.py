@@ -367,10 +367,8 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    assert declared == {
-        family.name: family.architectures
-        for family in (deepseek_v2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
-    }
+    families = (deepseek_v2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+    assert declared == {family.name: family.architectures for family in families}
 
 
 class Products:
