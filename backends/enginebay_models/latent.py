@@ -107,7 +107,7 @@ class LatentAttention(nnx.Module):
         absorbed = _by_head("thp,hpr->thr", q[..., :plain], up[:, :plain])
         q = jnp.concatenate([absorbed, q_turned], axis=-1)
         k = jnp.concatenate([latent, k_turned], axis=-1)
-        mixed, cache = ops[ATTENTION](q, k, latent, cache, batch, spec=spec)
+        mixed, cache, _ = ops[ATTENTION](q, k, latent, cache, batch, spec=spec)
         values = _by_head("thr,hvr->thv", mixed, up[:, plain:])
         out = ops[LINEAR](values[:, :, None], self.out.get_value(), value_of(self.out_bias))
         return out, cache
