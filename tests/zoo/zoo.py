@@ -14,6 +14,9 @@ SAMPLE: tuple[str, ...] = (
     "attention_padding_writes_to_the_first_slot",
     "linear_adds_the_bias_in_every_split",
     "grouped_linear_multiplies_by_the_next_group",
+    "all_reduce_takes_the_largest",
+    "all_gather_along_the_first_axis",
+    "all_to_all_keeps_its_own",
     "rms_norm_statistics_in_16_bits",
     "add_rms_norm_norm_of_x_alone",
     "rope_turns_neighbours",
@@ -22,7 +25,7 @@ SAMPLE: tuple[str, ...] = (
     "rope_kv_write_turns_by_slots",
     "sample_top_k_one_less",
 )
-"""Twelve that CI runs, of every op."""
+"""Fifteen that CI runs, of every op."""
 
 RIGHT: tuple[tuple[str, str], ...] = (
     ("attention", "enginebay_xla.attention:xla_attention"),
@@ -33,6 +36,9 @@ RIGHT: tuple[tuple[str, str], ...] = (
     ("linear", "enginebay_native.linear:linear"),
     ("grouped_linear", "enginebay_xla.grouped_linear:grouped_linear"),
     ("grouped_linear", "enginebay_native.grouped_linear:grouped_linear"),
+    ("all_reduce", "enginebay_xla.collectives:all_reduce"),
+    ("all_gather", "enginebay_xla.collectives:all_gather"),
+    ("all_to_all", "enginebay_xla.collectives:all_to_all"),
     ("rms_norm", "enginebay_xla.norm:rms_norm"),
     ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
     ("add_rms_norm", "enginebay_xla.norm:add_rms_norm"),

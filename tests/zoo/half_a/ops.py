@@ -47,6 +47,33 @@ GROUPED_LINEAR = (
     ),
 )
 
+COLLECTIVES = (
+    _fault(
+        "all_reduce",
+        "takes_the_largest",
+        "split",
+        "collectives",
+        "return jax.lax.psum(x, axes)",
+        "return jax.lax.pmax(x, axes)",
+    ),
+    _fault(
+        "all_gather",
+        "along_the_first_axis",
+        "split",
+        "collectives",
+        "axis=dim, tiled=True)",
+        "axis=0, tiled=True).reshape(*x.shape[:-1], -1)",
+    ),
+    _fault(
+        "all_to_all",
+        "keeps_its_own",
+        "split",
+        "collectives",
+        "return jax.lax.all_to_all(x, axes, 0, 0, tiled=True)",
+        "return x",
+    ),
+)
+
 LINEAR = (
     _fault(
         "linear",
@@ -326,4 +353,4 @@ ROPE = (
     ),
 )
 
-FAULTS = (*LINEAR, *GROUPED_LINEAR, *RMS_NORM, *ADD_RMS_NORM, *ROPE)
+FAULTS = (*LINEAR, *GROUPED_LINEAR, *COLLECTIVES, *RMS_NORM, *ADD_RMS_NORM, *ROPE)
