@@ -103,7 +103,9 @@ class FakeEngine(Engine):
         tokens = np.full((len(plan.rows), max(plan.num_steps, 1)), -1, np.int32)
         for i, (row, its_tokens) in enumerate(zip(plan.rows, tokens, strict=True)):
             its_pages = {group: table[i] for group, table in tables.items()}
-            if not plan.is_decode:
+            if row.decodes:
+                its_tokens[0] = self._decode(row.lease, its_pages)
+            elif not plan.is_decode:
                 self._prefill(row, its_pages, its_tokens)
             elif row.draft_token_ids:
                 self._verify(row, its_pages, its_tokens)

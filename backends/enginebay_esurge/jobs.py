@@ -16,6 +16,7 @@ from enginebay.llm.prepare import Param, Prepared, Preparer
 from enginebay.llm.priority import Priority
 from enginebay.llm.prompts import Prompt
 from enginebay.llm.requests import with_id
+from enginebay.llm.segments import Segments
 from enginebay.types import SamplingParams, as_sampling_params, with_length
 from enginebay_esurge.context import ContextRules, Lengths, fit_lengths, truncate
 
@@ -86,6 +87,11 @@ class Jobs:
         engine: Any,
     ) -> Job:
         tokenizer = self._preparer.tokenizer
+        if isinstance(prompt, Segments):
+            todo = "Pass them to LLM.generate."
+            raise RequestError(
+                "Segments as an eSurge's prompt", "text, or a list of token ids", todo
+            )
         if isinstance(prompt, str):
             text, token_ids = prompt, tokenizer.encode(prompt)
         else:

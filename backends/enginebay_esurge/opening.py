@@ -19,7 +19,8 @@ from enginebay.compose.composition import (
 )
 from enginebay.config import DEFAULT_AXIS_RULES, make_config
 from enginebay.errors import ConfigError
-from enginebay.llm.prepare import Abilities, Preparer
+from enginebay.llm.abilities import Abilities
+from enginebay.llm.prepare import Preparer
 from enginebay.model import Checkpoint
 from enginebay.text import Tokenizer
 from enginebay.types import MAX_STOP_TOKENS

@@ -4,7 +4,6 @@ what the old ones computed.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,9 @@ from typing import Any
 from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.errors import InputError, InternalError, UnsupportedError, explain
 from enginebay.model import Checkpoint, Weights
-from enginebay.runner.commands import SetWeights
 from enginebay.runner.weights import flat_weights, merge_weights
 from enginebay.stepping.engine import StepEngine
 from enginebay_oengine.engine import is_paged
-from enginebay_oengine.ledger import PageLedger
-from enginebay_oengine.prefix import Salt
-
-_versions = itertools.count(1)  # in the process: two engines never name different weights alike
 
 
 def paged(engine: Any) -> StepEngine:
@@ -75,6 +69,4 @@ def swap(engine: StepEngine, change: Callable[[Weights], Weights]) -> None:
     before = flat_weights(engine.runner.weights)
     after = flat_weights(change(engine.runner.weights))
     changed = {path: w for path, w in after.items() if w is not before[path]}
-    engine.executor.run(SetWeights(changed))
-    assert isinstance(engine.ledger, PageLedger), "an eSurge has a paged engine"
-    engine.ledger.forget(Salt(weights=f"update {next(_versions)}"))
+    engine.set_weights(changed)

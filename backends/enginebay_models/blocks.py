@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from enginebay.cache import CacheArrays
-from enginebay.model import ModelCache, TensorSource
+from enginebay.model import Embeddings, ModelCache, TensorSource
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnBatch, AttnSpec, RopeSpec
 from enginebay.weights import WeightSpec
@@ -251,14 +251,21 @@ class Decoder(nnx.Module):
         )
 
     def __call__(
-        self, token_ids: jax.Array, cache: ModelCache, batches: Batches, ops: Ops
+        self,
+        token_ids: jax.Array,
+        cache: ModelCache,
+        batches: Batches,
+        ops: Ops,
+        embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         """token_ids int32 [T] -> (final-normed hidden states [T, hidden], the cache per group and
-        layer).
+        layer). `embeds` are not scaled.
         """
         x = ops[EMBEDDING](self.embed.get_value(), token_ids).astype(self.dtype)
         if self.embed_scale is not None:
             x = x * jnp.asarray(self.embed_scale, x.dtype)
+        if embeds is not None:
+            x = jnp.where(embeds[0][:, None], embeds[1].astype(x.dtype), x)
         branch: jax.Array | None = None
         done: dict[str, list[CacheArrays]] = {group: [] for group in cache}
         for layer in self.layers:

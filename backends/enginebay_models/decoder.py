@@ -13,7 +13,7 @@ from flax import nnx
 
 from enginebay.cache import CacheArrays, CacheGroup
 from enginebay.errors import ConfigError, explain
-from enginebay.model import Model, ModelCache, ModelInfo, TensorSource, Weights
+from enginebay.model import Embeddings, Model, ModelCache, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.spec import AttnSpec, RopeSpec
 from enginebay.weights import WeightSpec
@@ -192,9 +192,15 @@ class NnxModel(Model):
         return dict(self._sources)
 
     def hidden(
-        self, weights: Weights, ops: Ops, token_ids: jax.Array, cache: ModelCache, batches: Batches
+        self,
+        weights: Weights,
+        ops: Ops,
+        token_ids: jax.Array,
+        cache: ModelCache,
+        batches: Batches,
+        embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
-        return self._module(weights)(token_ids, cache, batches, ops)
+        return self._module(weights)(token_ids, cache, batches, ops, embeds)
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
         return self._module(weights).logits(hidden, ops)

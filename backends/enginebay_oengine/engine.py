@@ -18,7 +18,7 @@ from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.options import PagedOptions
 from enginebay_oengine.pool import PagePool
 from enginebay_oengine.pools import make_pools
-from enginebay_oengine.prefix import PrefixIndex, Salt
+from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.sizing import FEWEST_PAGES, pool_sizes
 from enginebay_oengine.store import PageStore
 
@@ -48,14 +48,12 @@ def make_ledger(
         return GroupPages(store, table, pools.kept_window(group))
 
     groups = parts.model.info.groups
-    kv_dtypes = [spec.kv_dtype for spec in parts.model.info.attention.values()]
     return PageLedger(
         {g.name: pages(g, table) for g, table in zip(groups, tables, strict=True)},
         config.max_num_seqs,
         config.max_model_len,
         max_ahead=pools.max_ahead,
         grows=not options.reserve_all,
-        salt=Salt(weights=f"{config.model} {parts.weight_format} {parts.dtype} {kv_dtypes}"),
     )
 
 

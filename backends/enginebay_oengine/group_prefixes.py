@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from enginebay.cache import Lease
+from enginebay.prefix_key import PrefixKey
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.pool import DUMMY_PAGE
-from enginebay_oengine.prefix import Salt, page_digests
+from enginebay_oengine.prefix import page_digests
 
 
 class GroupPrefixes:
@@ -19,15 +20,14 @@ class GroupPrefixes:
     them, and every group with a window those of the last `window` positions.
     """
 
-    def __init__(self, groups: Mapping[str, GroupPages], salt: Salt) -> None:
+    def __init__(self, groups: Mapping[str, GroupPages]) -> None:
         self.groups = groups
-        self._root = salt.digest()
         self._page_size = next(iter(groups.values())).table.page_size
         self._keeps_pages = all(group.store.index is not None for group in groups.values())
 
-    def find(self, token_ids: np.ndarray) -> list[bytes]:
+    def find(self, token_ids: np.ndarray, key: PrefixKey) -> list[bytes]:
         """The hashes of the most full pages, from the first on, after which a row with token_ids
-        int32 [tokens] goes on.
+        int32 [tokens] and this key goes on.
 
         Costs a microsecond a page and group, up to the first page that is not there.
         """
@@ -36,8 +36,9 @@ class GroupPrefixes:
             return found
         for group in self.groups.values():
             group.store.expire()
+        size = self._page_size
         whole = [group.store for group in self.groups.values() if group.window is None]
-        for digest in page_digests(self._root, token_ids, self._page_size):
+        for digest in page_digests(key.digest(), token_ids, size, key.by_page(size)):
             if any(store.find(digest) is None for store in whole):
                 break
             found.append(digest)
@@ -69,26 +70,26 @@ class GroupPrefixes:
             for name, group in self.groups.items()
         }
 
-    def name(self, digests: list[bytes], lease: Lease, token_ids: np.ndarray) -> None:
+    def name(
+        self, digests: list[bytes], lease: Lease, token_ids: np.ndarray, key: PrefixKey
+    ) -> None:
         """Put the full pages of token_ids, which a lease holds, into the indexes, and their hashes
         into `digests`, which has those of the first pages already.
         """
         if not self._keeps_pages:
             return
-        parent = digests[-1] if digests else self._root
-        rest = token_ids[len(digests) * self._page_size :]
-        for digest in page_digests(parent, rest, self._page_size):
+        parent, size = digests[-1] if digests else key.digest(), self._page_size
+        num = len(digests)
+        is_past = not key.embeds or key.embeds[-1][0] < num * size  # so while a row decodes
+        embeds = {} if is_past else key.by_page(size)
+        for digest in page_digests(parent, token_ids[num * size :], size, embeds, num):
             for name, group in self.groups.items():
                 page = lease.pages[name][len(digests)]
                 if page != DUMMY_PAGE:
                     group.store.name(digest, page)
             digests.append(digest)
 
-    def forget(self, salt: Salt | None) -> None:
-        """Find nothing again of what was computed so far. With a salt, what is computed from now on
-        depends on that.
-        """
-        if salt is not None:
-            self._root = salt.digest()
+    def forget(self) -> None:
+        """Find nothing again of what was computed so far."""
         for group in self.groups.values():
             group.store.forget()

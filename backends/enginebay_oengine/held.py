@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enginebay.cache import Lease
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
 from enginebay_oengine.pool import DUMMY_PAGE
 from enginebay_oengine.store import PageStore
@@ -44,6 +45,8 @@ class Held:
     """Tokens whose keys and values are in the pages; those after them may be written."""
     digests: list[bytes]
     """Hashes of the first full pages."""
+    key: PrefixKey
+    """What these hashes depend on besides the tokens."""
 
 
 class HeldPages:
@@ -72,11 +75,16 @@ class HeldPages:
         return held
 
     def add(
-        self, row: int, num_cached: int, digests: list[bytes], pages: Mapping[str, Sequence[int]]
+        self,
+        row: int,
+        num_cached: int,
+        digests: list[bytes],
+        pages: Mapping[str, Sequence[int]],
+        key: PrefixKey = NO_KEY,
     ) -> Held:
         """A lease of these pages by group, of which the first hold `num_cached` tokens."""
         lease = Lease(row=row, capacity=0, num_cached=num_cached, pages=dict.fromkeys(pages, ()))
-        held = self._held[row] = Held(lease, num_cached, digests)
+        held = self._held[row] = Held(lease, num_cached, digests, key)
         for group, its_pages in pages.items():
             self.extend(lease, group, its_pages)
         return held

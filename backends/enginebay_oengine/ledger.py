@@ -11,10 +11,10 @@ import numpy as np
 from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_oengine.group_prefixes import GroupPrefixes
 from enginebay_oengine.held import GroupPages, HeldPages
 from enginebay_oengine.pool import DUMMY_PAGE
-from enginebay_oengine.prefix import Salt
 
 
 class PageLedger(Ledger):
@@ -41,7 +41,6 @@ class PageLedger(Ledger):
         *,
         max_ahead: int | None = None,
         grows: bool = True,
-        salt: Salt | None = None,
     ) -> None:
         """`max_ahead` is needed where a group has a window. All groups have pages of one size."""
         self.groups = groups
@@ -54,7 +53,7 @@ class PageLedger(Ledger):
         self._growing = [name for name, window in self.windows.items() if window is None]
         self._sliding = [name for name, window in self.windows.items() if window is not None]
         self._held = HeldPages(groups, max_ahead)
-        self._prefixes = GroupPrefixes(groups, salt or Salt())
+        self._prefixes = GroupPrefixes(groups)
         self._copies: dict[str, list[tuple[int, int]]] = {}
 
     @property
@@ -68,19 +67,22 @@ class PageLedger(Ledger):
         pools = [self.groups[name].store.pool for name in self._growing]
         return min([self.max_model_len, *(pool.num_usable * self.page_size for pool in pools)])
 
-    def num_cached_tokens(self, token_ids: np.ndarray) -> int:
-        return min(len(self._prefixes.find(token_ids)) * self.page_size, len(token_ids) - 1)
+    def num_cached_tokens(self, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> int:
+        return min(len(self._prefixes.find(token_ids, key)) * self.page_size, len(token_ids) - 1)
 
-    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+    def admit(
+        self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
+    ) -> Lease | None:
         if row in self._held:
             raise InternalError(f"row {row} is admitted twice: release its lease first")
         num_prompt = len(prompt_token_ids)
         num_tokens = max(num_tokens, num_prompt)
         if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
-        digests = self._prefixes.find(prompt_token_ids)
+        digests = self._prefixes.find(prompt_token_ids, key)
         num_cached = min(len(digests) * self.page_size, num_prompt - 1)
-        return self._promise(row, num_cached, num_tokens, self._prefixes.pages(digests), digests)
+        pages = self._prefixes.pages(digests)
+        return self._promise(row, num_cached, num_tokens, pages, digests, key)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         parent = self._held.current(lease)
@@ -103,7 +105,7 @@ class PageLedger(Ledger):
                 self._prefixes.pages(known) | {name: lease.pages[name] for name in self._growing},
                 len(known) * self.page_size,
             )
-        return self._promise(row, num_cached, num_tokens, pages, parent.digests)
+        return self._promise(row, num_cached, num_tokens, pages, parent.digests, parent.key)
 
     def _promise(
         self,
@@ -112,6 +114,7 @@ class PageLedger(Ledger):
         num_tokens: int,
         pages: Mapping[str, Sequence[int]],
         digests: Sequence[bytes],
+        key: PrefixKey,
     ) -> Lease | None:
         """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and
         copies the rest of them.
@@ -137,7 +140,7 @@ class PageLedger(Ledger):
                 # to it before the copy.
                 copy = (pages[name][num_shared], given[name][num_shared])
                 self._copies.setdefault(name, []).append(copy)
-        held = self._held.add(row, num_cached, list(digests[:num_shared]), given)
+        held = self._held.add(row, num_cached, list(digests[:num_shared]), given, key)
         held.lease.capacity = num_pages * self.page_size
         return held.lease
 
@@ -175,7 +178,7 @@ class PageLedger(Ledger):
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, len(token_ids))
-        self._prefixes.name(held.digests, lease, token_ids)
+        self._prefixes.name(held.digests, lease, token_ids, held.key)
 
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
@@ -205,11 +208,8 @@ class PageLedger(Ledger):
     def reach(self) -> Mapping[str, int]:
         return {name: group.store.pool.reach for name, group in self.groups.items()}
 
-    def forget(self, salt: Salt | None = None) -> None:
-        """Find nothing again of what was computed so far: the arrays are gone, or the weights are
-        others (`salt`).
-        """
-        self._prefixes.forget(salt)
+    def forget(self) -> None:
+        self._prefixes.forget()
         self._copies = {}
 
     def check(self) -> None:

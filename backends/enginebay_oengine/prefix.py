@@ -5,49 +5,34 @@ pages.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from enginebay.errors import InternalError
-
-DIGEST_BYTES = 16
-"""Of a page's hash. BLAKE2b is collision resistant: nobody can make a prompt that finds the pages
-of another one.
-"""
+from enginebay.prefix_key import DIGEST_BYTES
 
 
-@dataclasses.dataclass(frozen=True)
-class Salt:
-    """What keys and values depend on besides the tokens: the weights, by a name of their version,
-    and the adapter.
-    """
-
-    weights: str = ""
-    adapter: str = ""
-
-    def digest(self) -> bytes:
-        """The hash that a chain of pages begins with; the same in every process."""
-        text = json.dumps([self.weights, self.adapter])
-        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-
-
-def page_digests(parent: bytes, token_ids: np.ndarray, page_size: int) -> Iterator[bytes]:
+def page_digests(
+    parent: bytes,
+    token_ids: np.ndarray,
+    page_size: int,
+    embeds: Mapping[int, bytes] = MappingProxyType({}),
+    first: int = 0,
+) -> Iterator[bytes]:
     """The hash of each full page of token_ids int32 [tokens], which follow the pages that `parent`
-    is the last hash of.
+    is the last hash of; `first` is the number of the first of them.
 
-    Each hash covers all tokens from the beginning, and is the same in every process and on every
-    machine.
+    `embeds`: the content of embeddings by page, see `PrefixKey.by_page`. Each hash covers all that
+    comes before it, and is the same in every process and on every machine.
     """
     data = np.asarray(token_ids, "<i4").tobytes()
     size = 4 * page_size
-    for start in range(0, len(data) - size + 1, size):
-        parent = hashlib.blake2b(
-            data[start : start + size], digest_size=DIGEST_BYTES, key=parent
-        ).digest()
+    for page, start in enumerate(range(0, len(data) - size + 1, size), first):
+        content = data[start : start + size] + embeds.get(page, b"")
+        parent = hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=parent).digest()
         yield parent
 
 

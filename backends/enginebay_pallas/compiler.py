@@ -127,16 +127,17 @@ class TpuCompiler:
             compiled = jax.jit(function, donate_argnums=tuple(donated)).lower(*placed).compile()
         seconds = time.perf_counter() - start_s
         memory: Any = compiled.memory_analysis()
+        text = compiled.as_text() or ""
         figures = {
             "argument_bytes": memory.argument_size_in_bytes,
             "output_bytes": memory.output_size_in_bytes,
             "temp_bytes": memory.temp_size_in_bytes,
             "alias_bytes": memory.alias_size_in_bytes,
             "code_bytes": memory.generated_code_size_in_bytes,
-            "vmem_bytes": max(map(int, USED_VMEM.findall(compiled.as_text() or "")), default=0),
+            "vmem_bytes": max(map(int, USED_VMEM.findall(text)), default=0),
         }
         return CompileReport(
-            target, seconds, {name: int(number) for name, number in figures.items()}
+            target, seconds, {name: int(number) for name, number in figures.items()}, text
         )
 
 

@@ -129,16 +129,17 @@ class TritonCompiler:
                 lowered = jitted.lower(*placed)
             else:
                 lowered = jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
-        figures = _kernel_figures(assemble(kernels_in(lowered), target))
+        text, figures = "", _kernel_figures(assemble(kernels_in(lowered), target))
         if whole:
             with warnings.catch_warnings():
                 # A program for a device that is not there goes into JAX's cache, but does not come
                 # out again.
                 warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-                memory = lowered.compile().memory_analysis()
+                compiled = lowered.compile()
+            memory, text = compiled.memory_analysis(), compiled.as_text() or ""
             for name in ("argument", "output", "temp", "alias"):
                 figures[f"{name}_bytes"] = int(getattr(memory, f"{name}_size_in_bytes"))
-        return CompileReport(target, time.perf_counter() - start, figures)
+        return CompileReport(target, time.perf_counter() - start, figures, text)
 
 
 compiler = TritonCompiler()

@@ -9,6 +9,7 @@ import numpy as np
 from enginebay.cache import Lease, Ledger
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
 
 
@@ -36,7 +37,9 @@ class SlotLedger(Ledger):
         self.pages_per_slot = 1
         self._leases: dict[int, Lease] = {}
 
-    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+    def admit(
+        self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
+    ) -> Lease | None:
         if row in self._leases:
             raise InternalError(f"row {row} is admitted twice: release its lease first")
         if num_tokens > self.max_model_len or row >= self.num_slots:

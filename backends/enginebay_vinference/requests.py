@@ -17,7 +17,8 @@ import numpy as np
 from enginebay.compose.composition import Plan
 from enginebay.constraint import forms_of
 from enginebay.errors import InputError, RequestError
-from enginebay.llm.prepare import Abilities, Preparer
+from enginebay.llm.abilities import Abilities
+from enginebay.llm.prepare import Preparer
 from enginebay.text import Tokenizer
 from enginebay.types import Request, SamplingParams, with_length
 from enginebay_vinference.errors import InferenceWarning

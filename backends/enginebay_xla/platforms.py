@@ -114,6 +114,7 @@ class CudaPlatform(JaxPlatform):
     default_layout = "nhd"
     default_dtype = "bfloat16"
     priority = 10
+    mixed_steps = True
     backend = "cuda"
     hint = "install enginebay[gpu] and check the driver"
 
@@ -138,6 +139,7 @@ class TpuPlatform(JaxPlatform):
     default_layout = "tpu_rpa"
     default_dtype = "bfloat16"
     priority = 20
+    mixed_steps = True
     backend = "tpu"
     hint = "install enginebay[tpu] on a machine with a TPU"
 

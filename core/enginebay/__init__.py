@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from enginebay.errors import EnginebayError, InputError, InternalError, UnsupportedError
     from enginebay.llm import LLM
     from enginebay.llm.events import AsyncEvents, Events, RequestEnded
+    from enginebay.llm.segments import Segments
     from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
     from enginebay.types import SamplingParams
 
@@ -34,6 +35,7 @@ __all__ = [
     "RequestEnded",
     "RequestOutput",
     "SamplingParams",
+    "Segments",
     "StreamChunk",
     "UnsupportedError",
 ]
@@ -47,6 +49,7 @@ __getattr__ = on_demand(
         "enginebay.llm": "LLM",
         "enginebay.llm.events": "AsyncEvents Events RequestEnded",
         "enginebay.outputs": "CompletionOutput RequestOutput StreamChunk",
+        "enginebay.llm.segments": "Segments",
         "enginebay.types": "SamplingParams",
     },
 )

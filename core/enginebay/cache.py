@@ -19,6 +19,7 @@ import numpy as np
 
 from enginebay.cache_shape import CacheShape
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.weights import stored_bytes
 
 CacheArrays = Mapping[str, jax.Array]
@@ -199,10 +200,12 @@ class Ledger(ABC):
     """Whether `fork` gives leases, so that rows with the same prompt have it computed once."""
 
     @abstractmethod
-    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+    def admit(
+        self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
+    ) -> Lease | None:
         """Promise row `row` space for `num_tokens` tokens, or None when there is not enough now.
 
-        The first `num_cached` of the prompt's tokens need not be computed: never the last.
+        What other rows have computed counts as the prompt's only under an equal `key`. The first `num_cached` of the prompt's tokens need not be computed: never the last.
         """
 
     @abstractmethod
@@ -241,7 +244,7 @@ class Ledger(ABC):
         """
         return None
 
-    def num_cached_tokens(self, token_ids: np.ndarray) -> int:
+    def num_cached_tokens(self, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> int:
         """How many of the first tokens `admit` would find in the cache now."""
         return 0
 

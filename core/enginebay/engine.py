@@ -43,6 +43,10 @@ class RowPlan:
     update: tuple[RowValues, ...] = ()
     """Of a row that samples: fields of its logits processors to write before the step."""
     returns_prompt: bool = False
+    decodes: bool = False
+    """Of a row of a prefill: it goes on by one token from the one that it sampled last."""
+    pools: bool = False
+    """Whether the hidden states of these tokens are read."""
     draft_token_ids: tuple[int, ...] = ()
     """What may come after the row's last token, to be verified."""
 
@@ -60,7 +64,8 @@ class Demand:
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one call of the compiled step does: prefill of chunks, or up to `num_steps` tokens for
-    decoding rows.
+    decoding rows. An engine whose configuration has `mixed_steps` on may be given a prefill in which
+    rows decode, one token each.
 
     When rows bring drafts all do, MAX_VERIFIED_ROWS at most, without penalties: each gets those
     that hold and a token more. A row brings config.draft_passes * (config.max_drafts + 1) - 1 of
@@ -176,6 +181,14 @@ class Pending(ABC):
             f"{type(self).__name__} was asked for those of a prompt, which it cannot tell"
         )
 
+    def read_hidden(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the plan's row, which has `pools`: the sum of the final hidden states of its tokens,
+        and that of its last token, f32 [hidden_size] each.
+
+        For engines that declare the capability "hidden_states".
+        """
+        raise InternalError(f"{type(self).__name__} was asked for hidden states")
+
     def read_logits(self) -> np.ndarray:
         """Wait, and return f32 [tokens or more, vocab]: the logits after each token of the only row
         of the plan, in order.
@@ -261,6 +274,13 @@ class Engine(ABC):
     compilations: Compilations
     rows: RowTable
     """The row table that plans refer to."""
+
+    @property
+    def weights_version(self) -> str:
+        """Names the weights and dtypes that keys and values depend on; another one after each
+        change of weights.
+        """
+        return ""
 
     @abstractmethod
     def step(self, plan: StepPlan) -> Pending:

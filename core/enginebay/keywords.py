@@ -47,6 +47,8 @@ class ServingChoices(TypedDict, total=False):
     compile_cache: str
     dump_step: str | None
     full_vocab_logprobs: bool
+    embeddings: bool
+    prompt_embeds: bool
 
 
 class EngineChoices(ServingChoices, total=False):
@@ -60,6 +62,7 @@ class EngineChoices(ServingChoices, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_execution: bool
+    mixed_steps: Literal["auto", "on", "off"]
     mesh: Mapping[str, int]
     forbid_compiling: bool
 

@@ -30,6 +30,9 @@ walked per step.
 ModelCache = Mapping[str, Sequence[CacheArrays]]
 """Cache arrays per group name and layer of the group."""
 
+Embeddings = tuple[jax.Array, jax.Array]
+"""Which tokens of a step are embeddings, bool [T], and these, f32 [T, hidden_size]."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelInfo:
@@ -131,12 +134,13 @@ class Model(ABC):
         token_ids: jax.Array,
         cache: ModelCache,
         batches: Mapping[str, AttnBatch],
+        embeds: Embeddings | None = None,
     ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
         """token_ids int32 [T] -> (final-normed hidden states [T, hidden_size], the cache with these
         tokens in it).
 
         `batches` has the step's rows per cache group: the same rows, each group with its own page
-        table.
+        table. `embeds`, of a prefill only, stand in place of the embeddings of some tokens.
         """
 
     @abstractmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
+
 from enginebay.types import FinishReason
 
 
@@ -64,6 +66,7 @@ class RequestOutput:
 
     `prompt_logprobs` has an entry for each of prompt_token_ids, as in CompletionOutput; of the
     first token, before which there is nothing, it is None. None when the request did not ask.
+    `hidden`: the prompt's pooled hidden states f32 [hidden_size], of `LLM.embed` alone.
     """
 
     request_id: str
@@ -82,6 +85,7 @@ class RequestOutput:
     update_seq: int = 0
     delta_seq: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None
+    hidden: np.ndarray | None = None
 
     def get_text(self) -> str:
         """The first completion's text, or "" when there is none."""

@@ -48,6 +48,11 @@ class Platform(ABC):
     would be, so that one program serves any number of rows.
     """
 
+    mixed_steps: bool = False
+    """Whether decoding rows share the program of a prefill, which reads the weights once for both,
+    where the configuration says "auto".
+    """
+
     @abstractmethod
     def why_not(self) -> str | None:
         """Why this platform cannot be used on this machine, or None when it can."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from enginebay.embeds import Embeds
 from enginebay.errors import EnginebayError, RequestError, explain
 from enginebay.grammar import Grammar
 from enginebay.row_value import AppliedBy, FromCheckpoint, RowValue, declared
@@ -19,6 +20,8 @@ Float = TypeVar("Float")
 Int = TypeVar("Int")
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["mean", "last"]
+"""Of a prompt's hidden states: their mean, or that of the last token."""
 
 
 class StepVariant(enum.IntEnum):
@@ -33,14 +36,10 @@ class StepVariant(enum.IntEnum):
 
 
 MAX_STOP_TOKENS = 16
-"""How many end-of-sequence and stop token ids one request may have: they are compared on the
-device.
-"""
+"""Most end-of-sequence and stop token ids of a request: they are compared on the device."""
 
 MAX_LOGPROBS = 20
-"""How many best tokens one request may ask log-probabilities of: the device finds them in every
-step that tells any.
-"""
+"""Most best tokens whose log-probabilities a request may ask for: every step finds so many."""
 
 ALL_LOGPROBS = -1
 """In place of such a number: the whole vocabulary."""
@@ -386,15 +385,14 @@ class Request:
     """On whose account it runs, for schedulers that are fair among tenants."""
     grammar: Grammar | None = None
     """What the output must be; None: anything."""
+    embeds: Embeds | None = None
+    """Of prompt positions that hold embeddings; their token id is one past the vocabulary."""
+    cache_salt: str = ""
+    """Requests with another one share no prefix with it."""
+    pooling: Pooling | None = None
+    """The prompt's hidden states are asked for, pooled so, and no token; None: tokens are."""
 
 
 def key_of(seed: int) -> tuple[int, int]:
     """The two 32-bit words of a request's random key, from its seed."""
     return seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF
-
-
-def with_processors(request: Request, values: tuple[Any, ...]) -> Request:
-    """The request with other fields of logits processors (enginebay.processor.RowValues)."""
-    return dataclasses.replace(
-        request, sampling=dataclasses.replace(request.sampling, processors=values)
-    )

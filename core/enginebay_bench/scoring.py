@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from enginebay.compose.composition import make_parts
 from enginebay.engine import Engine, RowPlan, StepPlan
 from enginebay.errors import RequestError, StoppedError, explain
 from enginebay.llm import LLM
+from enginebay.prefix_key import DIGEST_BYTES, PrefixKey
 from enginebay.types import FrozenSampling, Request
 
 REQUEST_ID = "scored"
@@ -66,10 +68,6 @@ class Scorer:
     def _score(self, token_ids: tuple[int, ...], num_new: int) -> Scored:
         engine: Engine = self._llm.engine
         request = _greedy_request(token_ids, num_new)
-        if engine.ledger.num_cached_tokens(request.prompt_token_ids):
-            # what is found in the cache would not be computed, so that nothing were known of it
-            engine.drop_arrays()
-            engine.make_arrays()
         row = engine.rows.add_request(request)
         try:
             return self._run(engine, row, token_ids, num_new)
@@ -85,7 +83,9 @@ class Scorer:
                 "Score a shorter piece.",
             )
         )
-        lease = engine.ledger.admit(row, np.asarray(token_ids, np.int32), total)
+        # What is found in the cache would not be computed, so that nothing were known of it.
+        key = PrefixKey(salt=secrets.token_hex(DIGEST_BYTES))
+        lease = engine.ledger.admit(row, np.asarray(token_ids, np.int32), total, key)
         if lease is None:
             raise no_room
 

@@ -1,4 +1,4 @@
-"""Compiling a whole decode step for devices that are not there, with shapes in place of weights and
+"""Compiling a whole decode step, or one of prompts beside it, for devices that are not there, with shapes in place of weights and
 cache.
 """
 
@@ -25,7 +25,9 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.spec import Bucket
 from enginebay.ops.toolchains import CompileReport, KernelCompiler
 from enginebay.registry import Registry
+from enginebay.runner import device
 from enginebay.runner.device import DeviceRows
+from enginebay.runner.prefill import forward_step
 from enginebay.runner.sharding import Placement, make_placement
 from enginebay.runner.step import Program, StepState, decode_step
 
@@ -36,7 +38,8 @@ TENSOR = "tensor"
 @dataclasses.dataclass(frozen=True)
 class DecodeShape:
     """Sizes of a decode step: rows, most tokens of a row, tokens of a page, pages of the cache, and
-    tokens a call makes.
+    tokens a call makes. With `prefill_tokens` it is a step of so many tokens instead, in which rows
+    decode beside chunks of prompts (the forward program of a prefill).
     """
 
     rows: int = 32
@@ -45,12 +48,24 @@ class DecodeShape:
     num_pages: int = 32 * 64 + 1
     decode_steps: int = 16
     dtype: str = "bfloat16"
+    prefill_tokens: int = 0
 
     @property
     def bucket(self) -> Bucket:
         """All rows at their longest."""
         pages = -(-self.max_model_len // self.page_size)
+        num = self.prefill_tokens
+        if num:
+            return Bucket(num, self.rows, pages, num, self.max_model_len, "mixed")
         return Bucket(self.rows, self.rows, pages, 1, self.max_model_len, "decode")
+
+    @property
+    def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What a step of this shape is given besides weights, state and page tables."""
+        if not self.prefill_tokens:
+            return _ints(self.rows), _ints()
+        floats = jax.ShapeDtypeStruct((self.rows, device.NUM_FLOAT_COLUMNS), jnp.float32)
+        return _ints(self.prefill_tokens), _ints(self.rows, device.NUM_INT_COLUMNS), floats
 
     def layouts(self, kind: type[KVLayout], model: Model) -> dict[str, KVLayout]:
         """Each cache group's layout."""
@@ -113,13 +128,15 @@ class _Step:
         on_mesh = self.placement.mesh is not None
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=where if on_mesh else None)
 
-    def __call__(
-        self, weights: Any, state: StepState, row_ids: Any, num_steps: Any, tables: Any
-    ) -> Any:
-        """decode_step, whose state comes back as it went: donated arrays are used again only then."""
-        bucket, steps = self.shape.bucket, self.shape.decode_steps
-        step = functools.partial(decode_step, self.program, dict(self.layouts), bucket, steps)
-        after, sampled = step(weights, state, row_ids, num_steps, tables)
+    def __call__(self, weights: Any, state: StepState, *inputs: Any) -> Any:
+        """The step, whose state comes back as it went: donated arrays are used again only then."""
+        layouts, bucket = dict(self.layouts), self.shape.bucket
+        if self.shape.prefill_tokens:
+            step: Any = functools.partial(forward_step, self.program, layouts, bucket)
+        else:
+            steps = self.shape.decode_steps
+            step = functools.partial(decode_step, self.program, layouts, bucket, steps)
+        after, *sampled = step(weights, state, *inputs)
         if self.placement.mesh is not None:
             after = jax.tree.map(
                 lambda array, before: jax.lax.with_sharding_constraint(array, before.sharding),
@@ -139,7 +156,7 @@ def compile_decode_step(
     shape: DecodeShape | None = None,
     config: EngineConfig | None = None,
 ) -> StepReport:
-    """Compile the whole decode step of a model, given as its config.json, for a target, over so
+    """Compile the whole step of a `shape`, of a model, given as its config.json, for a target, over so
     many devices.
 
     Kernels are chosen as `config` says and as they would be on the device. Raises what the compiler
@@ -158,17 +175,21 @@ def compile_decode_step(
         model,
         OpsBinder(kernels, model.info, placement),
         make_sampler(registry, config, kernels.bound(placement)["sample"]),
+        mixes=True,
     )
     layouts = shape.layouts(kernels.layout_type, model)
     step = _Step(model, program, placement, layouts, shape)
-    rows, bucket = jax.ShapeDtypeStruct((shape.rows,), jnp.int32), shape.bucket
-    table = jax.ShapeDtypeStruct((bucket.seqs, bucket.pages_per_seq), jnp.int32)
+    tables = dict.fromkeys(layouts, _ints(shape.rows, shape.bucket.pages_per_seq))
     held = (step.weights(), step.state())
-    arguments = (*held, rows, jax.ShapeDtypeStruct((), jnp.int32), dict.fromkeys(layouts, table))
+    arguments = (*held, *shape.inputs, tables)
     report = compiler.compile(step, arguments, target=target, donated=(1,), num_devices=num_devices)
     return StepReport(
         report, kernels.names, _bytes(held[1].cache, num_devices), _bytes(held[0], num_devices)
     )
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def _with_a_sampler(registry: Registry, config: EngineConfig) -> EngineConfig:

@@ -10,7 +10,7 @@ import numpy as np
 
 from enginebay.errors import RequestError
 from enginebay.llm import LLM
-from enginebay.llm.prepare import Abilities
+from enginebay.llm.abilities import Abilities
 from enginebay.outputs import CompletionOutput
 from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from enginebay_testing.reference import ReferenceModel

@@ -18,6 +18,7 @@ from enginebay.errors import CompilationError
 from enginebay.llm import LLM
 from enginebay.types import SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
+from enginebay_testing.engine_hidden import hidden_states_are_the_models
 from enginebay_testing.engine_logprobs import logprobs_are_the_models
 from enginebay_testing.engine_moves import state_moves_to_another_engine
 from enginebay_testing.ledgers import ledger_checks
@@ -45,6 +46,7 @@ def engine_checks(subject: EngineSubject) -> list[Check]:
         penalised_tokens_are_the_models,
         recomputed_rows_keep_their_counts,
         logprobs_are_the_models,
+        hidden_states_are_the_models,
         alone_equals_batch,
         chunk_sizes_do_not_matter,
         decode_steps_do_not_matter,

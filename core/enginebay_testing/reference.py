@@ -4,7 +4,7 @@ batching.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import Plan, make_sampler
 from enginebay.model import Weights
+from enginebay.ops.bound import Ops
 from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.step import Layouts
 from enginebay.types import SamplingParams
@@ -42,16 +43,34 @@ class ReferenceModel:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """f32 [tokens, vocab] of a sequence from its start."""
+        return self._run(self._compiled, token_ids)
+
+    def hidden(self, token_ids: Sequence[int]) -> np.ndarray:
+        """f32 [tokens, hidden_size], the final hidden states of a sequence from its start."""
+        return self._run(jax.jit(self._hidden, static_argnums=3), token_ids)
+
+    def _run(self, compiled: Callable[..., jax.Array], token_ids: Sequence[int]) -> np.ndarray:
         count = len(token_ids)
         size = max(SMALLEST, 1 << (count - 1).bit_length())
         padded = np.zeros(size, np.int32)
         padded[:count] = token_ids
-        result = self._compiled(self.weights, padded, np.asarray([count], np.int32), size)
+        result = compiled(self.weights, padded, np.asarray([count], np.int32), size)
         return np.asarray(result)[:count]
+
+    def _hidden(
+        self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int
+    ) -> jax.Array:
+        return self._both(weights, token_ids, count, size)[0]
 
     def _forward(
         self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int
     ) -> jax.Array:
+        hidden, ops = self._both(weights, token_ids, count, size)
+        return self.plan.model.logits(weights, ops, hidden)
+
+    def _both(
+        self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int
+    ) -> tuple[jax.Array, Ops]:
         info, plan = self.plan.model.info, self.plan
         page_size = plan.kernels.smallest_page or size
         num_pages = -(-size // page_size)
@@ -66,8 +85,7 @@ class ReferenceModel:
         cache = {
             g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups
         }
-        hidden, _ = plan.model.hidden(weights, ops, token_ids, cache, batches)
-        return plan.model.logits(weights, ops, hidden)
+        return plan.model.hidden(weights, ops, token_ids, cache, batches)[0], ops
 
     def first_wrong_token(
         self,

@@ -22,8 +22,9 @@ after it.
 """
 OTHER_OPS_IN_SHORT = 6
 
-SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves")
-"""Of an engine's checks, by parts of their names, those that make engines of their own: slow ones.
+SEVERAL_ENGINES = ("chunk_sizes", "decode_steps", "state_moves", "hidden_states")
+"""Of an engine's checks, by parts of their names, those that make engines of their own, or compile
+programs that no other check needs: slow ones.
 """
 ORACLE = "engine:vinference"
 SLOW_BUT_OF_THE_ORACLE = ("logprobs", "compiling_can_be")

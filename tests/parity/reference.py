@@ -50,3 +50,13 @@ def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
         "the reference disagrees with itself: two scores are too close"
     )
     return continuation
+
+
+def hidden_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
+    """f32 [tokens, hidden_size], `last_hidden_state`: after the final norm."""
+    import torch
+
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
+    result: np.ndarray = hidden.float().numpy()
+    return result

@@ -115,3 +115,18 @@ def test_prompt_and_whole_logprobs_are_transformers_log_softmax(
             best = np.sort(expected)[::-1][:4]
             assert list(one.values())[:4] == pytest.approx(best.tolist(), abs=1e-4)
         assert {len(one) for one in completion.logprobs} == {theirs.shape[1]}
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "gemma3-mixed"])
+def test_embeddings_are_transformers_hidden_states(variant: str, tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path, variant)
+    model = reference.load_reference(folder, "float32")
+    prompts = tiny.prompts()[2:]
+    sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32}
+    with LLM(str(folder), engine="oengine", dtype="float32", **sizes) as llm:
+        means, lasts = llm.embed(prompts), llm.embed(prompts, pooling="last")
+    for prompt, mean, last in zip(prompts, means, lasts, strict=True):
+        theirs = reference.hidden_of(model, prompt)
+        bound = 1e-5 * max(1.0, float(np.abs(theirs).max()))
+        np.testing.assert_allclose(mean, theirs.mean(axis=0), rtol=0, atol=bound)
+        np.testing.assert_allclose(last, theirs[-1], rtol=0, atol=bound)

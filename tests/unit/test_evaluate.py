@@ -15,6 +15,7 @@ import pytest
 from enginebay import LLM, SamplingParams
 from enginebay.config import make_config
 from enginebay.errors import InputError, RequestError
+from enginebay.prefix_key import PrefixKey
 from enginebay_bench.cli.eval import print_tables, reference_config
 from enginebay_bench.evaluate import Passages, Sizes, compare, evaluate, split
 from enginebay_bench.scoring import Scored, scoring
@@ -49,7 +50,9 @@ def both(paged: LLM, tokens: list[int]) -> tuple[Scored, Scored]:
         first = scorer.score(tokens, 6)
         paged.generate([tokens], SamplingParams(max_tokens=1))
         known = paged.run_on_engine(
-            lambda: paged.engine.ledger.num_cached_tokens(np.asarray(tokens, np.int32))
+            lambda: paged.engine.ledger.num_cached_tokens(
+                np.asarray(tokens, np.int32), PrefixKey(paged.engine.weights_version)
+            )
         )
         assert known > 0, "nothing of the prompt is kept, so that the second time shows nothing"
         return first, scorer.score(tokens, 6)

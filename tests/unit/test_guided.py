@@ -21,7 +21,8 @@ from enginebay import LLM, SamplingParams
 from enginebay.engine import Pending, StepPlan
 from enginebay.errors import InputError, InternalError, RequestError
 from enginebay.grammar import Constraint, Grammar
-from enginebay.llm.prepare import Abilities, Preparer
+from enginebay.llm.abilities import Abilities
+from enginebay.llm.prepare import Preparer
 from enginebay.loop.loop import EngineLoop
 from enginebay.outputs import CompletionOutput, RequestOutput
 from enginebay_cli.generate import add_sampling_arguments, sampling_from

@@ -9,6 +9,7 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
@@ -124,7 +125,9 @@ class GrowsWhatItRefuses(SlotLedger):
 class PromisesTooMuch(SlotLedger):
     """Admits whatever is asked."""
 
-    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+    def admit(
+        self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
+    ) -> Lease | None:
         return super().admit(row, prompt_token_ids, min(num_tokens, self.max_model_len))
 
 

@@ -18,7 +18,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
-from enginebay.llm.prepare import Abilities
+from enginebay.llm.abilities import Abilities
 from enginebay.outputs import CompletionOutput
 from enginebay.registry import Registry, load_registry
 from enginebay.runner.commands import Step

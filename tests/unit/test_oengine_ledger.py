@@ -11,11 +11,12 @@ import pytest
 
 from enginebay.cache import Lease
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages, HeldPages
 from enginebay_oengine.ledger import PageLedger
 from enginebay_oengine.pool import PagePool
-from enginebay_oengine.prefix import PrefixIndex, Salt
+from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.store import PageStore
 from enginebay_testing.ledger_machine import LedgerWorld
 
@@ -57,16 +58,18 @@ def prompt(length: int, kind: int = 0) -> np.ndarray:
     return np.arange(length, dtype=np.int32) + 1000 * kind
 
 
-def admit(ledger: PageLedger, row: int, token_ids: np.ndarray, more: int = 1) -> Lease:
-    lease = ledger.admit(row, token_ids, len(token_ids) + more)
+def admit(
+    ledger: PageLedger, row: int, token_ids: np.ndarray, more: int = 1, key: PrefixKey = NO_KEY
+) -> Lease:
+    lease = ledger.admit(row, token_ids, len(token_ids) + more, key)
     assert lease is not None
     ledger.check()
     return lease
 
 
-def run(ledger: PageLedger, row: int, token_ids: np.ndarray) -> None:
+def run(ledger: PageLedger, row: int, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> None:
     """A request from admission to release, all of it computed."""
-    lease = admit(ledger, row, token_ids)
+    lease = admit(ledger, row, token_ids, key=key)
     ledger.commit(lease, token_ids)
     ledger.release(lease)
     ledger.check()
@@ -196,14 +199,14 @@ def test_new_weights_find_nothing_of_the_old_ones() -> None:
     run(ledger, 0, prompt(24))
     running = admit(ledger, 1, prompt(17))
     ledger.commit(running, prompt(17))
-    ledger.forget(Salt("new"))
-    assert ledger.num_cached_tokens(prompt(24)) == 0
+    new = PrefixKey("new")
+    assert ledger.num_cached_tokens(prompt(24), new) == 0
     ledger.commit(running, prompt(24))  # its first keys are of the old weights
-    assert ledger.num_cached_tokens(prompt(32)) == 0
+    assert ledger.num_cached_tokens(prompt(32), new) == 0
     ledger.release(running)
     ledger.check()
-    run(ledger, 0, prompt(24))
-    assert ledger.num_cached_tokens(prompt(32)) == 24
+    run(ledger, 0, prompt(24), new)
+    assert ledger.num_cached_tokens(prompt(32), new) == 24
 
 
 def test_without_an_index_nothing_is_kept() -> None:
@@ -333,3 +336,34 @@ def test_a_promise_is_never_shorter_than_the_prompt_or_what_is_shared() -> None:
     assert other is not None
     assert other.capacity >= 18
     ledger.check()
+
+
+def test_rows_share_pages_under_equal_keys_alone() -> None:
+    ledger, salted = make_ledger(), PrefixKey("w", "salt")
+    run(ledger, 0, prompt(24), salted)
+    others = [NO_KEY, PrefixKey("w"), PrefixKey("", "salt"), PrefixKey("v", "salt")]
+    assert [ledger.num_cached_tokens(prompt(24), key) for key in others] == [0] * 4
+    assert ledger.num_cached_tokens(prompt(24), salted) == 23
+    assert admit(ledger, 0, prompt(24), key=salted).num_cached == 23
+
+
+def test_equal_embeddings_share_pages_and_others_only_what_stands_before() -> None:
+    ledger = make_ledger()
+
+    def key(*embeds: tuple[int, bytes]) -> PrefixKey:
+        return PrefixKey(embeds=embeds)
+
+    first = key((9, b"a" * 16), (10, b"b" * 16))
+    run(ledger, 0, prompt(24), first)
+    assert PAGE == 8
+    assert ledger.num_cached_tokens(prompt(32), first) == 24
+    assert ledger.num_cached_tokens(prompt(32)) == PAGE
+    assert ledger.num_cached_tokens(prompt(32), key((9, b"a" * 16), (10, b"c" * 16))) == PAGE
+    assert ledger.num_cached_tokens(prompt(32), key((1, b"a" * 16))) == 0
+    held = admit(ledger, 0, prompt(32), key=first)
+    ledger.commit(held, prompt(32))  # goes on in pages that were found
+    fork = ledger.fork(held, 1, 32, 40)
+    assert fork is not None
+    ledger.commit(fork, prompt(40))
+    assert ledger.num_cached_tokens(prompt(41), first) == 40
+    assert ledger.num_cached_tokens(prompt(41)) == PAGE

@@ -12,8 +12,9 @@ import pytest
 
 from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
+from enginebay.prefix_key import PrefixKey
 from enginebay_oengine.pool import DUMMY_PAGE, PagePool, check_books
-from enginebay_oengine.prefix import PrefixIndex, Salt, page_digests
+from enginebay_oengine.prefix import PrefixIndex, page_digests
 
 
 def counts(pool: PagePool) -> tuple[int, int, int]:
@@ -85,8 +86,8 @@ def test_pages_that_tokens_need() -> None:
 TOKENS = np.arange(20, dtype=np.int32)
 
 
-def digests(token_ids: np.ndarray, salt: Salt | None = None) -> list[str]:
-    return [d.hex() for d in page_digests((salt or Salt()).digest(), token_ids, 8)]
+def digests(token_ids: np.ndarray, salt: PrefixKey | None = None) -> list[str]:
+    return [d.hex() for d in page_digests((salt or PrefixKey()).digest(), token_ids, 8)]
 
 
 def test_a_hash_covers_all_tokens_before() -> None:
@@ -100,24 +101,24 @@ def test_a_hash_covers_all_tokens_before() -> None:
 
 
 def test_a_chain_goes_on_where_it_ended() -> None:
-    first, second = page_digests(Salt().digest(), TOKENS, 8)
+    first, second = page_digests(PrefixKey().digest(), TOKENS, 8)
     assert list(page_digests(first, TOKENS[8:], 8)) == [second]
 
 
 def test_weights_and_adapter_separate_prefixes() -> None:
-    salts = [Salt(), Salt("w"), Salt("w", "a"), Salt("", "w"), Salt("wa")]
+    salts = [PrefixKey(), PrefixKey("w"), PrefixKey("w", "a"), PrefixKey("", "w"), PrefixKey("wa")]
     assert len({digests(TOKENS, salt)[0] for salt in salts}) == len(salts)
 
 
 def test_hashes_are_the_same_in_every_process() -> None:
-    assert digests(TOKENS, Salt("weights", "adapter"))[0] == "4b7c74da0383f5585ad4731f0c2d0693"
+    assert digests(TOKENS, PrefixKey("weights", "adapter"))[0] == "4b7c74da0383f5585ad4731f0c2d0693"
     code = (
-        "import numpy as np; from enginebay_oengine.prefix import *;"
-        "print(*[d.hex() for d in page_digests(Salt('w', 'a').digest(), np.arange(20, "
+        "import numpy as np; from enginebay.prefix_key import *; from enginebay_oengine.prefix import *;"
+        "print(*[d.hex() for d in page_digests(PrefixKey('w', 'a').digest(), np.arange(20, "
         "dtype=np.int32), 8)])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == digests(TOKENS, Salt("w", "a"))
+    assert done.stdout.split() == digests(TOKENS, PrefixKey("w", "a"))
 
 
 def index_of(pages: int, ttl_s: float | None = None) -> PrefixIndex:

@@ -19,7 +19,8 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
-from enginebay.llm.prepare import Abilities, Preparer
+from enginebay.llm.abilities import Abilities
+from enginebay.llm.prepare import Preparer
 from enginebay.runner import full_vocab
 from enginebay.runner.full_vocab import log_softmax as device_log_softmax
 from enginebay.runner.full_vocab import prompt_logprobs

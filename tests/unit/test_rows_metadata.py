@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.processor import RowValues
-from enginebay.types import SamplingParams, with_processors
+from enginebay.types import Request, SamplingParams
 from enginebay_oengine import ModelRunnerSamplingMetadata, SequenceBuffer
 from tests.unit.rowtable import (
     LENGTH,
@@ -66,6 +66,11 @@ def rich_table() -> SequenceBuffer:
     table.append_tokens(2, [9, 3])
     add(table, "little", [9], 3, temperature=1.0, allowed_token_ids=[0])
     return table
+
+
+def _with_processors(request: Request, values: RowValues) -> Request:
+    sampling = dataclasses.replace(request.sampling, processors=(values,))
+    return dataclasses.replace(request, sampling=sampling)
 
 
 def assert_equal(first: ModelRunnerSamplingMetadata, second: ModelRunnerSamplingMetadata) -> None:
@@ -231,11 +236,11 @@ def test_metadata_of_an_engines_row_loses_no_processor(
     table = make_table()
     request = make_request("a", [1])
     used = RowValues(name, values)
-    table.add_request(with_processors(request, (used,)))
+    table.add_request(_with_processors(request, used))
     with pytest.raises(ValueError, match=f"row 0 with {told}"):
         ModelRunnerSamplingMetadata.from_sequence_buffer(table, 4)
     table.clear()
-    table.add_request(with_processors(request, (RowValues("min_tokens", {}),)))
+    table.add_request(_with_processors(request, RowValues("min_tokens", {})))
     assert ModelRunnerSamplingMetadata.from_sequence_buffer(table, 4).all_greedy
 
 

@@ -217,8 +217,8 @@ def test_views_carry_what_the_cache_has_of_all_tokens_to_prefill() -> None:
     table, tracked = table_of_one()
     seen: list[list[int]] = []
 
-    def num_cached(token_ids: np.ndarray) -> int:
-        seen.append(token_ids.tolist())
+    def num_cached(tracked: RequestState) -> int:
+        seen.append(tracked.tokens_to_prefill.tolist())
         return 1
 
     assert table.view(2.5, LIMITS, num_cached).waiting[0].num_cached_tokens == 1

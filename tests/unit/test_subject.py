@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
+from enginebay.prefix_key import PrefixKey
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, generate, greedy
 from tests.brief import TINY
@@ -61,7 +62,9 @@ def test_a_check_that_leaves_a_row_is_told(subject: EngineSubject) -> None:
 
 
 def num_cached(llm: LLM, prompt: list[int]) -> int:
-    return int(llm.run_on_engine(lambda: llm.engine.ledger.num_cached_tokens(np.asarray(prompt))))
+    key = PrefixKey(llm.engine.weights_version)
+    find = llm.engine.ledger.num_cached_tokens
+    return int(llm.run_on_engine(lambda: find(np.asarray(prompt), key)))
 
 
 def assert_closed(llm: LLM) -> None:

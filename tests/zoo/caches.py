@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from enginebay.cache import Lease, Ledger
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.rows import PageTable
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.ledger import PageLedger
@@ -54,15 +55,17 @@ class TooLarge(PageLedger):
 class Forgetful(PageLedger):
     """Says of a found prefix that a token less is cached than the lease says."""
 
-    def num_cached_tokens(self, token_ids: np.ndarray) -> int:
-        return max(0, super().num_cached_tokens(token_ids) - 1)
+    def num_cached_tokens(self, token_ids: np.ndarray, key: PrefixKey = NO_KEY) -> int:
+        return max(0, super().num_cached_tokens(token_ids, key) - 1)
 
 
 class Whole(PageLedger):
     """Says that a whole prompt is cached when all its pages are found."""
 
-    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
-        lease = super().admit(row, prompt_token_ids, num_tokens)
+    def admit(
+        self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
+    ) -> Lease | None:
+        lease = super().admit(row, prompt_token_ids, num_tokens, key)
         if lease is not None and lease.num_cached == len(prompt_token_ids) - 1:
             lease.num_cached += 1
         return lease

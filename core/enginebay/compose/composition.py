@@ -140,6 +140,7 @@ def make_plan(
         model_max_len=model.info.max_model_len,
         model_auto_len=model.info.auto_max_model_len,
         weight_bytes=weight_bytes(model, placement, weight_format),
+        prefers_mixed_steps=platform.mixed_steps,
     )
     settled, reasons = resolve(config, facts)
     _check_parts(registry, settled, here)
@@ -355,7 +356,9 @@ def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
 def _facts(registry: Registry, kind: str, platform: str) -> list[NamedFact]:
     """The parts of a kind, with what speaks against each on a platform."""
     return [
-        NamedFact(e.name, e.priority, e.why_not_on(platform), e.built_in)
+        NamedFact(
+            e.name, e.priority, e.why_not_on(platform), e.built_in, _declares(e, "mixed_steps")
+        )
         for e in registry.entries
         if e.kind == kind
     ]

@@ -26,6 +26,8 @@ class NamedFact:
     priority: int = 0
     refused: str | None = None
     built_in: bool = False
+    mixes: bool = False
+    """Of an engine: it declares the capability mixed_steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Facts:
     """The longest max_model_len that is taken unless the configuration gives one; None:
     model_max_len.
     """
+    prefers_mixed_steps: bool = False
+    """What the platform says."""
 
 
 def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
@@ -105,6 +109,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
     if config.quantization != NO_QUANTIZATION:
         others.append(Reason("quantization", config.quantization, "chosen by name"))
     reasons += [dtype, *others, _max_model_len(config, facts)]
+    reasons.append(_mixed_steps(config, facts, reasons[1].chosen))
     draft_tokens = config.draft_tokens
     if proposer.chosen != NO_PROPOSER:
         reasons.append(_draft_tokens(config, facts))
@@ -120,6 +125,7 @@ def resolve(config: EngineConfig, facts: Facts) -> tuple[EngineConfig, tuple[Rea
             "sampler": Choice(name=names["sampler"], options=config.sampler.options),
             "proposer": Choice(name=names["proposer"], options=config.proposer.options),
             "max_model_len": int(names["max_model_len"]),
+            "mixed_steps": names["mixed_steps"],
             "draft_tokens": draft_tokens,
         }
     )
@@ -146,6 +152,25 @@ def _proposer(config: EngineConfig) -> Reason:
             )
         )
     return Reason("proposer", name, reason)
+
+
+def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
+    mixing = [fact.name for fact in facts.engines if fact.mixes]
+    able = engine in mixing
+    if config.mixed_steps == "on" and not able:
+        raise ConfigError(
+            explain(
+                f"mixed_steps = 'on' with engine {engine!r}",
+                f"engines that declare mixed_steps: {', '.join(mixing) or 'none'}",
+                "Choose one of them, or leave it out.",
+            )
+        )
+    if config.mixed_steps != AUTO:
+        return Reason("mixed_steps", config.mixed_steps, "chosen by name")
+    if facts.prefers_mixed_steps:
+        why = "the platform's choice" if able else f"engine {engine!r} does not declare it"
+        return Reason("mixed_steps", "on" if able else "off", why)
+    return Reason("mixed_steps", "off", "the platform's choice")
 
 
 def _draft_tokens(config: EngineConfig, facts: Facts) -> Reason:

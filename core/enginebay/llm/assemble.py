@@ -37,6 +37,7 @@ class CompletionReader:
         self.logprobs: list[dict[int, float]] | None = None if sampling.num_logprobs is None else []
         self.cumulative_logprob = 0.0
         self.prompt_logprobs: list[dict[int, float] | None] | None = None
+        self.hidden: np.ndarray | None = None
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.metrics: RequestMetrics | None = None
@@ -69,6 +70,7 @@ class CompletionReader:
         if not self.done and event.finish_reason is not None:
             self.finish_reason = event.finish_reason
             self.metrics = event.metrics
+            self.hidden = event.hidden
             delta += self._finish()
         self.text += delta
         self.token_ids += token_ids
@@ -210,6 +212,7 @@ def output_of(prepared: Prepared, readers: Sequence[CompletionReader]) -> Reques
         finished=True,
         metrics=metrics,
         prompt_logprobs=readers[0].prompt_logprobs,
+        hidden=readers[0].hidden,
     )
     output.accumulated_text = output.get_text()
     output.num_generated_tokens = sum(len(c.token_ids) for c in made)

@@ -10,21 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import numpy as np
+
 from enginebay.compose.composition import Composed, Plan, Progress, build, make_plan, make_title
 from enginebay.config import EngineConfig, make_config, read_toml
 from enginebay.errors import ConfigError, RequestError, StoppedError
+from enginebay.llm.abilities import Abilities
 from enginebay.llm.events import AsyncEvents, Events
 from enginebay.llm.override import overridden
-from enginebay.llm.prepare import Abilities, Param, Params, Prepared, Preparer, check_streamable
-from enginebay.llm.priority import Priorities, Tenants
-from enginebay.llm.prompts import Prompt, Prompts
-from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in
+from enginebay.llm.prepare import Param, Params, Prepared, Preparer, check_streamable
+from enginebay.llm.priority import Turn, Turns
+from enginebay.llm.prompts import Prompt, Prompts, prompts_of
+from enginebay.llm.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.llm.requests import Counts, RequestHandle, Requests, with_id
 from enginebay.loop.loop import EngineLoop, end_all, running_prompts
 from enginebay.ops.shadow import ShadowReport
 from enginebay.outputs import RequestOutput
 from enginebay.text import Chat, Tokenizer
-from enginebay.types import as_sampling_params
+from enginebay.types import Pooling, as_sampling_params
 from enginebay.waits import waiting
 
 if TYPE_CHECKING:
@@ -176,20 +179,47 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompts,
+        prompts: Prompts | None = None,
         params: Params = None,
         *,
-        priority: Priorities = 0,
-        tenant: Tenants = None,
+        prompt_embeds: Any = None,
         progress: Progress | None = None,
+        **turns: Unpack[Turns],
     ) -> list[RequestOutput]:
-        """Complete a text, token ids, or a list of either; params for all, or one per prompt.
+        """Complete a text, token ids, Segments, or a list of these; params for all, or one for each.
 
-        `priority` (larger is more urgent) and `tenant`, for all or one per prompt, are read by some
-        schedulers; they change no token. Returns one RequestOutput per prompt, in order. Nothing is
+        `prompt_embeds`, in place of `prompts`: an array [tokens, hidden_size] that stands for the
+        embeddings of a prompt's tokens, a list of segments of one prompt (such arrays and lists of
+        token ids), or a list with such a list for each of several prompts.
+        `turns`, for all or one per prompt, change no token: `priority` (larger is more urgent) and
+        `tenant` are read by some schedulers, and prompts share a cached prefix only under the same
+        `cache_salt`. Returns one RequestOutput per prompt, in order. Nothing is
         queued when any prompt or value is refused. Interrupting ends the requests.
         """
-        prepared = self._preparer.prepare(prompts, params, priority=priority, tenant=tenant)
+        given = prompts_of(prompts, prompt_embeds)
+        prepared = self._preparer.prepare(given, params, **turns)
+        return self._run(prepared, progress)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+        **turns: Unpack[Turns],
+    ) -> list[np.ndarray]:
+        """The model's final hidden states of each prompt, pooled: f32 [hidden_size], in order.
+
+        `pooling`: "mean" over the prompt's tokens, or the "last" token's. With `normalize` each is
+        divided by its Euclidean length. They run together with other requests. RequestError for an
+        engine without the capability hidden_states; otherwise as generate().
+        """
+        outputs = self._run(self._preparer.prepare_embed(prompts, pooling, **turns))
+        return [pooled_of(output, normalize=normalize) for output in outputs]
+
+    def _run(
+        self, prepared: Sequence[Prepared], progress: Progress | None = None
+    ) -> list[RequestOutput]:
         events, outputs = Events(), {}
         try:
             self._requests.submit(prepared, events, streams=False)
@@ -201,16 +231,14 @@ class LLM:
         finally:
             events.close()
 
-    def stream(
-        self, prompt: Prompt, params: Param = None, *, priority: int = 0, tenant: str | None = None
-    ) -> Stream:
+    def stream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> Stream:
         """Complete one prompt, by chunks; those of several completions come as they are made.
 
         The request is checked and queued at once. Closing the stream, from any thread, or letting
         go of it ends it. RequestError with best_of > n: the best are known when all have ended.
         """
         events = Events()
-        self.submit(prompt, params, events=events, priority=priority, tenant=tenant)
+        self.submit(prompt, params, events=events, **turn)
         return Stream(events)
 
     def chat(
@@ -223,8 +251,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool | str = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> RequestOutput:
         """Answer a conversation, messages with "role" and "content", by the model's chat template.
 
@@ -238,7 +265,7 @@ class LLM:
             chat_template_kwargs,
         )  # fmt: skip
         prompt = self.tokenizer.render(chat)
-        return self.generate([prompt], params, priority=priority, tenant=tenant)[0]
+        return self.generate([prompt], params, **turn)[0]
 
     def chat_stream(
         self,
@@ -250,8 +277,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool | str = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> Stream:
         """chat(), chunk by chunk."""
         chat = Chat(
@@ -259,14 +285,14 @@ class LLM:
             chat_template_kwargs,
         )  # fmt: skip
         prompt = self.tokenizer.render(chat)
-        return self.stream(prompt, params, priority=priority, tenant=tenant)
+        return self.stream(prompt, params, **turn)
 
     # One by one, by id, for a server.
 
     def submit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
-        priority: int = 0, tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> RequestHandle:  # fmt: skip
         """Check and queue one prompt; what comes of it is read from `events`.
 
@@ -275,16 +301,16 @@ class LLM:
         that is under way, closed events, and `stream` with best_of > n; StoppedError after close(),
         or when the engine broke down.
         """
-        [prepared] = self._preparer.prepare_one(prompt, params, priority=priority, tenant=tenant)
+        [prepared] = self._preparer.prepare_one(prompt, params, **turn)
         return self._queue(prepared, events, request_id, streams=stream)
 
     async def asubmit(
         self, prompt: Prompt, params: Param = None, *, events: Events | AsyncEvents,
         request_id: str | None = None, stream: bool = True,
-        priority: int = 0, tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> RequestHandle:  # fmt: skip
         """submit() without blocking the event loop; cancelling it queues nothing."""
-        prepare = functools.partial(self._preparer.prepare_one, priority=priority, tenant=tenant)
+        prepare = functools.partial(self._preparer.prepare_one, **turn)
         [prepared] = await in_thread(prepare, prompt, params)
         return self._queue(prepared, events, request_id, streams=stream)
 
@@ -310,12 +336,10 @@ class LLM:
         self,
         prompts: Prompts,
         params: Params = None,
-        *,
-        priority: Priorities = 0,
-        tenant: Tenants = None,
+        **turns: Unpack[Turns],
     ) -> list[RequestOutput]:
         """generate() without blocking the event loop; cancelling ends the requests."""
-        prepare = functools.partial(self._preparer.prepare, priority=priority, tenant=tenant)
+        prepare = functools.partial(self._preparer.prepare, **turns)
         prepared = await in_thread(prepare, prompts, params)
         events = AsyncEvents()
         try:
@@ -325,9 +349,7 @@ class LLM:
         finally:
             events.close()
 
-    def astream(
-        self, prompt: Prompt, params: Param = None, *, priority: int = 0, tenant: str | None = None
-    ) -> AsyncStream:
+    def astream(self, prompt: Prompt, params: Param = None, **turn: Unpack[Turn]) -> AsyncStream:
         """stream() of one completion for asyncio; queued when the first chunk is asked for."""
 
         async def begin(events: AsyncEvents) -> RequestHandle:
@@ -335,8 +357,7 @@ class LLM:
             if chosen.n != 1:
                 given = f"n = {chosen.n} in astream"
                 raise RequestError(given, "n = 1", "Start one stream for each completion.")
-            options: Any = {"priority": priority, "tenant": tenant}
-            return await self.asubmit(prompt, chosen, events=events, **options)
+            return await self.asubmit(prompt, chosen, events=events, **turn)
 
         return AsyncStream(begin)
 
@@ -350,8 +371,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool | str = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
+        **turn: Unpack[Turn],
     ) -> RequestOutput:
         """chat() for asyncio."""
         chat = Chat(
@@ -359,4 +379,4 @@ class LLM:
             chat_template_kwargs,
         )  # fmt: skip
         prompt = await in_thread(self.tokenizer.render, chat)
-        return (await self.agenerate([prompt], params, priority=priority, tenant=tenant))[0]
+        return (await self.agenerate([prompt], params, **turn))[0]

@@ -5,34 +5,38 @@ anything is queued.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import secrets
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
-from enginebay.compose.composition import Plan
-from enginebay.compose.guides import choose_guide
-from enginebay.compose.processors import ChosenProcessors
-from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
-from enginebay.constraint import MakeGuide, Vocabulary
+from enginebay.constraint import Vocabulary
 from enginebay.errors import RequestError, explain
+from enginebay.llm.abilities import (
+    Abilities,
+    check_embeds,
+    check_logprobs,
+    check_penalties,
+    check_pooling,
+)
 from enginebay.llm.choice import Choice
-from enginebay.llm.priority import Priorities, Priority, Tenants, is_list, priorities_of
+from enginebay.llm.priority import Priority, Turn, Turns, is_list, priorities_of
 from enginebay.llm.prompts import Prompt, Prompts, as_prompts, check_prompt
-from enginebay.llm.requested_processors import PENALTIES, asked_processors
+from enginebay.llm.requested_processors import asked_processors
+from enginebay.llm.segments import Segments
 from enginebay.model import TokenInfo
 from enginebay.processor import RowFacts, Sizes
 from enginebay.text import Tokenizer
 from enginebay.types import (
     ALL_LOGPROBS,
-    MAX_LOGPROBS,
     MAX_STOP_TOKENS,
-    ROW_VALUES,
     FrozenSampling,
+    Pooling,
     Request,
     SamplingParams,
     as_sampling_params,
@@ -45,6 +49,9 @@ Param = SamplingParams | Mapping[str, Any] | None
 
 Params = Param | Sequence[Param]
 
+_NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
+"""Of a request for hidden states: it holds cache for one token more, which is never sampled."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
@@ -56,37 +63,6 @@ class Prepared:
     requests: tuple[Request, ...]
     choice: Choice | None = None
     """Which of the completions are returned; None: all."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Abilities:
-    """What requests may ask of the parts of a plan, by what these declare."""
-
-    greedy_only: bool
-    returns_logprobs: bool
-    processors: ChosenProcessors
-    make_guide: MakeGuide
-    returns_full_vocab: bool = False
-    """Log-probabilities of prompts and of the whole vocabulary."""
-    compiles_wide: bool = True
-    """Whether the programs that tell them are there after warmup(), or may be compiled later."""
-    defaults: SamplingDefaults = NO_DEFAULTS
-    """The checkpoint's values for fields of SamplingParams that a request leaves out."""
-
-    @staticmethod
-    def of(plan: Plan) -> Abilities:
-        """Those of the sampler and the engine that a plan has chosen."""
-        chosen = (("sampler", plan.config.sampler.name), ("engine", plan.config.engine.name))
-        sampler, engine = (plan.registry.find(kind, name).declaration for kind, name in chosen)
-        return Abilities(
-            greedy_only=bool(sampler and sampler.capabilities.get("greedy_only")),
-            returns_logprobs=bool(engine and engine.capabilities.get("logprobs")),
-            processors=plan.processors,
-            make_guide=choose_guide(plan.registry, plan.config),
-            returns_full_vocab=bool(engine and engine.capabilities.get("full_vocab_logprobs")),
-            compiles_wide=plan.config.full_vocab_logprobs or not plan.config.forbid_compiling,
-            defaults=plan.sampling_defaults,
-        )
 
 
 class Preparer:
@@ -120,22 +96,43 @@ class Preparer:
         self._guide.close()
 
     def prepare(
-        self, prompts: Prompts, params: Params, *, priority: Priorities = 0, tenant: Tenants = None
+        self,
+        prompts: Prompts,
+        params: Params,
+        **turns: Unpack[Turns],
     ) -> list[Prepared]:
         """One Prepared per prompt, in order. Raises RequestError for the first prompt or value that
         cannot be served.
         """
         listed = as_prompts(prompts)
-        return self._prepare_all(listed, params, priorities_of(len(listed), priority, tenant))
+        each = priorities_of(len(listed), **turns)
+        return self._prepare_all(listed, params, each)
 
     def prepare_one(
-        self, prompt: Prompt, params: Param, *, priority: int = 0, tenant: str | None = None
+        self,
+        prompt: Prompt,
+        params: Param,
+        **turn: Unpack[Turn],
     ) -> list[Prepared]:
         """A list of one Prepared, of one prompt: where a list of ids is meant and no list of
         prompts.
         """
         check_prompt(prompt)
-        return self._prepare_all([prompt], params, priorities_of(1, priority, tenant))
+        each = priorities_of(1, **turn)
+        return self._prepare_all([prompt], params, each)
+
+    def prepare_embed(
+        self,
+        prompts: Prompts,
+        pooling: Pooling,
+        **turns: Unpack[Turns],
+    ) -> list[Prepared]:
+        """The same for the hidden states of prompts. RequestError where these cannot be returned."""
+        check_pooling(pooling, self.abilities)
+        listed = as_prompts(prompts)
+        each = priorities_of(len(listed), **turns)
+        pairs = zip(listed, each, strict=True)
+        return [self._prepare_one(one, _NO_SAMPLING, own, pooling) for one, own in pairs]
 
     def room(self, num_prompt: int) -> int:
         """Most new tokens that context and cache hold after a prompt of so many tokens; at least 1."""
@@ -172,21 +169,34 @@ class Preparer:
             )
         return [self._prepare_one(*one) for one in zip(prompts, each, priorities, strict=True)]
 
-    def _prepare_one(self, prompt: Prompt, params: SamplingParams, priority: Priority) -> Prepared:
+    def _prepare_one(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: Priority,
+        pooling: Pooling | None = None,
+    ) -> Prepared:
         text = prompt if isinstance(prompt, str) else None
-        token_ids = (
-            self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
-        )
-        params = self.with_defaults(params, len(token_ids))
+        embeds, check = None, functools.partial(self._check_ids, what="token id")
+        if isinstance(prompt, Segments):
+            check_embeds(params, self.abilities)
+            token_ids, embeds = prompt.resolve(self.abilities.hidden_size, self.vocab_size, check)
+        else:
+            token_ids = (
+                self.tokenizer.encode(text) if text is not None else [int(t) for t in prompt]
+            )
+            check(token_ids)
+        if pooling is None:
+            params = self.with_defaults(params, len(token_ids))
         self._check(token_ids, params)
-        sampling = self._freeze(params, np.asarray(token_ids, np.int32))
+        array = np.asarray(token_ids, np.int32)
+        sampling = self._freeze(params, array)
         others = dataclasses.replace(
             sampling, num_prompt_logprobs=None
         )  # the first one tells of the prompt
         grammar = self._guide.grammar(params)
         request_id = f"request-{uuid.uuid4().hex}"
         seed = int(self._seeds.integers(0, 2**63)) if params.seed is None else params.seed
-        array = np.asarray(token_ids, np.int32)
         now_s = time.monotonic()
         requests = tuple(
             Request(
@@ -199,7 +209,10 @@ class Preparer:
                 parent_id=request_id,
                 index=index,
                 tenant=priority.tenant,
+                embeds=embeds if embeds and len(embeds.positions) else None,
+                cache_salt=priority.cache_salt,
                 grammar=grammar,
+                pooling=pooling,
             )
             for index in range(params.best_of or params.n)
         )
@@ -214,7 +227,6 @@ class Preparer:
                     "Give some text, or a begin-of-sequence token.",
                 )
             )
-        self._check_ids(token_ids, "token id")
         if len(token_ids) >= self.max_model_len:
             raise RequestError(
                 explain(
@@ -285,67 +297,6 @@ class Preparer:
         if params.logprobs is None:
             return None if Choice.of(params) is None else 0
         return self.vocab_size if params.logprobs == ALL_LOGPROBS else params.logprobs
-
-
-def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
-    """RequestError for a penalty that neither the sampler nor the logits processor `penalties`
-    applies.
-    """
-    if not abilities.greedy_only or PENALTIES in abilities.processors.entries:
-        return
-    for name, one in ROW_VALUES.items():
-        value = getattr(params, name)
-        if one.stage == "penalty" and value != one.neutral:
-            raise RequestError(
-                explain(
-                    f"{name} = {value} with a sampler that is greedy only, "
-                    f"without the logits processor {PENALTIES}",
-                    f"{name} = {one.neutral:g}",
-                    f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
-                )
-            )
-
-
-def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
-    """RequestError for log-probabilities that the engine cannot tell."""
-    chooses = Choice.of(params) is not None
-    if not abilities.returns_logprobs and (params.logprobs is not None or chooses):
-        field, value = (
-            ("best_of", params.best_of)
-            if params.logprobs is None
-            else ("logprobs", params.logprobs)
-        )
-        raise RequestError(
-            explain(
-                f"{field} = {value} with an engine that tells no log-probabilities",
-                f"{field} = None",
-                "Leave it out, or choose an engine that declares logprobs, such as oengine.",
-            )
-        )
-    full_vocab = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
-    if params.prompt_logprobs is not None:
-        full_vocab["prompt_logprobs"] = params.prompt_logprobs
-    for field, value in full_vocab.items():
-        if not abilities.returns_full_vocab:
-            raise RequestError(
-                explain(
-                    f"{field} = {value} with an engine that tells neither of prompts nor of the "
-                    "whole vocabulary",
-                    f"{field} = None"
-                    if field == "prompt_logprobs"
-                    else f"logprobs = 0 to {MAX_LOGPROBS}",
-                    "Leave it out, or choose an engine that declares full_vocab_logprobs, "
-                    "such as oengine.",
-                )
-            )
-        if not abilities.compiles_wide:
-            raise RequestError(
-                explain(
-                    f"{field} = {value} under forbid_compiling, without the programs for it",
-                    "requests that warmup() compiles for",
-                    "Set full_vocab_logprobs = true in the configuration, so that it compiles these too.",
-                )
-            )
 
 
 def check_streamable(prepared: Sequence[Prepared]) -> None:

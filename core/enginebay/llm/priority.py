@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
 
@@ -15,6 +15,24 @@ from enginebay.errors import RequestError
 
 Priorities = int | Sequence[int]
 Tenants = str | Sequence[str] | None
+Salts = str | Sequence[str] | None
+
+
+class Turn(TypedDict, total=False):
+    """What a request may say besides its prompt and its sampling."""
+
+    priority: int
+    tenant: str | None
+    cache_salt: str | None
+
+
+class Turns(TypedDict, total=False):
+    """The same for several prompts: one value for all, or one for each."""
+
+    priority: Priorities
+    tenant: Tenants
+    cache_salt: Salts
+
 
 MAX_PRIORITY = 10**9
 """Schedulers count a priority against times of arrival; with larger ones these would have no digits
@@ -24,20 +42,27 @@ left.
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Priority:
-    """A priority, of which larger is more urgent, and the tenant on whose account a request runs
-    ("": none is named).
+    """A priority, of which larger is more urgent, the tenant on whose account a request runs
+    ("": none is named), and the salt of its prefix ("": none).
     """
 
     priority: int = 0
     tenant: str = ""
+    cache_salt: str = ""
 
 
-def priorities_of(num_prompts: int, priority: Priorities, tenant: Tenants) -> list[Priority]:
-    """Priority and tenant of each prompt, from one value for all or one for each. RequestError for other
-    values, or other counts.
+def priorities_of(
+    num_prompts: int, priority: Priorities = 0, tenant: Tenants = None, cache_salt: Salts = None
+) -> list[Priority]:
+    """Those of each prompt, from one value for all or one for each. RequestError for other values,
+    or other counts.
     """
-    each = _each(num_prompts, priority, "priorities"), _each(num_prompts, tenant, "tenants")
-    return [Priority(_priority(one), _tenant(own)) for one, own in zip(*each, strict=True)]
+    texts = (("tenant", tenant), ("cache_salt", cache_salt))
+    tenants, salts = (
+        [_text(name, one) for one in _each(num_prompts, given, f"{name}s")] for name, given in texts
+    )
+    priorities = map(_priority, _each(num_prompts, priority, "priorities"))
+    return [Priority(*each) for each in zip(priorities, tenants, salts, strict=True)]
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
@@ -76,11 +101,11 @@ def _priority(given: Any) -> int:
     return number
 
 
-def _tenant(given: Any) -> str:
+def _text(name: str, given: Any) -> str:
     if given is None:
         return ""
     if not isinstance(given, str) or not given:
         raise RequestError(
-            f"tenant = {given!r}", "a text that is not empty, or None", "Name one, or leave it out."
+            f"{name} = {given!r}", "a text that is not empty, or None", "Name one, or leave it out."
         )
     return given

@@ -1,4 +1,4 @@
-"""Prompts as a caller gives them: texts or lists of token ids, one or several."""
+"""Prompts as a caller gives them: texts, lists of token ids or segments, one or several."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 
 from enginebay.errors import RequestError
 from enginebay.llm.priority import is_list
+from enginebay.llm.segments import Segments, as_segments
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Segments
 Prompts = Prompt | Sequence[Prompt]
 
 
 def as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts from one text, one list of token ids, or a list of either. RequestError for
-    anything else.
+    """A list of prompts from one text, one list of token ids, Segments, or a list of these.
+    RequestError for anything else.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Segments):
         return [prompts]
     if not is_list(prompts):
         raise _no_prompt(prompts)
@@ -29,10 +30,20 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     return cast("list[Prompt]", list(prompts))
 
 
+def prompts_of(prompts: Prompts | None, prompt_embeds: object) -> Prompts:
+    """The one of the two that is given, embeddings as Segments. RequestError for both."""
+    if prompt_embeds is None:
+        return cast("Prompts", prompts)  # None is refused as every other wrong prompt is
+    if prompts is not None:
+        given = "both prompts and prompt_embeds"
+        raise RequestError(given, "one of them", "Pass Segments among the prompts.")
+    return as_segments(prompt_embeds)
+
+
 def check_prompt(prompt: object) -> None:
-    """RequestError unless this is a text or a list of token ids."""
+    """RequestError unless this is a text, a list of token ids or Segments."""
     is_ids = is_list(prompt) and all(isinstance(t, int | np.integer) for t in prompt)
-    if not isinstance(prompt, str) and not is_ids:
+    if not isinstance(prompt, str | Segments) and not is_ids:
         raise _no_prompt(prompt)
 
 
@@ -40,4 +51,4 @@ def _no_prompt(value: object) -> RequestError:
     given = f"a prompt of type {type(value).__name__}"
     if is_list(value):
         given += " that holds other things than token ids"
-    return RequestError(given, "text, or a list of token ids", "Convert it first.")
+    return RequestError(given, "text, a list of token ids, or Segments", "Convert it first.")

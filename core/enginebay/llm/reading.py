@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 from enginebay.blame import failure
 from enginebay.errors import RequestError
 from enginebay.llm.events import AsyncEvents, Event, Events
@@ -21,6 +23,14 @@ def output_in(event: Event) -> RequestOutput:
         raise event.error
     assert event.output is not None, "a request ends with an error or an output"
     return event.output
+
+
+def pooled_of(output: RequestOutput, *, normalize: bool) -> np.ndarray:
+    """The pooled hidden states that an output has, f32 [hidden_size]; one of length 0 stays so."""
+    hidden = output.hidden
+    assert hidden is not None, "a request with a pooling ends with hidden states"
+    length = float(np.linalg.norm(hidden)) if normalize else 1.0
+    return hidden / np.float32(length or 1.0)
 
 
 class Stream(Iterator[StreamChunk]):

@@ -11,6 +11,7 @@ import numpy as np
 from enginebay.engine import Engine
 from enginebay.errors import RequestError
 from enginebay.loop.request_table import RequestState, RequestTable
+from enginebay.prefix_key import PrefixKey
 
 Chunk = tuple[RequestState, int]
 """A request, and how many of its tokens to prefill now."""
@@ -80,13 +81,12 @@ class Admission:
         token_ids = table.token_ids[row, : tracked.num_prefill]
         wanted = tracked.num_prefill + 1 if ledger.grows else tracked.num_total
         num_shared = tracked.num_shareable
-        if tracked.returns_prompt:
-            lease = ledger.admit(
-                row, token_ids[:1], wanted
-            )  # nothing is found of a prompt of one token
+        if tracked.needs_every_token:
+            # Nothing is found of a prompt of one token.
+            lease = ledger.admit(row, token_ids[:1], wanted, self._key(tracked))
         # After a preemption the cache may have some of its output too.
-        elif head is None or (tracked.output and ledger.num_cached_tokens(token_ids) > num_shared):
-            lease = ledger.admit(row, token_ids, wanted)
+        elif head is None or (tracked.output and self.num_cached(tracked) > num_shared):
+            lease = ledger.admit(row, token_ids, wanted, self._key(tracked))
         else:
             assert head.lease is not None, "running requests have a lease"
             lease = ledger.fork(head.lease, row, num_shared, wanted)
@@ -101,6 +101,15 @@ class Admission:
         del self.requests.waiting[request.request_id]
         self.requests.running[request.request_id] = tracked
         return True
+
+    def num_cached(self, tracked: RequestState) -> int:
+        """How many of the first tokens that a waiting request prefills the cache has now."""
+        return self.engine.ledger.num_cached_tokens(tracked.tokens_to_prefill, self._key(tracked))
+
+    def _key(self, tracked: RequestState) -> PrefixKey:
+        request = tracked.request
+        hashes = () if request.embeds is None else request.embeds.hashes
+        return PrefixKey(self.engine.weights_version, request.cache_salt, hashes)
 
     def reserve(self, tracked: RequestState, num_tokens: int) -> bool:
         """Promise a running request cache for so many tokens; False when there is not enough now."""

@@ -178,7 +178,8 @@ class EngineLoop:
         launched = False
         if not self._requests.is_empty:
             ledger = self.engine.ledger
-            look_up = ledger.num_cached_tokens if self.scheduler.needs_cached_tokens else None
+            admission = self._steps.admission
+            look_up = admission.num_cached if self.scheduler.needs_cached_tokens else None
             began_s = time.monotonic()
             view = self._requests.view(began_s, self._steps.limits(), look_up, forks=ledger.forks)
             decision, self._state = self.scheduler.decide(view, self._state)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
 from enginebay.engine import TokenLogprobs
 from enginebay.errors import EnginebayError, StoppedError
 from enginebay.outputs import RequestMetrics
@@ -25,7 +27,8 @@ class TokenEvent:
 
     `logprobs` has an entry for each token of a request that asked: [tokens, W] with W as many as it
     asked for and one; it may have more than there are tokens. `prompt_logprobs`, [prompt tokens -
-    1, W], comes once, with the first token.
+    1, W], comes once, with the first token. `hidden`, f32 [hidden_size], comes with the last event
+    of a request with a `pooling`.
 
     `metrics` belong to the engine thread until the last event: a reader that ends a request earlier
     takes a copy.
@@ -37,6 +40,7 @@ class TokenEvent:
     error: EnginebayError | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    hidden: np.ndarray | None = None
 
 
 PutEvent = Callable[[TokenEvent], None]

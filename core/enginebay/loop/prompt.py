@@ -1,8 +1,11 @@
-"""PromptLogprobs: those of one request's prompt, collected from the chunks that it is computed in."""
+"""What is told of one request's prompt, collected from the chunks that it is computed in."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from enginebay.engine import TokenLogprobs
+from enginebay.types import Pooling
 
 
 class PromptLogprobs:
@@ -40,3 +43,36 @@ class PromptLogprobs:
         """The request lost its place in the cache; what was complete stays so."""
         if not self.is_complete:
             self._parts, self._num_missing = [], self._num_all
+
+
+class PromptHidden:
+    """The final hidden states of a prompt of `num_tokens` tokens, pooled: their mean, or that of the
+    last token.
+
+    A mean adds the sums of the chunks in f64. It begins anew when the request is preempted.
+    """
+
+    def __init__(self, num_tokens: int, pooling: Pooling) -> None:
+        self.pooling, self._num_tokens = pooling, num_tokens
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """The request lost its place in the cache."""
+        self._total = np.zeros((), np.float64)
+        self._last: np.ndarray | None = None
+        self._num_missing = self._num_tokens
+
+    def needs(self, *, last: bool) -> bool:
+        """Whether a chunk's hidden states are needed; `last`: the prompt ends with it."""
+        return last or self.pooling == "mean"
+
+    def add(self, total: np.ndarray, last: np.ndarray, num_tokens: int) -> None:
+        """Of the next chunk: the sum of its hidden states and the last one, f32 [hidden_size]."""
+        self._total, self._last = self._total + total.astype(np.float64), last
+        self._num_missing -= num_tokens
+
+    def result(self) -> np.ndarray | None:
+        """f32 [hidden_size]; None while chunks are missing."""
+        if self.pooling == "last" or self._last is None:
+            return self._last
+        return None if self._num_missing else (self._total / self._num_tokens).astype(np.float32)

@@ -12,7 +12,7 @@ from enginebay.engine import Demand, TokenLogprobs
 from enginebay.grammar import Constraint
 from enginebay.loop.draft_stats import DraftStats
 from enginebay.loop.messages import Ticket, TokenEvent
-from enginebay.loop.prompt import PromptLogprobs
+from enginebay.loop.prompt import PromptHidden, PromptLogprobs
 from enginebay.outputs import RequestMetrics
 from enginebay.scheduler import Limits, RunningView, SchedulerView, WaitingView
 from enginebay.stopping import end_of_match
@@ -56,6 +56,8 @@ class RequestState:
     """
     prompt: PromptLogprobs | None = dataclasses.field(init=False)
     """What is told of the prompt; None: nothing."""
+    hidden: PromptHidden | None = dataclasses.field(init=False)
+    """The prompt's hidden states, in place of new tokens; None: it generates."""
 
     def __post_init__(self) -> None:
         self.request = request = self.ticket.request
@@ -66,13 +68,24 @@ class RequestState:
         self.ends_by_text = self.ticket.is_delivered and bool(request.sampling.params.stop)
         num_best = request.sampling.num_prompt_logprobs
         self.prompt = None if num_best is None else PromptLogprobs(self.num_prompt, num_best)
+        pooling = request.pooling
+        self.hidden = None if pooling is None else PromptHidden(self.num_prompt, pooling)
 
     @property
     def returns_prompt(self) -> bool:
-        """Whether its prompt must be computed from the first token on, because something is to be
-        told of each.
-        """
+        """Whether something is to be told of each token of its prompt."""
         return self.prompt is not None and not self.prompt.is_complete
+
+    @property
+    def tokens_to_prefill(self) -> np.ndarray:
+        """int32 [num_prefill], of a waiting request: the prompt, and the output before a preemption."""
+        prompt = self.request.prompt_token_ids
+        return np.concatenate([prompt, np.asarray(self.output, prompt.dtype)])
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether its prompt is computed from the first token on, whatever the cache has of it."""
+        return self.returns_prompt or (self.hidden is not None and self.hidden.needs(last=False))
 
     @property
     def num_tokens(self) -> int:
@@ -98,7 +111,7 @@ class RequestState:
         """Tokens that need not be computed when another completion of the prompt has it in the
         cache.
         """
-        return 0 if self.returns_prompt else min(self.num_prompt, self.num_prefill - 1)
+        return 0 if self.needs_every_token else min(self.num_prompt, self.num_prefill - 1)
 
     def finish_reason(self) -> FinishReason | None:
         """Why the committed output ends here, or None."""
@@ -154,6 +167,8 @@ class RequestTable:
         tracked.num_launched = len(tracked.output)
         if tracked.prompt is not None:
             tracked.prompt.begin_anew()
+        if tracked.hidden is not None:
+            tracked.hidden.begin_anew()
         self.waiting = {tracked.request.request_id: tracked} | self.waiting
 
     def clear(self) -> None:
@@ -193,11 +208,11 @@ class RequestTable:
         self,
         now_s: float,
         limits: Limits,
-        num_cached: Callable[[np.ndarray], int] | None = None,
+        num_cached: Callable[[RequestState], int] | None = None,
         *,
         forks: bool = False,
     ) -> SchedulerView:
-        """What the scheduler sees. `num_cached` tells how many of a prompt's first tokens the cache
+        """What the scheduler sees. `num_cached` tells how many of a request's first tokens the cache
         has; it is asked for the MAX_LOOKED_UP requests that wait longest, because that takes a
         hash of each of their pages. With `forks`, what another completion of a prompt has computed
         counts too.
@@ -208,9 +223,9 @@ class RequestTable:
             return one.num_shareable if one.request.parent_id in heads else 0
 
         def cached(place: int, one: RequestState) -> int:
-            if num_cached is None or place >= MAX_LOOKED_UP or one.returns_prompt:
+            if num_cached is None or place >= MAX_LOOKED_UP or one.needs_every_token:
                 return shared(one)
-            return max(shared(one), num_cached(_tokens_to_prefill(one)))
+            return max(shared(one), num_cached(one))
 
         waiting = tuple(
             WaitingView(
@@ -241,16 +256,6 @@ class RequestTable:
         return SchedulerView(now_s, waiting, running, limits)
 
 
-def _tokens_to_prefill(tracked: RequestState) -> np.ndarray:
-    """The prompt, and after a preemption the tokens generated before it."""
-    prompt = tracked.request.prompt_token_ids
-    return (
-        np.concatenate([prompt, np.asarray(tracked.output, prompt.dtype)])
-        if tracked.output
-        else prompt
-    )
-
-
 def record_tokens(
     tracked: RequestState, new: list[int], now_s: float, logprobs: TokenLogprobs | None = None
 ) -> TokenEvent:
@@ -272,11 +277,12 @@ def record_tokens(
     if new and not before:
         metrics.first_token_s = now_s
     metrics.num_generated_tokens = len(tracked.output)
+    hidden = None if tracked.hidden is None else tracked.hidden.result()
     reason = (tracked.finish_reason() if end is None else "stop") if new else None
+    if hidden is not None:
+        reason = "stop"
     if reason:
         metrics.finished_s = now_s
         tracked.finished = True
     prompt_logprobs = None if tracked.prompt is None else tracked.prompt.take()
-    return TokenEvent(
-        tuple(new), reason, metrics, logprobs=logprobs, prompt_logprobs=prompt_logprobs
-    )
+    return TokenEvent(tuple(new), reason, metrics, None, logprobs, prompt_logprobs, hidden)

@@ -118,10 +118,11 @@ class Speculation:
             tracked.draft_stats = tracked.draft_stats.after(accepted, most, self.most)
 
     def _tokens(self, tracked: RequestState) -> np.ndarray:
-        """A running row's tokens, as far as they were read."""
+        """A running row's tokens, as far as they were read; those after its last embedding."""
         assert tracked.lease is not None, "running requests have a lease"
-        row = tracked.lease.row
-        return self.table.token_ids[row, : self.table.num_tokens[row]]
+        row, embeds = tracked.lease.row, tracked.request.embeds
+        first = 0 if embeds is None else int(embeds.positions[-1]) + 1
+        return self.table.token_ids[row, first : self.table.num_tokens[row]]
 
     def _proposed(self, proposer: Proposer, token_ids: np.ndarray, most: int) -> np.ndarray:
         drafts = proposer.propose(token_ids, most)

@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from enginebay.config import EngineConfig
-from enginebay.engine import Engine, Pending, RowPlan, StepPlan, TokenLogprobs
+from enginebay.engine import Engine, RowPlan, StepPlan
 from enginebay.errors import EnginebayError, InternalError
 from enginebay.loop.admission import Admission
 from enginebay.loop.guided import PATIENCE_S, follow_all, next_mask, sits_out, split_late
+from enginebay.loop.in_flight import InFlight
 from enginebay.loop.messages import Ticket, TokenEvent
 from enginebay.loop.observer import Observers
 from enginebay.loop.request_table import RequestState, RequestTable, record_tokens
 from enginebay.loop.speculation import Speculation
 from enginebay.proposer import MAX_VERIFIED_ROWS, Proposer
 from enginebay.scheduler import Decision, Limits
-from enginebay.types import FinishReason, with_processors
-
-
-@dataclasses.dataclass(slots=True)
-class InFlight:
-    """A launched step and the requests of its rows, in the plan's order. `launched_s` is known
-    while somebody observes.
-    """
-
-    pending: Pending
-    plan: StepPlan
-    rows: list[RequestState]
-    launched_s: float = math.nan
-    num_drafts: Sequence[int] | None = None
-    """Those of each row, when they are verified."""
-
-    def take_prompts(self) -> None:
-        """Hand what is told of prompts to the requests that asked."""
-        if self.plan.is_decode:
-            return
-        for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
-            if plan.returns_prompt and tracked.prompt is not None and not tracked.finished:
-                tracked.prompt.add(self.pending.read_prompt_logprobs(row))
-
-    def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
-        """Of each row's first tokens, so many as `counts` has, what its request asked to be told."""
-        asked = [
-            None if t.finished or not count else t.num_logprobs
-            for t, count in zip(self.rows, counts, strict=True)
-        ]
-        if all(num_best is None for num_best in asked):
-            return [None] * len(asked)
-        told = self.pending.read_logprobs()
-
-        def of_row(row: int, num_best: int) -> TokenLogprobs:
-            if not self.rows[row].request.sampling.returns_all:
-                return told.of_row(row, counts[row], num_best)
-            own = tokens[row, : counts[row]]
-            return TokenLogprobs.of_all(own, self.pending.read_all_logprobs(row)[: len(own)])
-
-        return [
-            None if num_best is None else of_row(row, num_best)
-            for row, num_best in enumerate(asked)
-        ]
+from enginebay.types import FinishReason
 
 
 class StepRunner:
@@ -97,6 +53,7 @@ class StepRunner:
         self.late: list[RequestState] = []
         """Requests whose masks were ordered, and are not collected yet."""
         self._patience_s = 0.0  # the time of the monotonic clock until which masks are waited for
+        self._mixes = config.mixed_steps == "on" and proposer is None
         self.awaits_ends = False
         """Whether tokens were handed out whose text may end a request."""
 
@@ -133,7 +90,9 @@ class StepRunner:
         for request_id in decision.preempt:
             self._preempt(request_id)
         steps, decoding = self._reserve(decision)  # before newcomers take what is free
-        prefilled = self._launch_prefill(decision)
+        beside = decoding if self._mixes else []
+        prefilled = self._launch_prefill(decision, beside)
+        decoding = [] if prefilled and beside else decoding
         if prefilled and not self.config.overlap_execution:
             self.commit_all()
         launched = self._launch_decode(decoding, steps) or prefilled
@@ -231,17 +190,17 @@ class StepRunner:
                 and tracked.lease
             ):
                 # Its output is prefilled again, and what its processors have learnt of it goes on.
-                tracked.request = with_processors(
-                    tracked.request, self.engine.row_values(tracked.lease)
-                )
+                values = self.engine.row_values(tracked.lease)
+                sampling = replace(tracked.request.sampling, processors=values)
+                tracked.request = replace(tracked.request, sampling=sampling)
             self.admission.free(tracked)
             self.requests.requeue(tracked)
             if self.observers.is_on:
                 self.observers.preempted()
 
-    def _launch_prefill(self, decision: Decision) -> bool:
-        """A step of what can run as it is, then one of completions whose prompt is in the cache by
-        then.
+    def _launch_prefill(self, decision: Decision, beside: Sequence[RequestState]) -> bool:
+        """A step of what can run as it is, with the rows that decode `beside` it, then one of
+        completions whose prompt is in the cache by then.
 
         The others of them wait, unless nothing at all would be launched: no scheduler can stall the
         loop.
@@ -259,7 +218,9 @@ class StepRunner:
             chunks, left = self.admission.let_in(left, hold=hold)
             plans = tuple(_plan_chunk(self.admission, *chunk) for chunk in chunks)
             if plans:
-                _launch_step(self, StepPlan(plans, 0, demand), [tracked for tracked, _ in chunks])
+                others = () if launched else _plan_decodes(beside, 1, decodes=True)
+                rows = [*(() if launched else beside), *(tracked for tracked, _ in chunks)]
+                _launch_step(self, StepPlan((*others, *plans), 0, demand), rows)
                 launched = True
             for tracked, _ in chunks:
                 self.admission.set_computed(tracked, tracked.num_computed)
@@ -312,14 +273,17 @@ def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) ->
             "least 1 of each"
         )
     tracked.num_computed += count
-    samples = tracked.num_computed == tracked.num_prefill
-    tracked.num_launched += samples
+    is_last = tracked.num_computed == tracked.num_prefill
+    tracked.num_launched += is_last
+    hidden = tracked.hidden
+    samples, pools = is_last and hidden is None, hidden is not None and hidden.needs(last=is_last)
     if not admission.reserve(tracked, tracked.num_computed):
         raise InternalError(
             f"the scheduler promised {tracked.num_computed} tokens of cache that are not free"
         )
     mask = next_mask(tracked) if samples else ()
-    return RowPlan(lease.row, lease, start, count, samples, mask, tracked.returns_prompt)
+    asks = tracked.returns_prompt
+    return RowPlan(lease.row, lease, start, count, samples, mask, returns_prompt=asks, pools=pools)
 
 
 def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
@@ -337,18 +301,25 @@ def _leave(steps: StepRunner, tracked: RequestState, last: TokenEvent) -> None:
             tracked.ticket.put(last)
 
 
-def _launch_rows(steps: StepRunner, rows: Sequence[RequestState], num_steps: int) -> bool:
+def _plan_decodes(
+    rows: Sequence[RequestState], num_steps: int, *, decodes: bool = False
+) -> tuple[RowPlan, ...]:
     plans: list[RowPlan] = []
     for tracked in rows:
         lease = tracked.lease
         assert lease is not None, "running requests have a lease"
-        mask = next_mask(tracked)
+        start, mask = tracked.num_tokens - 1, next_mask(tracked)
         plans.append(
-            RowPlan(lease.row, lease, tracked.num_tokens - 1, 1, samples=True, update=mask)
+            RowPlan(lease.row, lease, start, 1, samples=True, update=mask, decodes=decodes)
         )
         tracked.num_launched += tracked.max_steps(num_steps)
+    return tuple(plans)
+
+
+def _launch_rows(steps: StepRunner, rows: Sequence[RequestState], num_steps: int) -> bool:
+    plans = _plan_decodes(rows, num_steps)
     if plans:
-        _launch_step(steps, StepPlan(tuple(plans), num_steps, steps.requests.demand()), list(rows))
+        _launch_step(steps, StepPlan(plans, num_steps, steps.requests.demand()), list(rows))
     return bool(plans)
 
 

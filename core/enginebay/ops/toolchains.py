@@ -43,6 +43,8 @@ class CompileReport:
     target: str
     seconds: float
     figures: Mapping[str, int]
+    text: str = ""
+    """The compiled program as XLA writes it; "" where a compiler has none."""
 
 
 class KernelCompiler(Protocol):

@@ -68,7 +68,7 @@ class SentTables:
 
 
 def prefill_command(
-    rows: Sequence[RowPlan], key: StepKey, table: RowTable, sent: SentTables
+    rows: Sequence[RowPlan], key: StepKey, table: RowTable, sent: SentTables, hidden_size: int
 ) -> Step:
     """The prefill of `rows` by the program of a key."""
     bucket, order = key.bucket, sorted_for_attention(rows)
@@ -90,6 +90,8 @@ def prefill_command(
     if key.full_vocab:
         targets, spans = prompt_targets(rows, order.tolist(), bucket.tokens, table)
         inputs = (*inputs, targets)
+    if key.embeds:
+        inputs = (*inputs, _embeds(rows, order, (bucket.tokens, hidden_size), table))
     return Step(
         key,
         inputs,
@@ -101,10 +103,31 @@ def prefill_command(
     )
 
 
+def _embeds(
+    rows: Sequence[RowPlan], order: np.ndarray, shape: tuple[int, int], table: RowTable
+) -> np.ndarray:
+    """The embeddings among the tokens of a prefill, f32 [tokens, hidden_size]; 0 for tokens."""
+    values, start = np.zeros(shape, np.float32), 0
+    for index in order:
+        row = rows[index]
+        stop, embeds = start + row.num_tokens, table.request(row.row).embeds
+        if embeds is not None:
+            embeds.copy_to(values[start:stop], row.num_computed)
+        start = stop
+    return values
+
+
+def takes_embeds(row: RowPlan, table: RowTable) -> bool:
+    """Whether embeddings are among the tokens of a row's part of a prefill."""
+    embeds = table.request(row.row).embeds
+    return embeds is not None and embeds.touch(row.num_computed, row.num_tokens)
+
+
 def prefill_writes(rows: Sequence[RowPlan], table: RowTable) -> WriteRows:
     """What a prefill of `rows` needs to be written before it."""
-    used = tuple(_used(row, table) for row in rows if row.samples)
-    return WriteRows(_known(rows, table), used)
+    used = tuple(_used(row, table) for row in rows if row.samples and not row.decodes)
+    updates = tuple(RowUpdate(row.row, row.update) for row in rows if row.decodes and row.update)
+    return WriteRows(_known(rows, table), used, updates)
 
 
 def _used(row: RowPlan, table: RowTable) -> RowUpdate:
@@ -147,7 +170,7 @@ def _fill_columns(ints: np.ndarray, floats: np.ndarray, row: RowPlan, table: Row
     ints[device.ROW] = row.row
     ints[device.Q_LEN] = row.num_tokens
     ints[device.KV_LEN] = row.num_computed + row.num_tokens
-    ints[device.SAMPLES] = row.samples
+    ints[device.SAMPLES] = device.DECODES if row.decodes else row.samples
     ints[device.INDEX] = request.index
     ints[device.KEY_HI : device.KEY_LO + 1] = np.asarray(request.key, np.uint32).view(np.int32)
     ints[device.MAX_LENGTH] = len(request.prompt_token_ids) + sampling.max_tokens

@@ -79,7 +79,7 @@ class Prefill:
         if full and new.full_vocab:
             full = dataclasses.replace(full, rows=new.full_vocab.rows)
         state = dataclasses.replace(state, rows=rows, processor_state=processor_state)
-        return state, Sampled(new.tokens, new.logprobs, sampled.logits, full)
+        return state, Sampled(new.tokens, new.logprobs, sampled.logits, full, sampled.hidden)
 
 
 class StepCompiler:
@@ -163,7 +163,11 @@ class StepCompiler:
             if key.names is None or name in key.names
         )
         program = dataclasses.replace(
-            self._program, full_vocab=key.full_vocab, processors=processors
+            self._program,
+            full_vocab=key.full_vocab,
+            pools=key.pools,
+            takes_embeds=key.embeds,
+            processors=processors,
         )
         held, args = self._arguments(key)
         options: dict[str, Any] = {} if key.kind == "forward" else {"variant": key.variant}
@@ -201,7 +205,9 @@ class StepCompiler:
             floats = jax.ShapeDtypeStruct((num, device.NUM_FLOAT_COLUMNS), jnp.float32)
             targets = (ints(bucket.tokens),) if key.full_vocab else ()
             columns = ints(num, device.NUM_INT_COLUMNS)
-            return state, (changes, ints(bucket.tokens), columns, floats, *targets)
+            width = (bucket.tokens, info.hidden_size)
+            embeds = (jax.ShapeDtypeStruct(width, jnp.float32),) if key.embeds else ()
+            return state, (changes, ints(bucket.tokens), columns, floats, *targets, *embeds)
         if kind == "sample":
             last = jax.ShapeDtypeStruct((num, info.hidden_size), info.hidden_dtype)
             program = dataclasses.replace(

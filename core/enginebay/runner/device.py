@@ -46,6 +46,8 @@ ADVANCED = ("last_token", "length", "finished")
     NUM_LOGPROBS,
     PARAMS,
 ) = range(11)
+DECODES = 2
+"""In the column SAMPLES: the row goes on from the token that it sampled last. 1: its prompt ends."""
 STOP_IDS = PARAMS + len(INTS)
 NUM_INT_COLUMNS = STOP_IDS + MAX_STOP_TOKENS
 NUM_FLOAT_COLUMNS = len(FLOATS)
@@ -149,6 +151,14 @@ class DeviceRows:
         width = rows.token_ids.shape[1]
         token_ids = self.token_ids.at[row_ids, :width].set(rows.token_ids, mode="drop")
         return DeviceRows.of(values, token_ids)
+
+    def where(self, keeps: jax.Array, others: DeviceRows) -> DeviceRows:
+        """These rows where `keeps` bool [R], and `others` elsewhere; both without a history."""
+
+        def chosen(own: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where(keeps.reshape(-1, *(1,) * (own.ndim - 1)), own, other)
+
+        return jax.tree.map(chosen, self, others)
 
     def record(self, row_ids: jax.Array, positions: jax.Array, token_ids: jax.Array) -> DeviceRows:
         """These rows with token_ids int32 [T] in the history of rows [T] at positions [T]; a row

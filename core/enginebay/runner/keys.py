@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from enginebay.cache import CacheLayout, KVLayout
@@ -22,7 +23,8 @@ class StepKey:
 
     `full_vocab`: it returns log-probabilities of the whole vocabulary too; a decode then has one
     token a row. `names`: its
-    logits processors, None for all.
+    logits processors, None for all. `pools`: a prefill that returns each row's hidden states, pooled.
+    `embeds`: a prefill whose tokens may be embeddings.
     """
 
     kind: Kind
@@ -30,13 +32,16 @@ class StepKey:
     variant: StepVariant = StepVariant.FULL
     full_vocab: bool = False
     names: frozenset[str] | None = None
+    pools: bool = False
+    embeds: bool = False
 
     def __str__(self) -> str:
         b = self.bucket
         size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
         variant = "" if self.variant is StepVariant.FULL else f", {self.variant.name.lower()}"
         full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
-        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{variant}{full_vocab}"
+        pools = ", hidden states" * self.pools + ", embeddings" * self.embeds
+        return f"{self.kind} {size}, {b.mode}, context {b.max_kv_len}{variant}{full_vocab}{pools}"
 
     def attention(
         self, layouts: Mapping[str, KVLayout], *, by_rows: bool = False
@@ -53,7 +58,7 @@ class StepKey:
             name: layout.resized(num_pages=rows, page_size=length)
             for name, layout in layouts.items()
         }
-        return dataclasses.replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
+        return replace(self.bucket, rows_are_pages=True, pages_per_seq=1), small
 
     @property
     def parts(self) -> tuple[StepKey, ...]:
@@ -66,8 +71,11 @@ class StepKey:
         seqs = self.bucket.seqs
         sizes = [Bucket(num, seqs, 1, 1, 1, "decode") for num in dict.fromkeys((1, seqs))]
         return (
-            StepKey("forward", self.bucket, full_vocab=self.full_vocab),
-            *(dataclasses.replace(self, kind="sample", bucket=size) for size in sizes),
+            replace(self, kind="forward", variant=StepVariant.FULL, names=None),
+            *(
+                replace(self, kind="sample", bucket=size, pools=False, embeds=False)
+                for size in sizes
+            ),
         )
 
     def name(
@@ -85,7 +93,7 @@ class StepKey:
     def covers(self, other: StepKey) -> bool:
         """Whether this program serves every step that `other` is for, with more padding."""
         mine, its = self.bucket, other.bucket
-        alike = dataclasses.replace(self, bucket=its) == other
+        alike = replace(self, bucket=its) == other
         if self.kind == "prefill":
             mode_serves = mine.max_q_len >= its.max_q_len and mine.mode in (its.mode, "mixed")
         else:

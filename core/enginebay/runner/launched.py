@@ -29,6 +29,7 @@ class LaunchedStep(Pending):
             sampled.logprobs if step.returns_logprobs else None,
             self._full_vocab().prompt if step.spans else None,
             self._full_vocab().rows if step.returns_all else None,
+            sampled.hidden,
         )
         for array in jax.tree.leaves((sampled.tokens, returned)):
             array.copy_to_host_async()
@@ -54,6 +55,12 @@ class LaunchedStep(Pending):
         start, count = self._spans[row]
         span = slice(start, start + count)
         return TokenLogprobs(np.asarray(told.token_ids)[span], np.asarray(told.values)[span])
+
+    def read_hidden(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._sampled.hidden is None:
+            raise InternalError("hidden states are read of a step that does not return them")
+        total, last = np.asarray(self._sampled.hidden)[self._places[row]]
+        return total, last
 
     def read_logits(self) -> np.ndarray:
         if self._sampled.logits is None:

@@ -193,6 +193,7 @@ class EngineParts:
             rows_at_once=self.platform.rows_at_once,
             drafts_are_rows=self.drafts_are_rows,
             draft_passes=self.config.draft_passes,
+            mixes=self.config.mixed_steps == "on",
         )
 
 

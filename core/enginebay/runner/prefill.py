@@ -37,8 +37,7 @@ def prefill_step(
     ints: jax.Array,
     floats: jax.Array,
     tables: Mapping[str, jax.Array],
-    targets: jax.Array | None = None,
-    *,
+    *more: jax.Array,
     variant: StepVariant = StepVariant.FULL,
 ) -> tuple[StepState, Sampled]:
     """Process chunks of prompts, and sample one token for the rows whose prompt ends here:
@@ -46,8 +45,9 @@ def prefill_step(
 
     Returns one token a row, -1 where none was sampled.
     """
-    inputs = (token_ids, ints, floats, tables, targets)
-    state, last, sampled = forward_step(program, layouts, bucket, weights, state, *inputs)
+    state, last, sampled = forward_step(
+        program, layouts, bucket, weights, state, token_ids, ints, floats, tables, *more
+    )
     row_ids, places = ints[:, device.ROW], jnp.arange(bucket.seqs, dtype=jnp.int32)
     places = jnp.where(ints[:, device.SAMPLES] != 0, places, bucket.seqs)
     (rows, processor_state), sampled = sample_step(
@@ -75,34 +75,65 @@ def forward_step(
     ints: jax.Array,
     floats: jax.Array,
     tables: Mapping[str, jax.Array],
-    targets: jax.Array | None = None,
+    *more: jax.Array,
 ) -> tuple[StepState, jax.Array, Sampled]:
     """Run the model over chunks of prompts; the rows whose prompt ends here are left unfinished.
 
     token_ids int32 [T]; ints int32 [S, NUM_INT_COLUMNS] and floats f32 [S, NUM_FLOAT_COLUMNS] as
     `device` names them, padding rows with row id R and lengths 0; tables int32 [S, P] per group.
-    The tokens go into the rows' history. targets int32 [T], for a full-vocabulary program: whose
-    log-probabilities are returned, see `prompt_logprobs`. Returns the hidden values of each row's
+    Rows that decode (see `device.DECODES`) go on from their own last token and length.
+    The tokens go into the rows' history. `more`: for a full-vocabulary program targets int32 [T],
+    whose log-probabilities are returned, see `prompt_logprobs`; for one that takes embeddings these,
+    f32 [T, hidden_size], in place of tokens with an id past the vocabulary. Returns the hidden values of each row's
     last token [S, width], and -1 as the token of each row [S, 1].
     """
     ops = program.make_ops(bucket, layouts)
-    batches = batches_of(ints[:, device.Q_LEN], ints[:, device.KV_LEN], tables, layouts, bucket)
-    hidden, cache = program.model.hidden(weights, ops, token_ids, state.cache, batches)
+    row_ids, kv_lens = ints[:, device.ROW], ints[:, device.KV_LEN]
+    own = state.rows.take(row_ids, 0)
+    decodes = ints[:, device.SAMPLES] == device.DECODES
+    mixes = program.mixes and bucket.mode == "mixed"
+    if mixes:  # the plan has an upper bound of the rows' lengths
+        kv_lens = jnp.where(decodes, own.length, kv_lens)
+    batches = batches_of(ints[:, device.Q_LEN], kv_lens, tables, layouts, bucket)
     batch = next(iter(batches.values()))
-    row_ids = ints[:, device.ROW]
+    if mixes:
+        is_last = decodes.at[batch.seq_ids].get(mode="fill", fill_value=False)
+        last = own.last_token.at[batch.seq_ids].get(mode="fill", fill_value=0)
+        token_ids = jnp.where(is_last, last, token_ids)
+    model, inputs = program.model, (state.cache, batches)
+    if program.takes_embeds:
+        is_embed = token_ids >= model.info.vocab_size
+        ids = jnp.where(is_embed, 0, token_ids)
+        hidden, cache = model.hidden(weights, ops, ids, *inputs, embeds=(is_embed, more[-1]))
+    else:
+        hidden, cache = model.hidden(weights, ops, token_ids, *inputs)
     num_rows = state.rows.length.shape[0]
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
     rows = state.rows.record(token_rows, batch.positions, token_ids)
-    rows = rows.put(row_ids, device.rows_from_plan(ints, floats, rows.history(row_ids, 0)))
-    logits_of = functools.partial(program.model.logits, weights, ops)
+    planned = device.rows_from_plan(ints, floats, rows.history(row_ids, 0))
+    rows = rows.put(row_ids, own.where(decodes, planned) if mixes else planned)
+    logits_of = functools.partial(model.logits, weights, ops)
     sampled = program.nothing_sampled((bucket.seqs, 1))
-    if sampled.full_vocab is not None and targets is not None:
-        told = prompt_logprobs(logits_of, hidden, targets, program.model.info.vocab_size)
+    if sampled.full_vocab is not None and len(more) > program.takes_embeds:
+        told = prompt_logprobs(logits_of, hidden, more[0], model.info.vocab_size)
         sampled = dataclasses.replace(sampled, full_vocab=FullVocab(sampled.full_vocab.rows, told))
     if program.returns_logits:
         sampled = dataclasses.replace(sampled, logits=logits_of(hidden))
-    last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(program.model.info.hidden_dtype)
+    last = hidden[jnp.maximum(batch.cu_q_lens[1:] - 1, 0)].astype(model.info.hidden_dtype)
+    if program.pools:
+        sampled = dataclasses.replace(sampled, hidden=_pooled(hidden, last, batch.seq_ids))
     return dataclasses.replace(state, cache=cache, rows=rows), last, sampled
+
+
+def _pooled(hidden: jax.Array, last: jax.Array, seq_ids: jax.Array) -> jax.Array:
+    """f32 [S, 2, width]: of hidden [T, width] the sum over each row's tokens, and `last` [S, width].
+    seq_ids int32 [T], S on padding, whose hidden states may be anything.
+    """
+    num_rows = last.shape[0]
+    own = jnp.where((seq_ids < num_rows)[:, None], hidden.astype(jnp.float32), 0.0)
+    is_of_row = (seq_ids == jnp.arange(num_rows)[:, None]).astype(jnp.float32)
+    total = jnp.matmul(is_of_row, own, precision=jax.lax.Precision.HIGHEST)
+    return jnp.stack([total, last.astype(jnp.float32)], axis=1)
 
 
 SampleState = tuple[DeviceRows, Mapping[str, ProcessorState]]
@@ -151,6 +182,7 @@ def sample_step(
         jax.tree.map(put, sampled.logprobs, new.logprobs),
         sampled.logits,
         full_vocab,
+        sampled.hidden,
     )
     return (
         whole.put(row_ids, rows, ADVANCED),

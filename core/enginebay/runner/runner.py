@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from enginebay.background import Background
 from enginebay.cache import CacheLayout
 from enginebay.cache_shape import CacheShape
+from enginebay.config import EngineConfig
 from enginebay.engine import Compilations, Pending
 from enginebay.errors import CompilationError, InternalError, explain
 from enginebay.model import ModelInfo, Weights
 from enginebay.ops.shadow import ShadowReport
+from enginebay.runner import device
 from enginebay.runner.commands import Step
 from enginebay.runner.compiling import StepCompiler
 from enginebay.runner.dump import make_writable
@@ -119,7 +121,7 @@ class Runner:
                 self._state = self.tables.write(self.state, many)
                 few = {g: entries for g, entries in few.items() if g not in many}
             self.tables.note(few)
-        if self.shadow is not None and key.kind != "verify":
+        if self.shadow is not None and _can_be_watched(step):
             row_ids = step.inputs[1][:, 0] if key.kind == "prefill" else step.inputs[0]
             tables = self.tables.of_rows(row_ids, key.bucket.pages_per_seq)
             self.shadow.watch(self, step, tables)
@@ -137,16 +139,16 @@ class Runner:
             return found
         hand = key
         if not self._background.is_done:
-            hand = self._at_hand(dataclasses.replace(key, full_vocab=False))
-            hand = dataclasses.replace(hand, full_vocab=key.full_vocab)
+            hand = self._at_hand(replace(key, full_vocab=False, pools=False, embeds=False))
+            hand = replace(hand, full_vocab=key.full_vocab, pools=key.pools, embeds=key.embeds)
         for variant, names in self._scoping.serving(need):
-            serves = dataclasses.replace(hand, variant=variant, names=names)
+            serves = replace(hand, variant=variant, names=names)
             if self._cache_key(serves) in self._programs:
                 if self._background.is_done:
                     self._chosen[key, need] = serves
                 return serves
         variant, names = self._scoping.to_compile(need)
-        return dataclasses.replace(hand, variant=variant, names=names)
+        return replace(hand, variant=variant, names=names)
 
     def swap(self, program: Program) -> Callable[[], None]:
         """Compile and run steps of another program from now on; the function that comes back
@@ -174,7 +176,7 @@ class Runner:
         """
         num_writers = self.writer.compile_all()
         goes_on = self._background.stop()
-        keys = _with_full_vocab(keys, warms_full_vocab=self.parts.config.full_vocab_logprobs)
+        keys = _warmed(keys, self.parts.config)
         missing = [key for key in keys if self._cache_key(key) not in self._programs]
         try:
             StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
@@ -192,7 +194,7 @@ class Runner:
         """
         self.writer.compile_all()
         self._background.stop()
-        keys = _with_full_vocab(keys, warms_full_vocab=self.parts.config.full_vocab_logprobs)
+        keys = _warmed(keys, self.parts.config)
         first = set(covering(keys))
         missing = [key for key in keys if self._cache_key(key) not in self._programs]
         told = _counted(progress, len(missing))
@@ -211,7 +213,7 @@ class Runner:
 
         def is_warm(one: StepKey) -> bool:
             # All that is compiled ahead for steps of this size is there.
-            wanted = _with_full_vocab([one], warms_full_vocab=self.parts.config.full_vocab_logprobs)
+            wanted = _warmed([one], self.parts.config)
             return all(self._cache_key(each) in self._programs for each in wanted)
 
         if is_warm(key):
@@ -238,14 +240,25 @@ class Runner:
             return StepCompiler(self, self._programs).make(key)
 
 
-def _with_full_vocab(keys: Sequence[StepKey], *, warms_full_vocab: bool) -> list[StepKey]:
-    """The keys, and with `warms_full_vocab` those of the same steps that return full-vocabulary
-    log-probabilities.
-    """
-    can_return = [key for key in keys if key.kind != "verify"] if warms_full_vocab else []
-    return list(
-        dict.fromkeys((*keys, *(dataclasses.replace(k, full_vocab=True) for k in can_return)))
-    )
+def _can_be_watched(step: Step) -> bool:
+    """Whether a shadow can run a step again: its tokens are in the step, or in the rows."""
+    if step.program.kind == "prefill":
+        return not (
+            step.program.embeds or (step.inputs[1][:, device.SAMPLES] == device.DECODES).any()
+        )
+    return step.program.kind != "verify"
+
+
+def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
+    """The keys, and those of the same steps that return what the configuration says besides."""
+    every = list(keys)
+    if config.full_vocab_logprobs:
+        every += [replace(key, full_vocab=True) for key in every if key.kind != "verify"]
+    if config.embeddings:
+        every += [replace(key, pools=True) for key in every if key.kind == "prefill"]
+    if config.prompt_embeds:
+        every += [replace(key, embeds=True) for key in every if key.kind == "prefill"]
+    return list(dict.fromkeys(every))
 
 
 def _counted(progress: Report | None, total: int) -> Callable[[StepKey], None]:

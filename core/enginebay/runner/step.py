@@ -55,7 +55,7 @@ class StepState:
 
 @functools.partial(
     tree_util.register_dataclass,
-    data_fields=["tokens", "logprobs", "logits", "full_vocab"],
+    data_fields=["tokens", "logprobs", "logits", "full_vocab", "hidden"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +65,16 @@ class Sampled:
     tokens int32 [S, N], -1 where none was sampled. logprobs [S, N, W]: they mean nothing for tokens
     of -1, and where all rows that were sampled with have a num_logprobs of -1. logits f32 where the
     program tells them: of a prefill [T, vocab], those after each of its tokens, of a decode [S, N,
-    vocab], those that each token was sampled from. full_vocab: where the program tells it.
+    vocab], those that each token was sampled from. full_vocab: where the program tells it. hidden
+    f32 [S, 2, hidden_size], of a prefill that pools: the sum of the final hidden states of each
+    row's tokens, and that of its last token.
     """
 
     tokens: jax.Array
     logprobs: Logprobs
     logits: jax.Array | None = None
     full_vocab: FullVocab | None = None
+    hidden: jax.Array | None = None
 
 
 _Carry = tuple[jax.Array, ModelCache, DeviceRows, Mapping[str, ProcessorState], Sampled]
@@ -93,6 +96,12 @@ class Program:
     """Logits processors in the order in which they are applied."""
     full_vocab: bool = False
     """Whether its steps return full-vocabulary log-probabilities; decodes have one token a row."""
+    pools: bool = False
+    """Whether its prefills return pooled hidden states."""
+    mixes: bool = False
+    """Whether rows that decode may stand in its prefills with a prefix."""
+    takes_embeds: bool = False
+    """Whether its prefills take embeddings in place of tokens."""
     rows_at_once: int | None = None
     """The platform's: how many rows logits processors are given at a time."""
     drafts_are_rows: bool = False

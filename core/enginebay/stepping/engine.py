@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import numpy as np
 
 from enginebay.background import Background
@@ -22,9 +23,20 @@ from enginebay.runner.assemble import (
     needs_of,
     prefill_command,
     prefill_writes,
+    takes_embeds,
     verify_command,
 )
-from enginebay.runner.commands import CopyPages, Drop, Grow, Make, Put, RowUpdate, Take, WriteRows
+from enginebay.runner.commands import (
+    CopyPages,
+    Drop,
+    Grow,
+    Make,
+    Put,
+    RowUpdate,
+    SetWeights,
+    Take,
+    WriteRows,
+)
 from enginebay.runner.executor import Executor
 from enginebay.runner.full_vocab import wants_all
 from enginebay.runner.keys import StepKey
@@ -59,7 +71,22 @@ class StepEngine(Engine):
         self._sent = SentTables(ledger, rows.max_num_reqs, widths)
         self._first = self._shapes = sizes.first
         self._has_arrays = False
+        self._num_updates = 0
         self.geometry: Geometry = sizes.geometry(sizes.first)
+
+    @property
+    def weights_version(self) -> str:
+        parts = self.parts
+        kv_dtypes = [spec.kv_dtype for spec in parts.model.info.attention.values()]
+        dtypes = f"{parts.weight_format} {parts.dtype} {kv_dtypes}"
+        return f"{parts.config.model} {dtypes} {self._num_updates}"
+
+    def set_weights(self, weights: Mapping[str, np.ndarray | jax.Array]) -> None:
+        """Replace weights by path, each by an array of the same shape and dtype; no row may be
+        running. Of what the former ones have computed nothing is found again.
+        """
+        self.executor.run(SetWeights(weights))
+        self._num_updates += 1
 
     @property
     def runner(self) -> Runner:
@@ -120,9 +147,13 @@ class StepEngine(Engine):
         )
         # Of rows that do not sample too: FULL keeps their history.
         needs = needs_of(table, [row.row for row in rows])
-        key = self.executor.choose(StepKey("prefill", bucket, full_vocab=full_vocab), needs)
+        pools = any(row.pools for row in rows)
+        embeds = any(takes_embeds(row, table) for row in rows)
+        key = StepKey("prefill", bucket, full_vocab=full_vocab, pools=pools, embeds=embeds)
+        key = self.executor.choose(key, needs)
         self.executor.run(prefill_writes(rows, table))
-        return self.executor.run(prefill_command(rows, key, table, self._sent))
+        width = self.parts.model.info.hidden_size
+        return self.executor.run(prefill_command(rows, key, table, self._sent, width))
 
     def _decode(self, plan: StepPlan) -> Pending:
         rows, table, steps = plan.rows, self.rows, plan.num_steps

@@ -14,6 +14,7 @@ from enginebay.cache_shape import CacheShape, pages_for
 from enginebay.config import EngineConfig
 from enginebay.engine import AttentionProblem
 from enginebay.errors import InternalError
+from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay.runner.executor import LocalExecutor
 from enginebay.runner.parts import EngineParts, StepFacts
 from enginebay.stepping.engine import StepEngine
@@ -61,7 +62,9 @@ class RingLedger(Ledger):
             for group, length in self.lengths.items()
         }
 
-    def admit(self, row: int, prompt_token_ids: np.ndarray, num_tokens: int) -> Lease | None:
+    def admit(
+        self, row: int, prompt_token_ids: np.ndarray, num_tokens: int, key: PrefixKey = NO_KEY
+    ) -> Lease | None:
         if row in self.leases:
             raise InternalError(f"row {row} is admitted twice: release its lease first")
         if row >= self.num_rows or num_tokens > self.max_model_len:

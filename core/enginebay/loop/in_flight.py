@@ -1,0 +1,59 @@
+"""InFlight: a launched step, and what of it the requests of its rows asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginebay.engine import Pending, StepPlan, TokenLogprobs
+from enginebay.loop.request_table import RequestState
+
+
+@dataclasses.dataclass(slots=True)
+class InFlight:
+    """A launched step and the requests of its rows, in the plan's order. `launched_s` is known
+    while somebody observes.
+    """
+
+    pending: Pending
+    plan: StepPlan
+    rows: list[RequestState]
+    launched_s: float = math.nan
+    num_drafts: Sequence[int] | None = None
+    """Those of each row, when they are verified."""
+
+    def take_prompts(self) -> None:
+        """Hand what is told of prompts to the requests that asked."""
+        if self.plan.is_decode:
+            return
+        for row, (plan, tracked) in enumerate(zip(self.plan.rows, self.rows, strict=True)):
+            if tracked.finished:
+                continue
+            if plan.returns_prompt and tracked.prompt is not None:
+                tracked.prompt.add(self.pending.read_prompt_logprobs(row))
+            if plan.pools and tracked.hidden is not None:
+                tracked.hidden.add(*self.pending.read_hidden(row), plan.num_tokens)
+
+    def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
+        """Of each row's first tokens, so many as `counts` has, what its request asked to be told."""
+        asked = [
+            None if t.finished or not count else t.num_logprobs
+            for t, count in zip(self.rows, counts, strict=True)
+        ]
+        if all(num_best is None for num_best in asked):
+            return [None] * len(asked)
+        told = self.pending.read_logprobs()
+
+        def of_row(row: int, num_best: int) -> TokenLogprobs:
+            if not self.rows[row].request.sampling.returns_all:
+                return told.of_row(row, counts[row], num_best)
+            own = tokens[row, : counts[row]]
+            return TokenLogprobs.of_all(own, self.pending.read_all_logprobs(row)[: len(own)])
+
+        return [
+            None if num_best is None else of_row(row, num_best)
+            for row, num_best in enumerate(asked)
+        ]

@@ -1,0 +1,151 @@
+"""How often a compiled step reads each weight, counted from the compiled program's text.
+
+`python -m enginebay_bench.weight_reads v6e CONFIG.json` compares a step in which rows decode beside
+a chunk of a prompt with a prefill and a decode, for devices that are not there.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pkgutil
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import unknown_name
+from enginebay.ops.toolchains import KernelCompiler
+from enginebay.registry import load_registry
+from enginebay_testing.cross_compile import DecodeShape, StepReport, compile_decode_step
+
+HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
+WEIGHT = re.compile(r"\[\\?'([\w.]+)\\?'\]")
+PASSED_ON = ("bitcast", "get-tuple-element", "opt-barrier", "tuple", "while")
+"""Operations that hand a value on without reading it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation. `rest` begins with the operands."""
+
+    name: str
+    operation: str
+    rest: str
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of what it is given."""
+        depth, end = 1, len(self.rest)
+        for at, sign in enumerate(self.rest):
+            depth += (sign in "([{") - (sign in ")]}")
+            if not depth:
+                end = at
+                break
+        return re.findall(r"%([\w.-]+)", self.rest[:end])
+
+
+def count_reads(text: str) -> Mapping[str, int]:
+    """Reads of each weight by its path, in a program whose first argument is a dict of weights. What
+    a loop reads counts once: as often as one turn of it.
+    """
+    computations: dict[str, list[Instruction]] = {}
+    entry, lines = "", list[Instruction]()
+    for line in text.splitlines():
+        if header := HEADER.match(line):
+            lines = computations.setdefault(header[2], [])
+            entry = header[2] if header[1] else entry
+        elif found := INSTRUCTION.match(line):
+            lines.append(Instruction(found[1], found[3], found[4]))
+    reads: collections.Counter[str] = collections.Counter()
+    whole: dict[str, Any] = {}
+    for one in computations[entry]:
+        path = WEIGHT.search(one.rest) if one.operation == "parameter" else None
+        if path is not None:
+            whole[one.name] = path[1]
+    _walk(computations, entry, whole, reads)
+    return reads
+
+
+def _walk(
+    computations: Mapping[str, Sequence[Instruction]],
+    name: str,
+    known: dict[str, Any],
+    reads: collections.Counter[str],
+) -> None:
+    """Count the reads of a computation; `known`: by value, the weight that it is, or those of the
+    places of a tuple.
+    """
+    for one in computations[name]:
+        given = [known.get(operand) for operand in one.operands]
+        if not any(given):
+            continue
+        if one.operation == "tuple":
+            known[one.name] = dict(enumerate(given))
+        elif one.operation == "get-tuple-element":
+            index = re.search(r"index=(\d+)", one.rest)
+            assert index is not None, "an element has an index"
+            known[one.name] = given[0].get(int(index[1])) if isinstance(given[0], dict) else None
+        elif one.operation in PASSED_ON:
+            known[one.name] = given[0]
+            body = re.search(r"body=%?([\w.-]+)", one.rest)
+            if body is not None:
+                inside = computations[body[1]]
+                own = {i.name: given[0] for i in inside if i.operation == "parameter"}
+                _walk(computations, body[1], own, reads)
+        else:
+            reads.update(path for path in given if isinstance(path, str))
+
+
+def compare(
+    compiler: KernelCompiler, target: str, model: Mapping[str, Any], num_tokens: int
+) -> str:
+    """A line for a target: weights read by a mixed step, and by a prefill and a decode step."""
+    registry, shape = load_registry(), DecodeShape(num_pages=1025)
+    mixed_shape = dataclasses.replace(shape, prefill_tokens=num_tokens)
+    mixed = compile_decode_step(registry, model, compiler, target, shape=mixed_shape)
+    decode = compile_decode_step(registry, model, compiler, target, shape=shape)
+    one, other = layer_reads(mixed), layer_reads(decode)
+    return (
+        f"{target}: {len(one)} weights of layers; a mixed step reads each {_times(one)}, a decode "
+        f"step {_times(other)}, so that a prefill and a decode step read {_sum(one, other)} against "
+        f"{sum(one.values())}; cache {mixed.cache_bytes} bytes, "
+        f"{mixed.compiled.figures['alias_bytes']} of the results lie in it, "
+        f"working space {mixed.compiled.figures['temp_bytes']}"
+    )
+
+
+def layer_reads(report: StepReport) -> Mapping[str, int]:
+    """Reads of the weights of layers: embedding and head are read in parts, or by another program."""
+    reads = count_reads(report.compiled.text)
+    return {path: num for path, num in reads.items() if path.startswith("layers.")}
+
+
+def _times(reads: Mapping[str, int]) -> str:
+    counts = sorted(set(reads.values()))
+    return " or ".join({1: "once", 2: "twice"}.get(num, f"{num} times") for num in counts)
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> int:
+    return sum(one.values()) + sum(other.values())
+
+
+def main(target: str, config: str, num_tokens: str = "512") -> None:
+    """Print the line of a target: v5e, v6e, sm_90, ..."""
+    kernels = (entry.declaration for entry in load_registry().entries if entry.kind == "kernel")
+    names = {
+        one.capabilities["compiler"] for one in kernels if one and "compiler" in one.capabilities
+    }
+    compilers = [pkgutil.resolve_name(str(name)) for name in sorted(map(str, names))]
+    able = {one: compiler for compiler in compilers for one in compiler.targets}
+    if target not in able:
+        raise unknown_name("target", target, able)
+    model = json.loads(Path(config).read_text())
+    print(compare(able[target], target, model, int(num_tokens)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,59 @@
+"""Hidden states of an engine, and prompts with embeddings, held against a single forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from enginebay.errors import RequestError
+from enginebay.llm import LLM
+from enginebay.llm.abilities import Abilities
+from enginebay.llm.segments import Segments
+from enginebay_testing.subject import EngineSubject, greedy, prompts_of
+
+TOLERANCE = 1e-4
+"""How far a value of a pooled hidden state may be from the reference's, in f32."""
+
+LENGTHS = (3, 41)
+
+
+def hidden_states_are_the_models(subject: EngineSubject) -> None:
+    """`embed` returns the mean and the last of the model's final hidden states. A prompt with
+    embeddings gives the same tokens whatever the cache has of it.
+
+    An engine that does not declare hidden_states, or prompt_embeds, refuses them.
+    """
+    prompts, reference = prompts_of(subject.vocab_size, LENGTHS, seed=17), subject.reference()
+    with subject.shared() as llm:
+        abilities = Abilities.of(llm.plan)
+        segments = _segments(llm)
+        if not abilities.returns_hidden:
+            _check_refused(lambda: llm.embed(prompts))
+        else:
+            for pooling in ("mean", "last"):
+                for prompt, found in zip(prompts, llm.embed(prompts, pooling=pooling), strict=True):
+                    states = reference.hidden(prompt)
+                    expected = states.mean(axis=0) if pooling == "mean" else states[-1]
+                    off = float(np.abs(found - expected).max())
+                    case = f"a prompt of {len(prompt)} tokens, {pooling}"
+                    assert off <= TOLERANCE, f"{case}: {off} from the reference"
+        if not abilities.takes_embeds:
+            _check_refused(lambda: llm.generate(segments, greedy(2)))
+            return
+        first, second = (llm.generate(segments, greedy(6))[0].outputs[0] for _ in range(2))
+        assert first.token_ids == second.token_ids, "the same embeddings gave other tokens"
+
+
+def _segments(llm: LLM) -> Segments:
+    width = llm.plan.model.info.hidden_size
+    embeds = np.random.default_rng(3).normal(size=(37, width)).astype(np.float32)
+    return Segments([1, 2], embeds, [3])
+
+
+def _check_refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except RequestError:
+        return
+    raise AssertionError("an engine accepts what it does not declare")
