@@ -150,10 +150,7 @@ class EngineConfig(Validated):
         default=True,
         description="launch a step while the one before it runs; false: read each before the next",
     )
-    mixed_steps: Literal["auto", "on", "off"] = Field(
-        default=AUTO,
-        description="decode rows in the program of a prefill, one token each; auto: the platform's choice",
-    )
+    mixed_steps: Literal["auto", "on", "off"] = Field(AUTO, description="decode beside prompts")
     mesh: dict[str, int] = Field(
         default_factory=dict, description="devices per mesh axis: {tensor = 2}"
     )
@@ -183,15 +180,8 @@ class EngineConfig(Validated):
         description="warmup() compiles for prompt_logprobs and logprobs = -1 too; "
         "false: the first request that asks does",
     )
-    embeddings: bool = Field(
-        default=False,
-        description="warmup() compiles for LLM.embed() too; false: the first call of it does",
-    )
-    prompt_embeds: bool = Field(
-        default=False,
-        description="warmup() compiles for prompts with embeddings too; "
-        "false: the first such request does",
-    )
+    embeddings: bool = Field(default=False, description="warmup() compiles for LLM.embed() too")
+    prompt_embeds: bool = Field(default=False, description="warmup() compiles for embeddings too")
 
     def __init__(self, **fields: Unpack[EngineFields]) -> None:
         try:

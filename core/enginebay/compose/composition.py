@@ -102,8 +102,7 @@ class Composed:
 def make_plan(
     config: EngineConfig, registry: Registry | None = None, checkpoint: Checkpoint | None = None
 ) -> Plan:
-    """Choose every part of a configuration. Raises the branch of EnginebayError that fits what is
-    wrong.
+    """Choose every part of a configuration. Raises the EnginebayError that fits what is wrong.
 
     `checkpoint` is a model that is open already; without it config.model is opened.
     """
