@@ -16,6 +16,7 @@ from enginebay.ops.spec import Bucket
 from enginebay.registry import load_registry
 from enginebay.runner.sharding import Placement
 from enginebay_xla.attention import xla_attention
+from enginebay_xla.collectives import all_gather, all_reduce, all_to_all
 from enginebay_xla.grouped_linear import grouped_linear
 from enginebay_xla.kv_write import kv_write
 from enginebay_xla.layout import HndLayout
@@ -35,6 +36,9 @@ def plain_ops(
         "rms_norm": rms_norm,
         "rope": rope,
         "kv_write": kv_write,
+        "all_reduce": all_reduce,
+        "all_gather": all_gather,
+        "all_to_all": all_to_all,
     }
     attention = dict.fromkeys(PHASES, xla_attention)
     ops, _ = usable_ops(load_registry(["xla"]))
