@@ -62,13 +62,9 @@ def library(name: str) -> Path:
     compiles is used. UnsupportedError when there is no compiler (CXX, or c++, g++, clang++ on the
     PATH) or it fails.
     """
-    wanted = os.environ.get("CXX", "")
-    target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
-    if target.exists():
-        return target
-    shipped = None if wanted else _shipped(name)
-    if shipped is not None:
-        return shipped
+    target, there = _find(name)
+    if there is not None:
+        return there
     compiler = find_compiler()
     if not target.exists():
         with _alone_in(target.parent):
@@ -79,6 +75,22 @@ def library(name: str) -> Path:
                 ):
                     _compile(compiler, name, target, "native")
     return target
+
+
+def check_library(name: str) -> None:
+    """UnsupportedError where `library` finds neither what is compiled nor a compiler."""
+    _, there = _find(name)
+    if there is None:
+        find_compiler()
+
+
+def _find(name: str) -> tuple[Path, Path | None]:
+    """Where a library compiled here belongs, and the one that is there or that the wheel brought."""
+    wanted = os.environ.get("CXX", "")
+    target = _folder(cache_folder() / "native") / f"{name}-{_digest(name, _features(), wanted)}.so"
+    if target.exists():
+        return target, target
+    return target, None if wanted else _shipped(name)
 
 
 def build_library(name: str, level: str, folder: Path) -> Path:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from enginebay.weights import QuantizedArray, Weight
 from enginebay_native.calls import register
+from enginebay_native.compiling import check_library
 
 MAX_NARROW_ROWS = 48
 """Of a group, on average: for more XLA's products in bf16 are faster (docs/native.md)."""
@@ -16,7 +17,9 @@ MAX_NARROW_ROWS = 48
 BLOCK = 128
 """Rows of a group that XLA multiplies together."""
 
-TARGET = register("grouped_linear")
+# Every model's composition loads this module; only the models that have experts need the library,
+# so it is compiled when the first of their programs is traced.
+check_library("grouped_linear")
 
 
 def grouped_linear(
@@ -41,7 +44,8 @@ def grouped_linear(
         return _in_blocks(x, values, group_sizes).astype(out_dtype or x.dtype)
     rows = x if is_narrow else x.astype(jnp.float32)
     made = jax.ShapeDtypeStruct((x.shape[0], values.shape[1]), jnp.float32)
-    out: jax.Array = jax.ffi.ffi_call(TARGET, made)(rows, values, group_sizes, scales)
+    call = jax.ffi.ffi_call(register("grouped_linear"), made)
+    out: jax.Array = call(rows, values, group_sizes, scales)
     return out.astype(out_dtype or x.dtype)
 
 

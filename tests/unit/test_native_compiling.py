@@ -5,6 +5,7 @@ without one others serve.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import shlex
@@ -83,6 +84,15 @@ def test_a_library_is_kept_in_a_private_folder_and_found_again(
     assert compiling.library("linear") == first
     [call] = calls(user)
     assert call.startswith("-DOF_MINE ")
+
+
+def test_the_library_of_experts_is_not_compiled_when_its_kernel_is_chosen(
+    user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(pretender))
+    monkeypatch.delitem(sys.modules, "enginebay_native.grouped_linear", raising=False)
+    importlib.import_module("enginebay_native.grouped_linear")
+    assert calls(user) == []
 
 
 def test_another_processor_gets_a_library_of_its_own(
@@ -313,7 +323,7 @@ def test_without_a_compiler_auto_takes_xla_and_a_choice_by_name_is_an_error(
     first, *codes = (i for i, line in enumerate(lines) if line.startswith("code "))
     assert [lines[i] for i in (first, *codes)] == ["code 0", "code 2", "code 2"]
     found = reasons(json.loads("\n".join(lines[:first])))
-    for setting in ("kernels.linear", "kernels.attention.decode"):
+    for setting in ("kernels.linear", "kernels.grouped_linear", "kernels.attention.decode"):
         chosen, refused = found[setting]
         assert chosen == "xla"
         assert refused["native"].startswith(
