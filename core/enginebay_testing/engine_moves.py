@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import functools
+import unittest
 
 import numpy as np
 
+from enginebay.cache import KVLayout, Lease
+from enginebay.cache_shape import pages_for
 from enginebay.engine import Engine, RowState
+from enginebay.errors import UnsupportedError
+from enginebay.runner.commands import PageOut
+from enginebay.stepping.engine import StepEngine
 from enginebay.types import SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, greedy, penalised, prompts_of, seeded
@@ -58,3 +64,63 @@ def _put_and_go_on(
     driver.close()
     other.close()
     return tokens
+
+
+def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) -> None:
+    """`put` after `take` leaves the same bytes in every array of the cache, in the pages of another
+    row. `layout` names the cache layout, None stands for the subject's own.
+    """
+    prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
+    if layout is None:
+        with subject.shared() as llm:
+            llm.run_on_engine(functools.partial(_put_and_compare, llm.engine, prompt))
+        return
+    try:
+        llm = subject.make(layout=layout)
+    except UnsupportedError as error:
+        raise unittest.SkipTest(str(error)) from None
+    with llm:
+        assert {one.name for one in llm.engine.runner.layouts.values()} == {layout}
+        llm.run_on_engine(functools.partial(_put_and_compare, llm.engine, prompt))
+
+
+def _put_and_compare(engine: Engine, prompt: list[int]) -> None:
+    if not isinstance(engine, StepEngine):
+        raise unittest.SkipTest("an engine that runs no commands does not tell the bytes of pages")
+    driver = RequestDriver(engine, request_of(prompt, greedy(12)))
+    driver.prefill()
+    driver.decode(3)
+    state = engine.take(driver.lease)
+    before = _stored(engine, driver.lease, state)
+    driver.close()
+    engine.drop_arrays()
+    engine.make_arrays()
+    other = RequestDriver(engine, request_of(prompt[::-1], greedy(12), "in the way"))
+    driver = RequestDriver(engine, request_of(prompt, greedy(12)))
+    engine.put(driver.lease, state)
+    engine.take(driver.lease)  # what `put` has left to do is done
+    after = _stored(engine, driver.lease, state)
+    driver.close()
+    other.close()
+    assert set(before) == set(after), "arrays have other names"
+    for name, array in before.items():
+        assert array.any(), f"{name} of the cache holds nothing of a row of {len(prompt)} tokens"
+        assert array.tobytes() == after[name].tobytes(), (
+            f"{name} of the cache: the bytes of a row that was put in are others than those that it "
+            "was taken from"
+        )
+
+
+def _stored(engine: StepEngine, lease: Lease, state: RowState) -> dict[str, np.ndarray]:
+    """What the device stores of a row's cached tokens, by "group/layer/array"."""
+    stored = {}
+    for group, layout in engine.runner.layouts.items():
+        table = np.zeros((1, pages_for(lease.capacity, layout.page_size)), np.int32)
+        engine.ledger.write_table(group, [lease], table)
+        for name, array in engine.executor.run(PageOut({group: table[0]})).items():
+            stored[name] = array[0]
+            if isinstance(layout, KVLayout):
+                by_token = np.moveaxis(array, layout.offset_axis, 1)
+                by_token = by_token.reshape(-1, *by_token.shape[2:])
+                stored[name] = by_token[state.groups[group].first : state.num_cached]
+    return stored

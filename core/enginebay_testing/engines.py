@@ -20,7 +20,7 @@ from enginebay.types import SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.engine_hidden import hidden_states_are_the_models
 from enginebay_testing.engine_logprobs import logprobs_are_the_models
-from enginebay_testing.engine_moves import state_moves_to_another_engine
+from enginebay_testing.engine_moves import put_restores_the_bytes, state_moves_to_another_engine
 from enginebay_testing.ledgers import ledger_checks
 from enginebay_testing.subject import (
     LENGTHS,
@@ -37,8 +37,10 @@ from enginebay_testing.waits import watching_for_waits
 Check = tuple[str, Callable[[], None]]
 
 
-def engine_checks(subject: EngineSubject) -> list[Check]:
-    """Every check of the suite, by name."""
+def engine_checks(subject: EngineSubject, layouts: Sequence[str] = ()) -> list[Check]:
+    """Every check of the suite, by name. `layouts` names cache layouts besides the engine's own in
+    which it takes rows out and puts them in: those that are quantised.
+    """
     checks = (
         nothing_compiles_after_warmup,  # leaves a warm engine to the others
         greedy_tokens_are_the_models,
@@ -55,13 +57,22 @@ def engine_checks(subject: EngineSubject) -> list[Check]:
         stop_tokens_and_lengths_end_rows,
         steps_do_not_wait,
         state_moves_to_another_engine,
+        put_restores_the_bytes,
         everything_is_released,
         ledger_keeps_its_contract,
         arrays_can_be_dropped,
         dropped_arrays_come_back_warm,
         compiling_can_be_forbidden,
     )
-    return [(check.__name__, lambda check=check: check(subject)) for check in checks]  # type: ignore[misc]
+    quantised = [
+        (
+            f"put_restores_the_bytes[{name}]",
+            functools.partial(put_restores_the_bytes, subject, name),
+        )
+        for name in layouts
+    ]
+    own = [(check.__name__, functools.partial(check, subject)) for check in checks]
+    return [*own, *quantised]
 
 
 def greedy_tokens_are_the_models(subject: EngineSubject) -> None:

@@ -271,8 +271,14 @@ def _engine(registry: Registry, entry: Entry, platform: Platform) -> list[Check]
     assert entry.declaration is not None, "parts that are not broken are declared"
     example = entry.declaration.capabilities.get("ledger_example")
     is_best = platform.name == best_platform(registry).name
+    quantised = []
+    for name in registry.names("layout"):
+        with contextlib.suppress(PluginError):  # its own suite tells what is wrong
+            if registry.load(registry.find("layout", name)).tolerance:
+                quantised.append(name)
     checks = engine_checks(
-        EngineSubject(entry.name, choices={} if is_best else {"platform": platform.name})
+        EngineSubject(entry.name, choices={} if is_best else {"platform": platform.name}),
+        quantised,
     )
     return checks if example is None else [*checks, *example_checks(example, label(entry))]
 

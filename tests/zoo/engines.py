@@ -127,6 +127,21 @@ class Forgetful(StepEngine):
         return cut
 
 
+class Rounding(StepEngine):
+    """Puts a row's keys and values in with fewer bits."""
+
+    found_by = "put_restores_the_bytes"
+
+    def put(self, lease: Lease, state: RowState) -> None:
+        groups = {
+            name: GroupState(
+                one.first, {n: x.astype(np.float16).astype(x.dtype) for n, x in one.arrays.items()}
+            )
+            for name, one in state.groups.items()
+        }
+        super().put(lease, dataclasses.replace(state, groups=groups))
+
+
 class Unseeded(StepEngine):
     """Puts a row's state without what its sampling needs."""
 
@@ -172,7 +187,7 @@ FAULTS: dict[str, type[StepEngine]] = {
     kind.__name__: kind
     for kind in (
         *(Waiting, Reading, Turning, Cold, Lukewarm, Uncounted),
-        *(Disobedient, Forgetful, Unseeded, Remembering, Leaking),
+        *(Disobedient, Forgetful, Rounding, Unseeded, Remembering, Leaking),
     )
 }
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from enginebay_stranger_layout.plugin import LAYOUT
 
 from enginebay.registry import load_registry
+from enginebay_testing.engine_moves import put_restores_the_bytes
+from enginebay_testing.subject import EngineSubject
 from enginebay_testing.suites import part_checks, select
+from enginebay_testing.tiny import write_tiny_checkpoint
 
 EACH = 4
 """A quarter of the cases of each kernel; `enginebay check kernel:attention:int8_scan` runs all."""
@@ -29,3 +34,10 @@ def registered() -> list[pytest.ParameterSet]:
 @pytest.mark.parametrize("check", registered())
 def test_registered_part_keeps_its_contract(check: Callable[[], None]) -> None:
     check()
+
+
+@pytest.mark.parametrize("engine", ["oengine", "vinference"])
+def test_a_row_that_is_put_after_take_has_the_same_bytes(engine: str, tmp_path: Path) -> None:
+    """What the suites of engines check for each quantised layout that is installed."""
+    model = str(write_tiny_checkpoint(tmp_path, load_registry()))
+    put_restores_the_bytes(EngineSubject(engine, model), LAYOUT)
