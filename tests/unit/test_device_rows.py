@@ -92,6 +92,21 @@ def test_a_sampled_token_is_written_where_the_row_is_active() -> None:
     assert np.array_equal(after.length, [4, 5, 0, 8])
 
 
+def test_a_row_is_finished_by_its_length_and_by_its_stop_tokens_alone() -> None:
+    rows = dataclasses.replace(
+        some_rows(),
+        max_length=int32(4, 5, 9, 9),
+        finished=np.zeros(ROWS, bool),
+        stop_ids=np.full((ROWS, MAX_STOP_TOKENS), -1, np.int32),
+    )
+    rows.stop_ids[2, -1] = 93
+    active = np.asarray([True, False, True, True])
+    after = ADVANCED(rows, int32(91, 92, 93, 94), active)
+    assert after.finished.tolist() == [True, False, True, False], (
+        "at its length, not active, at a stop token, one token before its length"
+    )
+
+
 def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> None:
     rows = some_rows()
     where = int32(2, 2, 0, ROWS), int32(4, 5, 11, 0)

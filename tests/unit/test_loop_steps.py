@@ -10,6 +10,9 @@ import pytest
 from enginebay.compose.composition import Composed
 from enginebay.engine import StepPlan
 from enginebay.errors import InternalError
+from enginebay.loop.messages import Ticket
+from enginebay.loop.request_table import RequestTable
+from tests.fake_engine import NUM_SPECIAL
 from tests.fakes import expected_tokens
 from tests.pool import EnginePool
 from tests.unit.loops import (
@@ -105,3 +108,15 @@ def test_without_overlap_each_step_is_read_before_the_next(start: Loops) -> None
     order = order_of_steps(start, overlap_execution=False)
     assert order[::2] == [step for step in order if step.startswith("launch")]
     assert order[1::2] == [step.replace("launch", "read") for step in order[::2]]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4])
+def test_a_request_counts_its_tokens_to_its_length_and_no_further(max_tokens: int) -> None:
+    """A loop whose count is wrong, or other than the device's, launches nothing and waits."""
+    state = RequestTable().add(Ticket(request("counted", max_tokens=max_tokens)))
+    for left in range(max_tokens, 0, -1):
+        assert state.finish_reason() is None
+        assert (state.num_new_left, state.max_steps(3)) == (left, min(left, 3))
+        state.num_launched += 1
+        state.output.append(NUM_SPECIAL)
+    assert (state.finish_reason(), state.num_new_left) == ("length", 0)
