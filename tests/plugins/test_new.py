@@ -219,7 +219,7 @@ def test_a_name_that_somebody_has_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exists"):
+    with pytest.raises(InputError, match="a folder that does not exist yet"):
         write_plugin("sampler", "mine", tmp_path)
     assert not list(tmp_path.iterdir())
 

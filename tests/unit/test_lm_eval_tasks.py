@@ -108,15 +108,17 @@ def test_a_multiple_choice_task_is_the_models_choice(llm: LLM, tmp_path: Path) -
 def test_a_generating_task_gets_the_engines_text(llm: LLM, tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=NUM_NEW)
     texts = [output.outputs[0].text for output in llm.generate(BEGINNINGS, params)]
-    targets = [texts[0], texts[1], "something else"]
+    stop = texts[0].split()[-1]
+    targets = [texts[0].partition(stop)[0], texts[1].partition(stop)[0], "something else"]
+    assert targets[0] not in (texts[0], "")
     documents = [{"text": t, "target": a} for t, a in zip(BEGINNINGS, targets, strict=True)]
     lines = [
         "output_type: generate_until",
         'doc_to_text: "{{text}}"',
         'doc_to_target: "{{target}}"',
         (
-            f'generation_kwargs: {{until: ["###"], max_gen_toks: {NUM_NEW}, do_sample: false, '
-            f"temperature: 0.0}}"
+            f"generation_kwargs: {{until: [{json.dumps(stop)}], max_gen_toks: {NUM_NEW}, "
+            "do_sample: false, temperature: 0.0}"
         ),
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]",
     ]
