@@ -175,8 +175,9 @@ def _prefill_at_once(
     starts = jnp.cumsum(lens) - lens
     token_ids = _packed(prompt, real, starts, bucket.tokens)
     batches = _batches(recipe, bucket, lens, lens, recipe.tables())
+    ops = _ops(recipe, bucket)
     hidden, cache = recipe.program.model.hidden(
-        weights, _ops(recipe, bucket), token_ids, recipe.empty_cache(), batches
+        weights, ops.in_step(batches), token_ids, recipe.empty_cache(), batches
     )
     return hidden[jnp.maximum(starts + lens - 1, 0)], cache
 
@@ -217,8 +218,9 @@ def _prefill_in_parts(
             jnp.clip(source[order][row] + jnp.arange(part) - first[row], 0, packed.shape[0] - 1)
         ]
         moved = {g: table[order] for g, table in tables.items()}
+        batches = _batches(recipe, bucket, q_lens, kv_lens, moved)
         hidden, cache = recipe.program.model.hidden(
-            weights, ops, token_ids, cache, _batches(recipe, bucket, q_lens, kv_lens, moved)
+            weights, ops.in_step(batches), token_ids, cache, batches
         )
         ended = jnp.where((q_lens > 0) & (kv_lens == lens[order]), order, num_rows)
         last = hidden[jnp.maximum(first + q_lens - 1, 0)]

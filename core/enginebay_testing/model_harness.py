@@ -145,7 +145,8 @@ class ModelHarness:
         batches = {
             name: batch_of(layout.page_size, bucket) for name, layout in self.layouts.items()
         }
-        hidden, cache = self.model.hidden(weights, ops, token_ids, cache, batches)
+        in_step = ops.in_step(batches)
+        hidden, cache = self.model.hidden(weights, in_step, token_ids, cache, batches)
         return hidden, self.model.logits(weights, ops, hidden), cache
 
     def shapes(self, bucket: Bucket) -> Any:

@@ -85,7 +85,8 @@ class ReferenceModel:
         cache = {
             g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups
         }
-        return plan.model.hidden(weights, ops, token_ids, cache, batches)[0], ops
+        in_step = ops.in_step(batches)
+        return plan.model.hidden(weights, in_step, token_ids, cache, batches)[0], ops
 
     def first_wrong_token(
         self,

@@ -12,6 +12,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from enginebay.ops.op import Op, Partition, Shards
+from enginebay.ops.spec import StepBatch
 from enginebay.registry import import_target
 from enginebay.runner.sharding import Placement
 
@@ -39,7 +40,9 @@ def partitioned(
     def call(*arguments: Any, **keywords: Any) -> Any:
         rule: Partition = rule_of(implementation, *arguments, **keywords)
         arrays = [array for array in arguments if array is not None]
-        arrays += [keywords[name] for name in rule.keywords]
+        for given in (keywords[name] for name in rule.keywords):
+            of_step = isinstance(given, StepBatch)
+            arrays += [given.rows, given.positions] if of_step else [given]
         if rule.axis is not None and _divides(rule, arrays, placement):
             return _on_axis(rule, collectives[rule.reduction], placement)(*arrays)
         if rule.axis is not None or by_compiler:

@@ -4,6 +4,7 @@ only; and the signatures of the ops that engines and samplers call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -13,7 +14,7 @@ from enginebay.cache import CacheArrays, KVLayout
 from enginebay.errors import UnsupportedError
 from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op, SignatureT
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, RopeSpec, StepBatch
 
 
 class AttentionImpl(Protocol):
@@ -153,12 +154,25 @@ class Ops:
     eps=1e-6)`. A fused op that no implementation computes is composed of its parts.
     """
 
-    def __init__(self, bound: Mapping[str, Any]) -> None:
-        self._bound = bound
+    def __init__(self, bound: Mapping[str, Any], batch: StepBatch | None = None) -> None:
+        self._bound, self._batch = bound, batch
 
     def __getitem__(self, op: Op[SignatureT]) -> SignatureT:
-        """UnsupportedError for an op that has no implementation here."""
-        return cast("SignatureT", self.named(op.name))
+        """With the step's StepBatch where the op takes it. UnsupportedError for an op that has no
+        implementation here, or takes a StepBatch where there is none.
+        """
+        function = self.named(op.name)
+        if op.takes_batch:
+            if self._batch is None:
+                given = f"op {op.name!r}, which takes the step's batch, called outside Model.hidden"
+                todo = "Call it in Model.hidden, whose tokens have rows and positions."
+                raise UnsupportedError(given, "ops without the argument batch", todo)
+            function = functools.partial(function, batch=self._batch)
+        return cast("SignatureT", function)
+
+    def in_step(self, batches: Mapping[str, AttnBatch]) -> Ops:
+        """The same ops for the tokens of Model.hidden, whose rows `batches` has by cache group."""
+        return Ops(self._bound, StepBatch.of(batches))
 
     def named(self, name: str) -> Any:
         """As `ops[op]`, for an op that is known by name alone."""
@@ -172,4 +186,4 @@ class Ops:
 
     def replaced(self, name: str, implementation: Any) -> Ops:
         """The same ops with another implementation of one of them."""
-        return Ops({**self._bound, name: implementation})
+        return Ops({**self._bound, name: implementation}, self._batch)

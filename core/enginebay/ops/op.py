@@ -5,6 +5,7 @@ call the op, and the cases of its quick check.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -23,7 +24,10 @@ class Op(Generic[SignatureT]):
     """One op, registered through the hook `register_ops` under its `name`. Models call it as
     `ops[RMS_NORM](x, weight, eps=1e-6)`, where `RMS_NORM: Op[RmsNormOp]` is the op's record.
 
-    `signature` is the class of typing.Protocol whose `__call__` says how the op is called.
+    `signature` is the class of typing.Protocol whose `__call__` says how the op is called. To a
+    keyword-only argument `batch: StepBatch = ...` the call in a model's `hidden` adds that of the
+    step: models do not pass it.
+
     `reference` is "module:attribute" of its implementation in plain JAX. `quick_cases` is
     "module:attribute" of a function CheckSetting -> iterable of QuickCase: what an implementation
     given by hand runs before it is used. `tolerance` has by dtype how far its results may be from
@@ -64,6 +68,12 @@ class Op(Generic[SignatureT]):
     bench: str | None = None
     partition: str | None = None
 
+    @functools.cached_property
+    def takes_batch(self) -> bool:
+        """Whether calls are given the step's StepBatch."""
+        batch = inspect.signature(self.signature.__call__).parameters.get("batch")
+        return batch is not None and batch.kind is batch.KEYWORD_ONLY
+
     def why_not_called(self, function: Callable[..., Any]) -> str | None:
         """Why a function cannot be called as the op's signature says, or None."""
         _, *parameters = inspect.signature(self.signature.__call__).parameters.values()
@@ -85,8 +95,8 @@ class Partition:
     `inputs` and `outputs` name the dimensions of each array, "rows features"; a dimension of the
     same name is split alike everywhere. A dimension in `whole` is never split. `run` (shards,
     *arrays) computes a device's part of the results from its part of the arguments that are not
-    None, and of the keywords that `keywords` names. `reduction` is the collective op by which the
-    parts meet, `shards.reduce`.
+    None, and of the keywords that `keywords` names; `batch` gives two arrays, its rows and its
+    positions. `reduction` is the collective op by which the parts meet, `shards.reduce`.
 
     With `axis`, a logical axis ("vocab", "expert"), the dimensions of this name lie on its mesh axis,
     and every implementation runs inside shard_map. Without one the compiler finds from the program

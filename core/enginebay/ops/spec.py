@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,23 @@ class AttnBatch:
     def q_lens(self) -> jax.Array:
         """[S] new tokens of each row, 0 on padding."""
         return self.cu_q_lens[1:] - self.cu_q_lens[:-1]
+
+
+@functools.partial(tree_util.register_dataclass, data_fields=["rows", "positions"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class StepBatch:
+    """The tokens of one step as ops see them, int32 [T] on the device: `rows` is the row of the step
+    that each token belongs to, the number of rows on padding; `positions` are absolute, 0 on padding.
+    """
+
+    rows: jax.Array
+    positions: jax.Array
+
+    @classmethod
+    def of(cls, batches: Mapping[str, AttnBatch]) -> Self:
+        """Of a step's rows by cache group, which differ in their pages alone."""
+        batch = next(iter(batches.values()))
+        return cls(batch.seq_ids, batch.positions)
 
 
 def derive_batch(

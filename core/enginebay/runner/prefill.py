@@ -100,13 +100,13 @@ def forward_step(
         is_last = decodes.at[batch.seq_ids].get(mode="fill", fill_value=False)
         last = own.last_token.at[batch.seq_ids].get(mode="fill", fill_value=0)
         token_ids = jnp.where(is_last, last, token_ids)
-    model, inputs = program.model, (state.cache, batches)
+    model, inputs, in_step = program.model, (state.cache, batches), ops.in_step(batches)
     if program.takes_embeds:
         is_embed = token_ids >= model.info.vocab_size
         ids = jnp.where(is_embed, 0, token_ids)
-        hidden, cache = model.hidden(weights, ops, ids, *inputs, embeds=(is_embed, more[-1]))
+        hidden, cache = model.hidden(weights, in_step, ids, *inputs, embeds=(is_embed, more[-1]))
     else:
-        hidden, cache = model.hidden(weights, ops, token_ids, *inputs)
+        hidden, cache = model.hidden(weights, in_step, token_ids, *inputs)
     num_rows = state.rows.length.shape[0]
     token_rows = row_ids.at[batch.seq_ids].get(mode="fill", fill_value=num_rows)
     rows = state.rows.record(token_rows, batch.positions, token_ids)

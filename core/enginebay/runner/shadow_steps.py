@@ -127,9 +127,8 @@ def run_model(
         )
         for one in model.info.states
     }
-    hidden, _ = model.hidden(
-        weights, ops.replaced("attention", attention), token_ids, {**state.cache, **states}, batches
-    )
+    ops = ops.replaced("attention", attention).in_step(batches)
+    hidden, _ = model.hidden(weights, ops, token_ids, {**state.cache, **states}, batches)
     return hidden, {group: tuple(layers) for group, layers in seen.items()}, q_lens, kv_lens
 
 

@@ -257,7 +257,9 @@ def decode_step(
         step, cache, rows, processor_state, sampled = carry
         active = ~rows.finished
         batches = batches_of(ones, jnp.where(active, rows.length, 0), tables, layouts, bucket)
-        hidden, cache = program.model.hidden(weights, ops, rows.last_token, cache, batches)
+        hidden, cache = program.model.hidden(
+            weights, ops.in_step(batches), rows.last_token, cache, batches
+        )
         new, processor_state = program.sample(
             program.model.logits(weights, ops, hidden), rows, processor_state, variant
         )

@@ -112,7 +112,9 @@ def _run_model(
 ) -> tuple[jax.Array, ModelCache]:
     """Logits f32 [S * W, vocab] of the rows' positions, row by row, and the cache behind them."""
     ops = program.make_ops(fed.bucket, layouts)
-    hidden, cache = program.model.hidden(weights, ops, fed.token_ids, cache, fed.batches)
+    hidden, cache = program.model.hidden(
+        weights, ops.in_step(fed.batches), fed.token_ids, cache, fed.batches
+    )
     places = hidden if fed.places is None else hidden[fed.places]
     return program.model.logits(weights, ops, places), cache
 
