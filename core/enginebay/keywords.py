@@ -41,6 +41,7 @@ class ServingChoices(TypedDict, total=False):
     decode_steps: int
     template_limits: Mapping[str, Any] | BaseModel
     axis_rules: Mapping[str, str | None]
+    mixed_steps: Literal["auto", "on", "off"]
     seed: int | None
     verify_weights: bool
     verify_kernels: bool
@@ -62,7 +63,6 @@ class EngineChoices(ServingChoices, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     overlap_execution: bool
-    mixed_steps: Literal["auto", "on", "off"]
     mesh: Mapping[str, int]
     forbid_compiling: bool
 

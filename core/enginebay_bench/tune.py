@@ -98,6 +98,8 @@ class _Entrant:
 
     place: Place
     contestants: Sequence[Contestant]
+    has_candidates: bool
+    """Whether it names candidates here, be it the default alone: then an engine looks for an entry."""
 
 
 def _tune(
@@ -152,6 +154,7 @@ def _entrant(candidate: Candidate, problem: Problem, setting: BenchSetting) -> _
             )
             for name, config in configs.items()
         ],
+        bool(others),
     )
 
 
@@ -179,13 +182,12 @@ def _outcome(one: Tuned, entrant: _Entrant, results: Mapping[str, Any], bench: B
     if timed[best.label].median_s > WORTH * standard:
         best = default
     median = timed[best.label].median_s
-    has_choice = bool(len(contestants) > 1)
     entry = TunedEntry(
         spec=place.spec,
         layout=place.layout,
         page_size=place.page_size,
         bucket=place.bucket,
-        config=dataclasses.asdict(best.config) if has_choice else None,
+        config=dataclasses.asdict(best.config) if entrant.has_candidates else None,
         median_s=median,
         default_median_s=standard,
         roofline=bench.roofline.ideal_s(best.problem.cost, one.dtype) / median,

@@ -234,7 +234,7 @@ def test_a_reference_is_in_float32_on_xla_but_for_what_is_said() -> None:
         (["--text", "word", "--reference", "dtype"], "--reference dtype"),
         (
             ["--text", "word", "--reference", "sampler=greedy"],
-            "a kernel for add_rms_norm, attention",
+            "a kernel for add_rms_norm, all_gather, all_reduce, all_to_all, attention",
         ),
         (["--text", "word", "--reference", "dtype=int4"], "dtype"),
     ],

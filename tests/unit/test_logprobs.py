@@ -15,6 +15,7 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.compose.composition import make_plan
+from enginebay.compose.guides import choose_guide
 from enginebay.config import make_config
 from enginebay.engine import Pending
 from enginebay.errors import InternalError, RequestError
@@ -27,7 +28,6 @@ from enginebay.runner.logprobs import logprobs_of
 from enginebay.runner.step import Sampled
 from enginebay.types import MAX_LOGPROBS
 from enginebay_cli import generate
-from enginebay_samplers.guides.grammars import choose_grammars
 from enginebay_testing.engine_logprobs import asking, check_logprobs, log_softmax
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST, TINY
@@ -272,9 +272,17 @@ def test_an_engine_that_tells_none_refuses_before_anything_is_queued(
             )
         entries.append(entry)
     plan = make_plan(make_config({"model": TINY} | SMALL), registry)
-    grammars = choose_grammars(registry, plan.config)
+    make_guide = choose_guide(registry, plan.config)
     assert Abilities.of(plan) == Abilities(
-        False, True, plan.processors, grammars, True, True, plan.sampling_defaults
+        greedy_only=False,
+        returns_logprobs=True,
+        processors=plan.processors,
+        make_guide=make_guide,
+        hidden_size=plan.model.info.hidden_size,
+        returns_full_vocab=True,
+        returns_hidden=True,
+        takes_embeds=True,
+        defaults=plan.sampling_defaults,
     )
     install(monkeypatch)
     monkeypatch.setattr("enginebay.compose.composition.load_registry", lambda: Registry(entries))

@@ -201,7 +201,7 @@ def test_a_kernel_of_a_misspelt_op_is_broken_with_the_nearest_and_its_plugin_sta
         PluginError,
         match=(
             r"kernel 'x' cannot be used: unknown op 'atention'\. Allowed: add_rms_norm, "
-            r"attention.* Did you mean 'attention'"
+            r".*attention, .* Did you mean 'attention'"
         ),
     ):
         registry.find("kernel", "x", "atention")

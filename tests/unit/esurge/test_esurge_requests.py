@@ -70,7 +70,7 @@ def test_outputs_have_the_documented_fields_and_defaults() -> None:  # holds S02
     }
     output = RequestOutput("a", "b", [1], [])
     names = [field.name for field in dataclasses.fields(output)]
-    ours = ["prompt_logprobs"]  # behind those that are documented
+    ours = ["prompt_logprobs", "hidden"]  # behind those that are documented
     assert names == ["request_id", "prompt", "prompt_token_ids", "outputs", *wanted, *ours]
     assert {name: getattr(output, name) for name in wanted} == wanted
     assert (output.get_text(), output.get_summary()["finish_reason"]) == ("", None)
