@@ -16,6 +16,7 @@ from enginebay.errors import CompilationError, InputError
 from enginebay.rows import RowTable
 from enginebay.runner.assemble import prefill_writes
 from enginebay.runner.device import COLUMNS, DeviceRows, write_history
+from enginebay.runner.verify import advance_guessed
 from enginebay.stepping.engine import StepEngine
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
@@ -105,6 +106,23 @@ def test_a_row_is_finished_by_its_length_and_by_its_stop_tokens_alone() -> None:
     assert after.finished.tolist() == [True, False, True, False], (
         "at its length, not active, at a stop token, one token before its length"
     )
+
+
+def test_a_row_takes_guessed_tokens_to_its_end_and_to_the_first_wrong_guess() -> None:
+    rows = dataclasses.replace(
+        some_rows(),
+        max_length=int32(5, 9, 9, 12),
+        finished=np.asarray([False, True, False, False]),
+        stop_ids=np.full((ROWS, MAX_STOP_TOKENS), -1, np.int32),
+    )
+    rows.stop_ids[2, 0] = 93
+    tokens = np.asarray([[91] * 3, [92] * 3, [93] * 3, [94] * 3], np.int32)
+    guesses = tokens.copy()
+    guesses[3, 1] = 1
+    after, kept, holds = jax.jit(advance_guessed)(rows, guesses, tokens)
+    assert kept.tolist() == [[91, 91, -1], [-1, -1, -1], [93, -1, -1], [94, 94, -1]]
+    assert after.length.tolist() == [5, 5, 1, 9]
+    assert not holds.any()
 
 
 def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> None:

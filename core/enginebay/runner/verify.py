@@ -77,7 +77,7 @@ def verify_step(
         logits, cache = _run_model(program, layouts, weights, cache, fed)
         new, _ = program.sample(logits, _at_every_position(rows, width), {}, variant)
         new = jax.tree.map(lambda array: array.reshape(-1, width, *array.shape[1:]), new)
-        rows, kept, holds = _advanced(rows, guessed, new.tokens)
+        rows, kept, holds = advance_guessed(rows, guessed, new.tokens)
         # Rows that ask for the whole vocabulary's log-probabilities are not drafted.
         new = dataclasses.replace(new, tokens=kept, full_vocab=None)
         put = functools.partial(
@@ -178,7 +178,7 @@ def _at_every_position(rows: DeviceRows, width: int) -> DeviceRows:
     return dataclasses.replace(spread, length=spread.length + offsets)
 
 
-def _advanced(
+def advance_guessed(
     rows: DeviceRows, guesses: jax.Array, tokens: jax.Array
 ) -> tuple[DeviceRows, jax.Array, jax.Array]:
     """The rows after those of the tokens int32 [S, W] that follow guesses which held; these tokens,
