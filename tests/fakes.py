@@ -49,18 +49,24 @@ NAMING_ENGINES = (
 """
 
 
+def _page_sizes(parts: EngineParts, page_size: int) -> list[int]:
+    info, longest = parts.model.info, parts.config.max_model_len
+    assert longest is not None
+    return [page_size] * len(info.groups) + [longest] * len(info.states)
+
+
 def _rows(parts: EngineParts, page_size: int) -> RowTable:
     config = parts.config
     assert config.max_model_len is not None
     sizes = (config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens)
-    return RowTable(*sizes, parts.model.info.vocab_size, [page_size] * len(parts.model.info.groups))
+    return RowTable(*sizes, parts.model.info.vocab_size, _page_sizes(parts, page_size))
 
 
 def fake_paged(parts: EngineParts, options: PagedOptions) -> FakeEngine:
     """Replaces `enginebay_oengine.engine.make_engine`; uses the real page ledger."""
     rows, num_pages = _rows(parts, options.page_size), options.num_pages or DEFAULT_NUM_PAGES
     pools = make_pools(parts.config, options.page_size)
-    shapes = pools.shapes(num_pages, parts.model.info.groups, parts.config.max_num_seqs)
+    shapes = pools.shapes(num_pages, parts.model.info.cache_groups, parts.config.max_num_seqs)
     ledger = make_ledger(parts, options, shapes, rows.page_tables)
     counts = {name: shape.num_pages for name, shape in shapes.items()}
     return FakeEngine(rows, ledger, counts, ledger.forget)

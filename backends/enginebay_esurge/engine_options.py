@@ -42,6 +42,8 @@ class ESurgeOptions(BaseModel):
     grow: bool = _like("grow")
     reserve_all: bool = _like("reserve_all")
     prefix_ttl_s: float | None = _like("prefix_ttl_s")
+    state_snapshot_tokens: int = _like("state_snapshot_tokens")
+    num_state_snapshots: int | None = _like("num_state_snapshots")
 
     @model_validator(mode="after")
     def _one_way_of_sizing(self) -> Self:
@@ -69,4 +71,6 @@ class ESurgeOptions(BaseModel):
             reserve_all=self.reserve_all,
             prefix_caching=self.enable_prefix_caching,
             prefix_ttl_s=self.prefix_ttl_s,
+            state_snapshot_tokens=self.state_snapshot_tokens,
+            num_state_snapshots=self.num_state_snapshots,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from enginebay.compose.composition import Plan, open_checkpoint
 from enginebay.config import EngineConfig, make_config
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, UnsupportedError, explain
 from enginebay.llm import LLM
 from enginebay.model import count_weights
 from enginebay.text import Tokenizer
@@ -41,6 +41,17 @@ def wrong_llm(llm: LLM, engine: str) -> ConfigError:
     """The error for an LLM with another engine than `engine`."""
     given = f"an LLM with engine {llm.config.engine.name!r}"
     return ConfigError(given, f"engine {engine!r}", "Make the LLM with it.")
+
+
+def refuse_states(plan: Plan, face: str) -> None:
+    """UnsupportedError for a model that keeps a recurrent state, which the arrays of a face do not
+    have.
+    """
+    info = plan.model.info
+    if info.states:
+        given = f"a model of the family {info.family!r} for {face}"
+        allowed = "models that keep keys and values alone"
+        raise UnsupportedError(explain(given, allowed, "Use LLM, which keeps recurrent states."))
 
 
 def size_name(plan: Plan) -> str:

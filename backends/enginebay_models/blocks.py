@@ -43,6 +43,11 @@ class AttentionConfig:
     qk_norm_eps: float | None = None
     norm_offset: float = 0.0
 
+    @property
+    def dtype(self) -> str:
+        """That of the computation."""
+        return self.spec.q_dtype
+
 
 def parameter(
     axes: tuple[str | None, ...],
@@ -183,7 +188,8 @@ class Mlp(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream.
+    """Attention, or what is called like it and has `cache_group` and `dtype` in its `config`, and
+    MLP, each behind a norm and added to the residual stream.
 
     The stream goes in and comes out as a sum not yet made, x + branch: whoever norms it next makes
     it on the way. `out_norms`: of what attention and MLP add to the stream, where a family has
@@ -224,7 +230,7 @@ class Decoder(nnx.Module):
     """Embedding `table` [vocab, hidden], layers, final norm and head. With `tied` the embedding is
     the head too.
 
-    Hidden states are of the queries' dtype, whatever the weights are stored in. `embed_scale`
+    Hidden states are of `dtype`, that of the queries, whatever the weights are stored in. `embed_scale`
     multiplies embeddings, and `logit_cap` c replaces a logit l by c * tanh(l / c).
     """
 
@@ -241,7 +247,7 @@ class Decoder(nnx.Module):
         self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table), 1)
         self.layers = nnx.List(layers)
         self.norm = norm
-        self.dtype = layers[0].attention.config.spec.q_dtype
+        self.dtype = layers[0].attention.config.dtype
         self.embed_scale = embed_scale
         self.logit_cap = logit_cap
         self.lm_head = (

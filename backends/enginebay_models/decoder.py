@@ -5,13 +5,14 @@ with them in traces.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 
 from enginebay.cache import CacheArrays, CacheGroup
+from enginebay.cache_state import StateGroup
 from enginebay.errors import ConfigError, explain
 from enginebay.model import Embeddings, Model, ModelCache, ModelInfo, TensorSource, Weights
 from enginebay.ops.bound import Ops
@@ -32,13 +33,25 @@ FULL, WINDOW = "full", "window"
 
 
 @dataclasses.dataclass(frozen=True)
+class Mixer:
+    """What some `layers` have in the place of attention: `make` makes it of the layer's prefix in
+    the checkpoint, and `group` declares its states.
+    """
+
+    make: Callable[[str], Any]
+    layers: tuple[int, ...]
+    group: StateGroup
+
+
+@dataclasses.dataclass(frozen=True)
 class Variant:
     """What tells one decoder family from another. `windows` has one entry per layer, None for full
     attention; all windows are equal.
 
     The later fields are those of Gemma: the rotary embedding of layers with a window, the factor on
     scores, norms of what is added to the stream, and what RmsNorm and Decoder say of theirs.
-    `mlp` makes the MLP of a layer, as `Mlp` is made and called.
+    `mlp` makes the MLP of a layer, as `Mlp` is made and called. `names` replaces parts of tensors'
+    names, where a family calls them otherwise.
     """
 
     windows: tuple[int | None, ...]
@@ -53,6 +66,8 @@ class Variant:
     embed_scale: float | None = None
     logit_cap: float | None = None
     mlp: Callable[..., Any] = Mlp
+    mixer: Mixer | None = None
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def build_decoder(
@@ -63,6 +78,8 @@ def build_decoder(
     Raises ConfigError when the KV heads cannot be split over, or repeated for, `num_shards` shards.
     """
     repeats = kv_head_repeats(config, num_shards)
+    mixed = () if variant.mixer is None else variant.mixer.layers
+    windows = [window for i, window in enumerate(variant.windows) if i not in mixed]
     specs = {
         _group_name(window): AttnSpec(
             num_q_heads=config.num_q_heads,
@@ -73,24 +90,13 @@ def build_decoder(
             q_dtype=dtype,
             kv_dtype=dtype,
         )
-        for window in variant.windows
+        for window in windows
     }
-    kinds = {
-        name: AttentionConfig(
-            hidden_size=config.hidden_size,
-            spec=spec,
-            rope=variant.window_rope or config.rope if spec.window else config.rope,
-            cache_group=name,
-            repeats=repeats,
-            qkv_bias=variant.qkv_bias,
-            out_bias=variant.out_bias,
-            qk_norm_eps=config.norm_eps if variant.qk_norm else None,
-            norm_offset=variant.norm_offset,
-        )
-        for name, spec in specs.items()
-    }
-    names = [_group_name(window) for window in variant.windows]
-    layers = [_layer(i, config, kinds[name], variant) for i, name in enumerate(names)]
+    kinds = {name: _attention(name, spec, config, variant, repeats) for name, spec in specs.items()}
+    layers = [
+        _layer(i, config, kinds.get(_group_name(window)), variant)
+        for i, window in enumerate(variant.windows)
+    ]
     norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps, variant.norm_offset)
     module = Decoder(
         layers,
@@ -100,7 +106,9 @@ def build_decoder(
         embed_scale=variant.embed_scale,
         logit_cap=variant.logit_cap,
     )
-    groups = tuple(_cache_group(name, spec, names.count(name)) for name, spec in specs.items())
+    groups = tuple(
+        _cache_group(name, spec, windows.count(spec.window)) for name, spec in specs.items()
+    )
     info = ModelInfo(
         family,
         config.vocab_size,
@@ -111,8 +119,25 @@ def build_decoder(
         repeats,
         config.auto_max_model_len,
         repr((config.rope, config.activation, config.norm_eps, variant)),
+        () if variant.mixer is None else (variant.mixer.group,),
     )
-    return NnxModel(info, module)
+    return NnxModel(info, module, variant.names)
+
+
+def _attention(
+    name: str, spec: AttnSpec, config: DecoderConfig, variant: Variant, repeats: int
+) -> AttentionConfig:
+    return AttentionConfig(
+        hidden_size=config.hidden_size,
+        spec=spec,
+        rope=variant.window_rope or config.rope if spec.window else config.rope,
+        cache_group=name,
+        repeats=repeats,
+        qkv_bias=variant.qkv_bias,
+        out_bias=variant.out_bias,
+        qk_norm_eps=config.norm_eps if variant.qk_norm else None,
+        norm_offset=variant.norm_offset,
+    )
 
 
 def kv_head_repeats(config: DecoderConfig, num_shards: int) -> int:
@@ -143,15 +168,21 @@ def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
 
 
 def _layer(
-    index: int, config: DecoderConfig, attention: AttentionConfig, variant: Variant
+    index: int, config: DecoderConfig, attention: AttentionConfig | None, variant: Variant
 ) -> DecoderLayer:
+    """Layer `index`, with attention of this kind unless the variant has a mixer there."""
     name, size = f"model.layers.{index}", config.hidden_size
 
     def norm(of: str) -> RmsNorm:
         return RmsNorm(f"{name}.{of}_layernorm", size, config.norm_eps, variant.norm_offset)
 
+    if variant.mixer is not None and index in variant.mixer.layers:
+        mixer = variant.mixer.make(name)
+    else:
+        assert attention is not None, "each kind of attention has a configuration"
+        mixer = Attention(f"{name}.self_attn", attention)
     return DecoderLayer(
-        Attention(f"{name}.self_attn", attention),
+        mixer,
         variant.mlp(
             f"{name}.mlp",
             size,
@@ -173,7 +204,10 @@ class NnxModel(Model):
     compiled step.
     """
 
-    def __init__(self, info: ModelInfo, module: Decoder) -> None:
+    def __init__(
+        self, info: ModelInfo, module: Decoder, names: Mapping[str, str] | None = None
+    ) -> None:
+        """`names` replaces parts of checkpoint tensors' names."""
         self.info = info
         self._graph, state = nnx.split(module)
         variables = nnx.to_flat_state(state)
@@ -182,7 +216,11 @@ class NnxModel(Model):
         for path, variable in variables:
             name, facts = ".".join(map(str, path)), variable.get_metadata()
             self._specs[name] = facts["spec"]
-            self._sources[name] = facts["source"]
+            source = facts["source"]
+            for usual, own in (names or {}).items():
+                renamed = tuple(one.replace(usual, own) for one in source.names)
+                source = dataclasses.replace(source, names=renamed)
+            self._sources[name] = source
         self._structure = jax.tree.structure(state)
 
     def weight_specs(self) -> dict[str, WeightSpec]:

@@ -41,6 +41,11 @@ class LatentConfig:
     has_bias: bool
     cache_group: str
 
+    @property
+    def dtype(self) -> str:
+        """That of the computation."""
+        return self.spec.q_dtype
+
 
 class LatentAttention(nnx.Module):
     """Attention of DeepSeek-V2 with absorbed projections: queries are brought into the space of the

@@ -9,6 +9,7 @@ from enginebay.hooks import Register, hookimpl
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM",),
+    "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM",),
     "mistral": ("MistralForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),

@@ -20,6 +20,7 @@ from enginebay_oengine.pool import PagePool
 from enginebay_oengine.pools import make_pools
 from enginebay_oengine.prefix import PrefixIndex
 from enginebay_oengine.sizing import FEWEST_PAGES, pool_sizes
+from enginebay_oengine.state_places import StatePlaces
 from enginebay_oengine.store import PageStore
 
 
@@ -40,6 +41,7 @@ def make_ledger(
     of their group.
     """
     config, pools = parts.config, make_pools(parts.config, options.page_size)
+    info, num_groups = parts.model.info, len(parts.model.info.groups)
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
 
     def pages(group: CacheGroup, table: PageTable) -> GroupPages:
@@ -47,9 +49,18 @@ def make_ledger(
         store = PageStore(PagePool(shapes[group.name].num_pages), index)
         return GroupPages(store, table, pools.kept_window(group))
 
-    groups = parts.model.info.groups
+    states = {
+        # A fork needs a snapshot of its parent's state, prefix caching or not.
+        s.name: StatePlaces(
+            PageStore(PagePool(shapes[s.name].num_pages), PrefixIndex(options.prefix_ttl_s)),
+            table,
+            options.state_snapshot_tokens,
+        )
+        for s, table in zip(info.states, tables[num_groups:], strict=True)
+    }
+    groups = {g.name: pages(g, table) for g, table in zip(info.groups, tables, strict=False)}
     return PageLedger(
-        {g.name: pages(g, table) for g, table in zip(groups, tables, strict=True)},
+        {**groups, **states},
         config.max_num_seqs,
         config.max_model_len,
         max_ahead=pools.max_ahead,

@@ -11,19 +11,25 @@ from enginebay.prefix_key import PrefixKey
 from enginebay_oengine.held import GroupPages
 from enginebay_oengine.pool import DUMMY_PAGE
 from enginebay_oengine.prefix import page_digests
+from enginebay_oengine.state_places import StatePlaces
 
 
 class GroupPrefixes:
     """One chain of hashes for all groups, and an index of pages in each.
 
     A row goes on after a number of full pages when every group that keeps all pages has all of
-    them, and every group with a window those of the last `window` positions.
+    them, every group with a window those of the last `window` positions, and every group with a
+    state a snapshot there.
     """
 
-    def __init__(self, groups: Mapping[str, GroupPages]) -> None:
+    def __init__(
+        self, groups: Mapping[str, GroupPages], states: Sequence[StatePlaces] = ()
+    ) -> None:
         self.groups = groups
+        self._states = states
+        self._stores = [g.store for g in groups.values()] + [one.store for one in states]
         self._page_size = next(iter(groups.values())).table.page_size
-        self._keeps_pages = all(group.store.index is not None for group in groups.values())
+        self.keeps_pages = all(group.store.index is not None for group in groups.values())
 
     def find(self, token_ids: np.ndarray, key: PrefixKey) -> list[bytes]:
         """The hashes of the most full pages, from the first on, after which a row with token_ids
@@ -32,10 +38,12 @@ class GroupPrefixes:
         Costs a microsecond a page and group, up to the first page that is not there.
         """
         found: list[bytes] = []
-        if not self._keeps_pages:
+        if not self.keeps_pages:
             return found
-        for group in self.groups.values():
-            group.store.expire()
+        for store in self._stores:
+            store.expire()
+        if self._states:  # a state cannot go back to compute the last token
+            token_ids = token_ids[:-1]
         size = self._page_size
         whole = [group.store for group in self.groups.values() if group.window is None]
         for digest in page_digests(key.digest(), token_ids, size, key.by_page(size)):
@@ -45,11 +53,12 @@ class GroupPrefixes:
         return self.resumable(found)
 
     def resumable(self, digests: Sequence[bytes]) -> list[bytes]:
-        """The first of these hashes after which groups with a window go on, too."""
+        """The first of these hashes after which groups with a window or a state go on, too."""
         windows = [group for group in self.groups.values() if group.window is not None]
         runs = [0] * len(windows)  # of known pages, up to this one
-        longest = 0 if windows else len(digests)
-        for count, digest in enumerate(digests, 1) if windows else ():
+        is_whole = not windows and not self._states
+        longest = len(digests) if is_whole else 0
+        for count, digest in () if is_whole else enumerate(digests, 1):
             runs = [
                 0 if group.store.find(digest) is None else run + 1
                 for group, run in zip(windows, runs, strict=True)
@@ -59,9 +68,13 @@ class GroupPrefixes:
             if all(
                 run >= count - group.first_page(num_tokens)
                 for group, run in zip(windows, runs, strict=True)
-            ):
+            ) and self.has_snapshots(digest):
                 longest = count
         return list(digests[:longest])
+
+    def has_snapshots(self, digest: bytes) -> bool:
+        """Whether all groups with a state have a snapshot under this hash."""
+        return all(one.store.find(digest) is not None for one in self._states)
 
     def pages(self, digests: Sequence[bytes]) -> dict[str, Sequence[int]]:
         """The pages with these hashes by group; the dummy where there is none."""
@@ -76,7 +89,7 @@ class GroupPrefixes:
         """Put the full pages of token_ids, which a lease holds, into the indexes, and their hashes
         into `digests`, which has those of the first pages already.
         """
-        if not self._keeps_pages:
+        if not self.keeps_pages:
             return
         parent, size = digests[-1] if digests else key.digest(), self._page_size
         num = len(digests)
@@ -91,5 +104,5 @@ class GroupPrefixes:
 
     def forget(self) -> None:
         """Find nothing again of what was computed so far."""
-        for group in self.groups.values():
-            group.store.forget()
+        for store in self._stores:
+            store.forget()

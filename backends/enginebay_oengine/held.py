@@ -47,6 +47,12 @@ class Held:
     """Hashes of the first full pages."""
     key: PrefixKey
     """What these hashes depend on besides the tokens."""
+    cut: int | None = None
+    """After how many tokens the states of the row are to be kept."""
+    is_forked: bool = False
+    """Whether others may fork the row there."""
+    fork_point: tuple[int, bytes] | None = None
+    """Tokens after which its states were kept for forks, and the hash of these tokens."""
 
 
 class HeldPages:

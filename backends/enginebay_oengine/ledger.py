@@ -13,8 +13,9 @@ from enginebay.cache_shape import pages_for
 from enginebay.errors import InternalError
 from enginebay.prefix_key import NO_KEY, PrefixKey
 from enginebay_oengine.group_prefixes import GroupPrefixes
-from enginebay_oengine.held import GroupPages, HeldPages
+from enginebay_oengine.held import GroupPages, Held, HeldPages
 from enginebay_oengine.pool import DUMMY_PAGE
+from enginebay_oengine.state_places import StatePlaces
 
 
 class PageLedger(Ledger):
@@ -29,13 +30,17 @@ class PageLedger(Ledger):
     In a group with a window a row has pages for `max_ahead` tokens after the committed ones, and
     gives those before its window back. A prompt goes on from the longest beginning whose last
     `window` positions are there.
+
+    In a group with a state a row has one place. Prompts are cut where snapshots are kept: every
+    `snapshot_tokens`, at their last full page, and where others may fork. A prompt goes on from the
+    longest beginning with a snapshot, and a fork from its parent's or from such a beginning.
     """
 
     forks = True
 
     def __init__(
         self,
-        groups: Mapping[str, GroupPages],
+        groups: Mapping[str, GroupPages | StatePlaces],
         num_rows: int,
         max_model_len: int,
         *,
@@ -43,7 +48,9 @@ class PageLedger(Ledger):
         grows: bool = True,
     ) -> None:
         """`max_ahead` is needed where a group has a window. All groups have pages of one size."""
-        self.groups = groups
+        pages = {name: one for name, one in groups.items() if isinstance(one, GroupPages)}
+        self._states = {n: one for n, one in groups.items() if isinstance(one, StatePlaces)}
+        self.groups = groups = pages
         self.windows = {name: group.window for name, group in groups.items()}
         self.max_ahead = max_ahead
         self.page_size = next(iter(groups.values())).table.page_size
@@ -53,7 +60,10 @@ class PageLedger(Ledger):
         self._growing = [name for name, window in self.windows.items() if window is None]
         self._sliding = [name for name, window in self.windows.items() if window is not None]
         self._held = HeldPages(groups, max_ahead)
-        self._prefixes = GroupPrefixes(groups)
+        self.states, self._num_kept = tuple(self._states), 0
+        every = min((one.snapshot_tokens for one in self._states.values()), default=1)
+        self._snapshot_tokens = pages_for(every, self.page_size) * self.page_size
+        self._prefixes = GroupPrefixes(groups, list(self._states.values()))
         self._copies: dict[str, list[tuple[int, int]]] = {}
 
     @property
@@ -81,8 +91,9 @@ class PageLedger(Ledger):
             return None
         digests = self._prefixes.find(prompt_token_ids, key)
         num_cached = min(len(digests) * self.page_size, num_prompt - 1)
+        snapshot = digests[-1] if digests else None
         pages = self._prefixes.pages(digests)
-        return self._promise(row, num_cached, num_tokens, pages, digests, key)
+        return self._promise(row, num_cached, num_tokens, pages, digests, key, snapshot)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
         parent = self._held.current(lease)
@@ -95,6 +106,9 @@ class PageLedger(Ledger):
         if num_tokens > self.max_tokens or row >= self.num_rows:
             return None
         pages: Mapping[str, Sequence[int]] = lease.pages
+        snapshot = None
+        if self._states:
+            num_cached, snapshot = self._fork_from(parent, num_cached)
         last = pages_for(num_cached, self.page_size)
         if any(
             DUMMY_PAGE in pages[name][self.groups[name].first_page(num_cached) : last]
@@ -105,7 +119,19 @@ class PageLedger(Ledger):
                 self._prefixes.pages(known) | {name: lease.pages[name] for name in self._growing},
                 len(known) * self.page_size,
             )
-        return self._promise(row, num_cached, num_tokens, pages, parent.digests, parent.key)
+            snapshot = known[-1] if known else None
+        known_of = parent.digests, parent.key, snapshot
+        return self._promise(row, num_cached, num_tokens, pages, *known_of)
+
+    def _fork_from(self, parent: Held, num_cached: int) -> tuple[int, bytes | None]:
+        """How many of a row's first `num_cached` tokens a fork can have, and the hash of its
+        snapshot.
+        """
+        point = parent.fork_point
+        if point and point[0] <= num_cached and self._prefixes.has_snapshots(point[1]):
+            return point
+        known = self._prefixes.resumable(parent.digests[: num_cached // self.page_size])
+        return len(known) * self.page_size, known[-1] if known else None
 
     def _promise(
         self,
@@ -115,9 +141,10 @@ class PageLedger(Ledger):
         pages: Mapping[str, Sequence[int]],
         digests: Sequence[bytes],
         key: PrefixKey,
+        snapshot: bytes | None,
     ) -> Lease | None:
         """A lease that shares the full ones among the first `num_cached` tokens of `pages`, and
-        copies the rest of them.
+        copies the rest of them, and the states of `snapshot`.
         """
         num_shared, num_pages = num_cached // self.page_size, pages_for(num_tokens, self.page_size)
         for name in self._growing:
@@ -142,6 +169,11 @@ class PageLedger(Ledger):
                 self._copies.setdefault(name, []).append(copy)
         held = self._held.add(row, num_cached, list(digests[:num_shared]), given, key)
         held.lease.capacity = num_pages * self.page_size
+        for name, state in self._states.items():
+            place, source = state.give(row, snapshot)
+            held.lease.pages[name] = (place,)
+            if source is not None:
+                self._copies.setdefault(name, []).append((source, place))
         return held.lease
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
@@ -171,14 +203,48 @@ class PageLedger(Ledger):
         # Shared pages hold the same keys and values already; theirs go where nobody reads.
         stores = {name: group.store for name, group in self.groups.items()}
         return {
-            name: np.asarray([p if p and stores[name].is_private(p) else DUMMY_PAGE for p in pages])
+            name: np.asarray(
+                [
+                    p if name in self._states or (p and stores[name].is_private(p)) else DUMMY_PAGE
+                    for p in pages
+                ]
+            )
             for name, pages in lease.pages.items()
         }
+
+    def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
+        if not self._states:
+            return num_tokens
+        held, every = self._held.current(lease), self._snapshot_tokens
+        start, points = held.num_computed, [] if fork_at is None else [fork_at]
+        if self._prefixes.keeps_pages:
+            last_page = (num_tokens - 1) // self.page_size * self.page_size
+            points += [(start // every + 1) * every, last_page]
+        held.cut = min((point for point in points if start < point < num_tokens), default=None)
+        held.is_forked = held.cut == fork_at
+        return num_tokens if held.cut is None else held.cut
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
         held = self._held.current(lease)
         held.num_computed = max(held.num_computed, len(token_ids))
         self._prefixes.name(held.digests, lease, token_ids, held.key)
+        if held.cut == len(token_ids):
+            self._keep(held)
+
+    def _keep(self, held: Held) -> None:
+        """Have the states of a row kept as they are after its computed tokens."""
+        num_pages, rest = divmod(held.num_computed, self.page_size)
+        if rest or num_pages > len(held.digests):  # found by forks alone, through the lease
+            self._num_kept += 1
+            digest = b"fork %d" % self._num_kept
+        else:
+            digest = held.digests[num_pages - 1]
+        for name, state in self._states.items():
+            copy = state.keep(held.lease.row, digest)
+            if copy is not None:
+                self._copies.setdefault(name, []).append(copy)
+        if held.is_forked:
+            held.fork_point = held.num_computed, digest
 
     def commit_rows(
         self, leases: Sequence[Lease], token_ids: np.ndarray, num_tokens: np.ndarray
@@ -193,13 +259,16 @@ class PageLedger(Ledger):
 
     def release(self, lease: Lease) -> None:
         self._held.remove(lease)
+        for state in self._states.values():
+            state.remove(lease.row)
 
     def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
         copies, self._copies = self._copies, {}
         return copies
 
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
-        page_ids = self.groups[group].table.page_ids
+        found = self._states.get(group) or self.groups[group]
+        page_ids = found.table.page_ids
         width = min(table.shape[1], page_ids.shape[1])
         table[:] = DUMMY_PAGE
         table[: len(leases), :width] = page_ids[[lease.row for lease in leases], :width]
@@ -214,3 +283,5 @@ class PageLedger(Ledger):
 
     def check(self) -> None:
         self._held.check()
+        for state in self._states.values():
+            state.check()

@@ -9,7 +9,7 @@ from enginebay.errors import UnsupportedError
 from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.runner.parts import EngineParts
-from enginebay_faces.opening import ModelLike, config_of, wrong_llm
+from enginebay_faces.opening import ModelLike, config_of, refuse_states, wrong_llm
 from enginebay_oengine.engine import is_paged
 
 ENGINE = "oengine"
@@ -70,5 +70,6 @@ def open_model(model: ModelLike) -> OpenedModel:
 
 
 def _opened(plan: Plan, parts: EngineParts, weights: Weights) -> OpenedModel:
+    refuse_states(plan, "the oEngine API")
     ends = list(plan.checkpoint.token_info.eos_token_ids)
     return OpenedModel(plan, parts, weights, GenerationConfig(ends or None))

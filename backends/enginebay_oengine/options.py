@@ -52,6 +52,18 @@ class PagedOptions(BaseModel):
         description="keep full pages after their request, for others that begin with the same "
         "tokens",
     )
+    state_snapshot_tokens: int = Field(
+        default=512,
+        ge=8,
+        description="of a model with a recurrent state: prompts are cut after so many tokens, "
+        "rounded up to pages, to keep a copy of the state that others can go on from",
+    )
+    num_state_snapshots: int | None = Field(
+        default=None,
+        ge=0,
+        description="copies of recurrent states that are kept at most; unset: 4 for each of "
+        "max_num_seqs rows",
+    )
     prefix_ttl_s: float | None = Field(
         default=None,
         gt=0.0,

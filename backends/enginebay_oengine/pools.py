@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from enginebay.cache import CacheGroup
 from enginebay.cache_shape import CacheShape, pages_for
+from enginebay.cache_state import StateGroup
 from enginebay.config import EngineConfig
+
+SNAPSHOTS_PER_ROW = 4
+"""Snapshots of recurrent states that there is room for, where the options say no number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,9 @@ class Pools:
     """How many tokens launched steps may put into the cache after those that the host has read;
     None: rows keep their pages, in groups with a window too.
     """
+
+    num_snapshots: int = 0
+    """Places for snapshots of recurrent states, besides those of the rows."""
 
     def row_pages(self, window: int | None) -> int:
         """Pages that a row has at most in a cache group with this window."""
@@ -38,21 +45,28 @@ class Pools:
         return group.window if saves else None
 
     def shapes(
-        self, num_pages: int, groups: Sequence[CacheGroup], num_rows: int
+        self, num_pages: int, groups: Sequence[CacheGroup | StateGroup], num_rows: int
     ) -> dict[str, CacheShape]:
         """The size of each group's pool: `num_pages` where rows keep all of theirs; otherwise as
-        many as `num_rows` rows can have, and the dummy.
+        many as `num_rows` rows can have, and the dummy. Places of states are for snapshots, too.
         """
+        places = CacheShape(1, 1 + num_rows + self.num_snapshots, self.max_model_len)
         counts: Mapping[str, int] = {
             g.name: num_pages
             if self.kept_window(g) is None
             else 1 + num_rows * self.row_pages(g.window)
             for g in groups
+            if isinstance(g, CacheGroup)
         }
-        return {name: CacheShape(1, count, self.page_size) for name, count in counts.items()}
+        shapes = {name: CacheShape(1, count, self.page_size) for name, count in counts.items()}
+        return shapes | {g.name: places for g in groups if isinstance(g, StateGroup)}
 
 
-def make_pools(config: EngineConfig, page_size: int) -> Pools:
-    """The pools of an engine of this configuration."""
+def make_pools(config: EngineConfig, page_size: int, num_snapshots: int | None = None) -> Pools:
+    """The pools of an engine of this configuration; `num_snapshots` None: SNAPSHOTS_PER_ROW for each
+    row.
+    """
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
-    return Pools(page_size, config.max_model_len, config.max_ahead)
+    if num_snapshots is None:
+        num_snapshots = SNAPSHOTS_PER_ROW * config.max_num_seqs
+    return Pools(page_size, config.max_model_len, config.max_ahead, num_snapshots)

@@ -48,19 +48,20 @@ def choose_num_pages(
     """
     if options.num_pages is not None:
         return options.num_pages
-    groups, num_rows = parts.model.info.groups, parts.config.max_num_seqs
+    groups, num_rows = parts.model.info.cache_groups, parts.config.max_num_seqs
     fixed = shape_bytes(parts, pools.shapes(0, groups, num_rows))
     each = shape_bytes(parts, pools.shapes(1, groups, num_rows)) - fixed
     least = fixed + FEWEST_PAGES * each
     needed = 1 + num_rows * pools.row_pages(None)
     if options.cache_bytes is not None:
         if options.cache_bytes < least:
+            what = "the windows and states" if parts.model.info.states else "the windows"
             raise ConfigError(
                 explain(
                     f"cache_bytes = {options.cache_bytes}",
                     f"at least {least}, which is {FEWEST_PAGES} pages of "
                     f"{pools.page_size} tokens"
-                    + (" and the windows of max_num_seqs rows" if fixed else ""),
+                    + (f" and {what} of max_num_seqs rows" if fixed else ""),
                     "Raise it, or make page_size or max_num_seqs smaller.",
                 )
             )
@@ -91,16 +92,17 @@ def pool_sizes(parts: EngineParts, options: PagedOptions) -> PoolSizes:
     """The sizes of an engine's cache. All pages are allocated at once but on a CPU, where clearing
     them is most of the time that a program takes to start.
     """
-    groups, pools = parts.model.info.groups, make_pools(parts.config, options.page_size)
+    info = parts.model.info
+    pools = make_pools(parts.config, options.page_size, options.num_state_snapshots)
     sizes = PoolSizes.of(parts.facts(), options.page_size, {})
     num_pages = choose_num_pages(parts, options, pools, sizes.geometry({}))
-    first = whole = pools.shapes(num_pages, groups, parts.config.max_num_seqs)
+    first = whole = pools.shapes(num_pages, info.cache_groups, parts.config.max_num_seqs)
     if options.grow and parts.placement.device.platform == "cpu":
         page = CacheShape(1, 1, options.page_size)
-        page_bytes = shape_bytes(parts, {group.name: page for group in groups})
+        page_bytes = shape_bytes(parts, {group.name: page for group in info.groups})
         most = max(FEWEST_PAGES, FIRST_BYTES // page_bytes)
-        first = {
-            name: dataclasses.replace(shape, pages_per_slot=min(shape.num_pages, most))
-            for name, shape in whole.items()
+        first = whole | {
+            g.name: CacheShape(1, min(whole[g.name].num_pages, most), options.page_size)
+            for g in info.groups
         }
     return dataclasses.replace(sizes, first=first, whole=whole)

@@ -33,10 +33,12 @@ class VInferenceOptions(BaseModel):
 
 def make_engine(parts: EngineParts, options: VInferenceOptions) -> StepEngine:
     """A contiguous engine over these parts."""
-    config, groups = parts.config, [group.name for group in parts.model.info.groups]
+    config, info = parts.config, parts.model.info
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
     rows = parts.make_rows(config.max_model_len)
-    ledger = SlotLedger(config.max_num_seqs, config.max_model_len, groups, rows.page_tables)
+    groups, states = ([g.name for g in each] for each in (info.groups, info.states))
+    sizes_of_rows = config.max_num_seqs, config.max_model_len
+    ledger = SlotLedger(*sizes_of_rows, groups, rows.page_tables, states)
     sizes = slot_sizes(parts.facts(), options.page_size, grow=options.grow)
     return StepEngine(parts, rows, ledger, sizes, LocalExecutor(parts))
 

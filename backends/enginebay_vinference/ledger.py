@@ -17,7 +17,8 @@ class SlotLedger(Ledger):
     """Row i owns slot i, of up to max_model_len tokens, from admission to release.
 
     A slot is a run of consecutive pages, the same in every cache group: a row keeps all positions,
-    in groups with a window too. `pages_per_slot` follows the arrays as they grow.
+    in groups with a window too. `pages_per_slot` follows the arrays as they grow. In a group with a
+    state a slot is one page.
     """
 
     def __init__(
@@ -26,11 +27,13 @@ class SlotLedger(Ledger):
         max_model_len: int,
         groups: Sequence[str] = ("full",),
         tables: Sequence[PageTable] = (),
+        states: Sequence[str] = (),
     ) -> None:
         """Each of `tables` has pages of max_model_len tokens, of which one is a slot; the slot of
         each row is written to them.
         """
         self.windows = dict.fromkeys(groups)
+        self.states = tuple(states)
         self.num_slots = num_slots
         self.max_model_len = max_model_len
         self._tables = tables
@@ -72,8 +75,9 @@ class SlotLedger(Ledger):
     def write_table(self, group: str, leases: Sequence[Lease], table: np.ndarray) -> None:
         table[:] = 0
         slots = np.asarray([lease.row for lease in leases], np.int32)
-        offsets = np.arange(min(self.pages_per_slot, table.shape[1]), dtype=np.int32)
-        table[: len(leases), : len(offsets)] = slots[:, None] * self.pages_per_slot + offsets
+        num_pages = 1 if group in self.states else self.pages_per_slot
+        offsets = np.arange(min(num_pages, table.shape[1]), dtype=np.int32)
+        table[: len(leases), : len(offsets)] = slots[:, None] * num_pages + offsets
 
     def resized(self, shapes: Mapping[str, CacheShape]) -> None:
         self.pages_per_slot = next(iter(shapes.values())).pages_per_slot

@@ -15,7 +15,7 @@ from enginebay.llm import LLM
 from enginebay.model import Weights
 from enginebay.stepping.engine import StepEngine
 from enginebay.text import Tokenizer
-from enginebay_faces.opening import ModelLike, config_of, size_name, wrong_llm
+from enginebay_faces.opening import ModelLike, config_of, refuse_states, size_name, wrong_llm
 from enginebay_vinference.engine import is_contiguous
 from enginebay_vinference.errors import MissingSettingError
 from enginebay_vinference.inference_config import vInferenceConfig
@@ -81,8 +81,10 @@ def open_subject(model: ModelLike) -> LoadedModel:
     if isinstance(model, LLM):
         if not is_contiguous(model.engine):
             raise wrong_llm(model, ENGINE)
+        refuse_states(model.plan, "vInference")
         return LoadedModel(model.plan, model.engine)
     plan = make_plan(config_of(model, ENGINE))
+    refuse_states(plan, "vInference")
     engine = make_engine(plan)
     engine.make_arrays()
     return LoadedModel(plan, cast("StepEngine", engine))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from enginebay.cache import CacheArrays, KVLayout
 from enginebay.ops.cost import Cost
-from enginebay.ops.spec import RopeSpec
+from enginebay.ops.spec import AttnBatch, RopeSpec
 
 
 def _bytes(array: Any) -> float:
@@ -57,6 +57,14 @@ def rope_cost(x: Any, positions: Any, *, spec: RopeSpec) -> Cost:
     """Two products and a sum for each rotated feature; angles are not counted."""
     turned = 3.0 * x.shape[0] * x.shape[1] * spec.rotary_dim
     return Cost(turned, _bytes(x) + _bytes(positions), _bytes(x))
+
+
+def short_conv_cost(x: Any, weight: Any, bias: Any, state: CacheArrays, batch: AttnBatch) -> Cost:
+    """A product and a sum for each tap, and the states of the step's rows, read and written."""
+    state_bytes = sum(_bytes(a) / a.shape[0] for a in state.values()) * batch.kv_lens.shape[0]
+    read = _bytes(x) + _bytes(weight) + (0.0 if bias is None else _bytes(bias))
+    flops = 2.0 * math.prod(x.shape) * weight.shape[1]
+    return Cost(flops, read + state_bytes, _bytes(x) + state_bytes)
 
 
 def embedding_cost(table: Any, ids: Any) -> Cost:

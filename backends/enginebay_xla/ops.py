@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import jax
 
+from enginebay.cache import CacheArrays
 from enginebay.ops.bound import AttentionOp, KvWriteOp, RopeKvWriteOp, RopeOp, SampleOp
 from enginebay.ops.op import Op
+from enginebay.ops.spec import AttnBatch
 from enginebay.weights import Weight
 
 CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
@@ -53,6 +55,26 @@ class GroupedLinearOp(Protocol):
     def __call__(
         self, x: jax.Array, weight: Weight, group_sizes: jax.Array, *, out_dtype: Any = None
     ) -> jax.Array: ...
+
+
+class ShortConvOp(Protocol):
+    """x [T, channels], weight [channels, taps], bias [channels] -> (out [T, channels], the state
+    after these tokens), accumulated in f32, x's dtype kept.
+
+    A token's output is the sum of its row's last `taps` inputs, itself the last, each times its
+    column of the weight; inputs before position 0 are 0. The array "inputs" [places, taps - 1,
+    channels] of the state has a row's last inputs, the oldest first, at batch.page_table[row, 0].
+    Rows of length 0 are padding, and no place is written for them.
+    """
+
+    def __call__(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None,
+        state: CacheArrays,
+        batch: AttnBatch,
+    ) -> tuple[jax.Array, CacheArrays]: ...
 
 
 class RmsNormOp(Protocol):
@@ -165,6 +187,14 @@ GROUPED_LINEAR: Op[GroupedLinearOp] = Op(
     cost="enginebay_xla.cost:grouped_linear_cost",
     oracle="enginebay_testing.oracle:grouped_linear",
     partition="enginebay_xla.partition:grouped_linear",
+)
+SHORT_CONV: Op[ShortConvOp] = Op(
+    "short_conv",
+    ShortConvOp,
+    "enginebay_xla.short_conv:short_conv_reference",
+    "enginebay_xla.quick_cases:short_conv_cases",
+    CLOSE,
+    cost="enginebay_xla.cost:short_conv_cost",
 )
 RMS_NORM: Op[RmsNormOp] = Op(
     "rms_norm",

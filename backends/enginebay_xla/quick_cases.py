@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from enginebay.cache import KVLayout
 from enginebay.ops.op import CheckSetting, QuickCase
-from enginebay.ops.spec import RopeSpec
+from enginebay.ops.spec import Bucket, RopeSpec, derive_batch
 
 ROPE_SPECS = {
     "default": RopeSpec(10000.0, 64),
@@ -68,6 +68,43 @@ def grouped_linear_cases(setting: CheckSetting) -> Iterator[QuickCase]:
             lambda impl, *inputs: {"out": impl(*inputs)},
             (x, weight, np.array(sizes, np.int32)),
         )
+
+
+def short_conv_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Rows that begin, that go on, of one token and of many, and padding; with and without bias."""
+    q_lens, kv_lens = np.array([1, 5, 2, 7, 0], np.int32), np.array([9, 5, 4, 40, 0], np.int32)
+    table = np.array([[3], [1], [0], [5], [0]], np.int32)
+    steps = {
+        "chunks": (Bucket(18, 5, 1, 18, 64), q_lens, kv_lens, 18),
+        "one token": (Bucket(5, 5, 1, 1, 64, "decode"), np.minimum(q_lens, 1), kv_lens, 5),
+    }
+    for name, (bucket, new, total, num_tokens) in steps.items():
+        for taps, has_bias in ((3, False), (4, True)):
+
+            def run(
+                impl: Any,
+                x: Any,
+                weight: Any,
+                bias: Any,
+                inputs: Any,
+                *,
+                rows: Any = (bucket, new, total),
+            ) -> dict[str, jax.Array]:
+                batch = derive_batch(
+                    jnp.asarray(rows[1]), jnp.asarray(rows[2]), jnp.asarray(table), 64, rows[0]
+                )
+                out, state = impl(x, weight, bias, {"inputs": inputs}, batch)
+                real = batch.seq_ids < len(table)
+                return {"out": jnp.where(real[:, None], out, 0), **state}
+
+            arrays = (
+                _random(setting.dtype, num_tokens, 24),
+                _random(setting.dtype, 24, taps),
+                _random(setting.dtype, 24) if has_bias else None,
+                _random(setting.dtype, 6, taps - 1, 24),
+            )
+            title = f"short_conv {setting.dtype} of {taps}, {name}"
+            yield QuickCase(title, run, arrays, frozenset({"inputs"}))
 
 
 def embedding_cases(setting: CheckSetting) -> Iterator[QuickCase]:

@@ -188,6 +188,9 @@ class Ledger(ABC):
     tokens have passed it: its rows keep the last `window` committed positions. None: they keep all.
     """
 
+    states: Sequence[str] = ()
+    """The groups with a recurrent state by name. A row has one page of each, its *place*."""
+
     max_ahead: int | None = None
     """How many tokens after the committed ones a row's pages cover in groups that give pages back,
     which is as far as a step may write; None: as many as were promised.
@@ -278,6 +281,13 @@ class Ledger(ABC):
         ledgers that say so with `forks`.
         """
         raise InternalError(f"row {row} is forked from {lease.row} in a ledger that does not fork")
+
+    def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
+        """Where the next chunk of a row that is to be prefilled with `num_tokens` tokens must end at
+        the latest, so that a recurrent state can be kept there once `commit` is called with these
+        tokens. `fork_at`: after how many tokens others may fork the row.
+        """
+        return num_tokens
 
     def take_copies(self) -> Mapping[str, Sequence[tuple[int, int]]]:
         """Pages (from, to) to copy before the next step, in order, by group; returned once."""

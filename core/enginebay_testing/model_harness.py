@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import KVLayout
+from enginebay.cache import CacheLayout
+from enginebay.cache_shape import CacheShape
 from enginebay.config import DEFAULT_AXIS_RULES
 from enginebay.model import Model, ModelCache, ModelInfo, Weights
 from enginebay.ops.bound import Ops
@@ -22,7 +23,7 @@ from enginebay.ops.spec import Bucket, derive_batch
 from enginebay.runner.sharding import Placement, make_placement
 from enginebay_testing.layouts import installed_layouts
 
-Layouts = Mapping[str, KVLayout]
+Layouts = Mapping[str, CacheLayout]
 MakeOps = Callable[[ModelInfo, Placement], Callable[[Bucket, Layouts], Ops]]
 """From a model's facts and its placement to what makes the Ops of a step, such as
 enginebay.compose.binding.OpsBinder.
@@ -96,10 +97,11 @@ class ModelHarness:
         self.placement = placement
         self._make_ops = make_ops(model.info, placement)
         kind = installed_layouts()["hnd"]
-        self.layouts: dict[str, KVLayout] = {
+        shape = CacheShape(1, num_rows, capacity)
+        self.layouts: dict[str, CacheLayout] = {
             group: spec.make_layout(kind, num_rows, capacity)
             for group, spec in model.info.attention.items()
-        }
+        } | {state.name: state.make_layout(shape) for state in model.info.states}
         self.cache = self.empty_cache()
         self._step = jax.jit(self._traced, static_argnums=0)
 
@@ -109,10 +111,10 @@ class ModelHarness:
             group.name: tuple(
                 self._empty_layer(self.layouts[group.name]) for _ in range(group.num_layers)
             )
-            for group in self.model.info.groups
+            for group in self.model.info.cache_groups
         }
 
-    def _empty_layer(self, layout: KVLayout) -> dict[str, jax.Array]:
+    def _empty_layer(self, layout: CacheLayout) -> dict[str, jax.Array]:
         where = self.placement.cache(layout)
         return {name: jax.device_put(array, where[name]) for name, array in layout.init().items()}
 

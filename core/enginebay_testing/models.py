@@ -65,6 +65,7 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "qk_nope_head_dim": 8,
         "qk_rope_head_dim": 4,
         "v_head_dim": 12,
+        "full_attn_idxs": [1],
     }
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.cache_shape import CacheShape
 from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import Plan, make_sampler
 from enginebay.model import Weights
@@ -78,12 +79,16 @@ class ReferenceModel:
         layouts: Layouts = {
             group: spec.make_layout(plan.kernels.layout_type, num_pages, page_size)
             for group, spec in info.attention.items()
-        }
+        } | {s.name: s.make_layout(CacheShape(1, 1, size)) for s in info.states}
         ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
         table = jnp.arange(num_pages, dtype=jnp.int32)[None]
-        batches = {name: derive_batch(count, count, table, page_size, bucket) for name in layouts}
+        batches = {
+            name: derive_batch(count, count, table, layout.page_size, bucket)
+            for name, layout in layouts.items()
+        }
         cache = {
-            g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers)) for g in info.groups
+            g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers))
+            for g in info.cache_groups
         }
         in_step = ops.in_step(batches)
         return plan.model.hidden(weights, in_step, token_ids, cache, batches)[0], ops

@@ -23,6 +23,7 @@ from enginebay_xla.layout import HndLayout
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.rope import rope
+from enginebay_xla.short_conv import short_conv
 
 
 def plain_ops(
@@ -39,6 +40,7 @@ def plain_ops(
         "all_reduce": all_reduce,
         "all_gather": all_gather,
         "all_to_all": all_to_all,
+        "short_conv": short_conv,
     }
     attention = dict.fromkeys(PHASES, xla_attention)
     ops, _ = usable_ops(load_registry(["xla"]))

@@ -119,9 +119,27 @@ _DEEPSEEK_V2: dict[str, dict[str, Any]] = {
     "deepseek_v2-plain-queries": _LATENT
     | {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True},
 }
+_LFM2: dict[str, dict[str, Any]] = {
+    "lfm2-mixed": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "norm_eps": 1e-5,
+        "block_multiple_of": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+        "tie_word_embeddings": True,
+    },
+    "lfm2-biases": {
+        "full_attn_idxs": [2],
+        "conv_bias": True,
+        "conv_L_cache": 4,
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 3,
+    },
+}
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", _DEEPSEEK_V2),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
+    "lfm2": ("Lfm2ForCausalLM", _LFM2),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "mistral": ("MistralForCausalLM", _MISTRAL),
     "qwen2": ("Qwen2ForCausalLM", _QWEN2),

@@ -21,6 +21,7 @@ from enginebay_models.blocks import Mlp
 from enginebay_models.deepseek_v2 import family as deepseek_v2
 from enginebay_models.gemma3 import family as gemma3
 from enginebay_models.hf_config import layer_windows, read_decoder
+from enginebay_models.lfm2 import family as lfm2
 from enginebay_models.llama import LlamaFamily
 from enginebay_models.llama import family as llama
 from enginebay_models.mistral import family as mistral
@@ -367,7 +368,7 @@ def test_plugin_declares_the_architectures_of_the_families() -> None:
         declared[name] = capabilities["architectures"]
 
     plugin.register_models(register)  # type: ignore[arg-type]
-    families = (deepseek_v2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+    families = (deepseek_v2, gemma3, lfm2, llama, mistral, qwen2, qwen3, qwen3_moe)
     assert declared == {family.name: family.architectures for family in families}
 
 

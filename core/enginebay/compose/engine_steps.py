@@ -11,8 +11,8 @@ from typing import Any
 from enginebay.cache import KVLayout
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.negotiate import PlanSteps, why_not
-from enginebay.config import EngineConfig
-from enginebay.config_sections import PHASES
+from enginebay.config import NO_PROPOSER, EngineConfig
+from enginebay.config_sections import AUTO, PHASES
 from enginebay.engine import AttentionProblem
 from enginebay.errors import UnsupportedError, explain
 from enginebay.model import Model, ModelInfo
@@ -54,6 +54,7 @@ def engine_steps(
     The engine is not made: its capability `attention_problems` says them. Of an engine without it
     some are assumed, and `make_engine` refuses kernels that cannot run what the engine then says.
     """
+    _refuse_drafts(config, model.info)
     entry = registry.find("engine", config.engine.name)
     options = registry.options(entry, config.engine.options)
     target = entry.declaration.capabilities.get("attention_problems") if entry.declaration else None
@@ -82,6 +83,17 @@ def engine_steps(
         return problems(layout, layout_type, *own, platform.one_prefill_width)
 
     return steps
+
+
+def _refuse_drafts(config: EngineConfig, info: ModelInfo) -> None:
+    """UnsupportedError for a proposer with a model that keeps a recurrent state: a draft that does
+    not hold could not be taken out of it.
+    """
+    if info.states and config.proposer.name not in (AUTO, NO_PROPOSER):
+        given = f"proposer = {config.proposer.name!r} with a model of the family {info.family!r}"
+        states = ", ".join(repr(group.name) for group in info.states)
+        allowed = f"{NO_PROPOSER!r} for a model with recurrent states ({states})"
+        raise UnsupportedError(explain(given, allowed, "Leave the proposer out."))
 
 
 def refuse_problems(

@@ -116,6 +116,12 @@ class Admission:
         assert tracked.lease is not None, "running requests have a lease"
         return self.engine.ledger.reserve(tracked.lease, num_tokens)
 
+    def chunk_end(self, tracked: RequestState) -> int:
+        """Where the next chunk of a running request that is prefilled ends at the latest."""
+        assert tracked.lease is not None, "running requests have a lease"
+        fork_at = tracked.num_prompt - 1 if tracked.request.parent_id else None
+        return self.engine.ledger.chunk_end(tracked.lease, tracked.num_prefill, fork_at)
+
     def set_computed(self, tracked: RequestState, num_tokens: int) -> None:
         """Take note that launched steps put so many tokens of a running request into the cache."""
         assert tracked.lease is not None, "an unfinished request of a launched step holds its row"

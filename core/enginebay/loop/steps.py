@@ -265,7 +265,7 @@ def _plan_chunk(admission: Admission, tracked: RequestState, num_tokens: int) ->
     lease = tracked.lease
     assert lease is not None, "only admitted requests are planned"
     start = tracked.num_computed
-    count = min(num_tokens, tracked.num_prefill - start)
+    count = min(num_tokens, admission.chunk_end(tracked) - start)
     if count < 1:
         left = tracked.num_prefill - start
         raise InternalError(

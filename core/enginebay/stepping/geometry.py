@@ -158,7 +158,17 @@ class PoolSizes(CacheSizes):
 
 @dataclasses.dataclass(frozen=True)
 class SlotSizes(CacheSizes):
-    """Every row owns a slot. Slots become more and longer in the steps of the bucket sizes."""
+    """Every row owns a slot. Slots become more and longer in the steps of the bucket sizes. Those of
+    groups with a state, `states`, have one page of the full length.
+    """
+
+    groups: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+
+    def shapes_of(self, shape: CacheShape) -> dict[str, CacheShape]:
+        """The sizes of all groups, where slots of keys and values have this one."""
+        place = CacheShape(shape.num_slots, 1, self.steps.kv_lens[-1])
+        return {**dict.fromkeys(self.groups, shape), **dict.fromkeys(self.states, place)}
 
     def geometry(self, shapes: Shapes) -> Geometry:
         shape = next(iter(shapes.values()))
@@ -187,7 +197,7 @@ class SlotSizes(CacheSizes):
             round_up(self.steps.kv_lens, min(max(num_tokens, now.capacity), longest)),
             self.page_size,
         )
-        return dict.fromkeys(shapes, shape)
+        return self.shapes_of(shape)
 
 
 def pool_problems(facts: StepFacts, page_size: int, shapes: Shapes) -> list[AttentionProblem]:
@@ -210,15 +220,17 @@ def slot_sizes(facts: StepFacts, page_size: int, *, grow: bool = True) -> SlotSi
         page_size = steps.kv_lens[-1]
     whole = slot_shape(steps.decode_rows[-1], steps.kv_lens[-1], page_size)
     first = slot_shape(steps.decode_rows[0], steps.kv_lens[0], page_size) if grow else whole
-    groups = [group.name for group in facts.groups]
-    return SlotSizes(
+    sizes = SlotSizes(
         steps,
         page_size,
         facts.compact_decode,
         facts.config.max_drafts,
-        dict.fromkeys(groups, first),
-        dict.fromkeys(groups, whole),
+        {},
+        {},
+        tuple(group.name for group in facts.groups),
+        tuple(group.name for group in facts.states),
     )
+    return dataclasses.replace(sizes, first=sizes.shapes_of(first), whole=sizes.shapes_of(whole))
 
 
 def plan_memory(parts: EngineParts, sizes: CacheSizes) -> MemoryPlan:

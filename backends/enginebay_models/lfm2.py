@@ -1,0 +1,189 @@
+"""The LFM2 family (text): layers with attention, and layers that mix a few tokens by a gated short
+convolution, whose last inputs are a recurrent state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from enginebay.cache import CacheArrays
+from enginebay.cache_state import StateArray, StateGroup
+from enginebay.model import Model, ModelFamily, TensorSource
+from enginebay.ops.bound import Ops
+from enginebay.ops.spec import AttnBatch
+from enginebay_models import tensors
+from enginebay_models.blocks import parameter
+from enginebay_models.decoder import Mixer, Variant, build_decoder
+from enginebay_models.fields import bad_field, flag, number, positive
+from enginebay_models.hf_config import FULL, DecoderConfig, check_layer_types, read_decoder
+from enginebay_models.tensors import Index
+from enginebay_xla.ops import LINEAR, SHORT_CONV
+
+CONV = "conv"
+_DEFAULT_THETA = 1_000_000.0
+_NAMES = {
+    ".self_attn.o_proj.": ".self_attn.out_proj.",
+    ".self_attn.q_norm.": ".self_attn.q_layernorm.",
+    ".self_attn.k_norm.": ".self_attn.k_layernorm.",
+    ".input_layernorm.": ".operator_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.",
+    "model.norm.": "model.embedding_norm.",
+}
+"""What the checkpoint calls tensors that other families have under the first names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortConvConfig:
+    """A short convolution of `taps` taps over hidden values of this size and dtype."""
+
+    hidden_size: int
+    taps: int
+    dtype: str
+    bias: bool
+    cache_group: str = CONV
+
+
+class ShortConv(nnx.Module):
+    """out(c * conv(b * x)), where b, c and x are thirds of one projection; `name` is the
+    checkpoint's prefix, "model.layers.0.conv".
+    """
+
+    def __init__(self, name: str, config: ShortConvConfig) -> None:
+        self.config = config
+        hidden, taps, bias = config.hidden_size, config.taps, config.bias
+        thirds, wide = (3, hidden), (3, hidden, hidden)
+        self.inputs = parameter(
+            (None, "mlp", None), wide, _thirds(f"{name}.in_proj.weight", wide), 1
+        )
+        self.taps = parameter(("mlp", None), (hidden, taps), _taps(name, (hidden, taps)))
+        out, square = f"{name}.out_proj.weight", (hidden, hidden)
+        self.out = parameter((None, "mlp"), square, tensors.whole(out, square), 1)
+        first, names = _thirds(f"{name}.in_proj.bias", thirds), (f"{name}.conv", f"{name}.out_proj")
+        taps_bias, out_bias = (tensors.whole(f"{one}.bias", (hidden,)) for one in names)
+        self.inputs_bias = parameter((None, "mlp"), thirds, first) if bias else None
+        self.taps_bias = parameter(("mlp",), (hidden,), taps_bias) if bias else None
+        self.out_bias = parameter((None,), (hidden,), out_bias) if bias else None
+
+    def __call__(
+        self, x: jax.Array, cache: CacheArrays, batch: AttnBatch, ops: Ops
+    ) -> tuple[jax.Array, CacheArrays]:
+        """x [T, hidden] -> (out [T, hidden], the layer's state after these tokens)."""
+        biases = (
+            None if one is None else one.get_value()
+            for one in (self.inputs_bias, self.taps_bias, self.out_bias)
+        )
+        inputs_bias, taps_bias, out_bias = biases
+        thirds = ops[LINEAR](x, self.inputs.get_value(), inputs_bias)
+        b, c, mixed = thirds[:, 0], thirds[:, 1], thirds[:, 2]
+        mixed, cache = ops[SHORT_CONV](b * mixed, self.taps.get_value(), taps_bias, cache, batch)
+        return ops[LINEAR](c * mixed, self.out.get_value(), out_bias), cache
+
+
+def _thirds(name: str, shape: tuple[int, ...]) -> TensorSource:
+    """A weight [3, channels, ...] of a tensor [3 * channels, ...]."""
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        first, last, _ = index[1].indices(shape[1])
+        parts = range(*index[0].indices(3))
+        return np.stack(
+            [
+                readers[0][(slice(i * shape[1] + first, i * shape[1] + last), *index[2:])]
+                for i in parts
+            ]
+        )
+
+    return TensorSource((name,), ((3 * shape[1], *shape[2:]),), build)
+
+
+def _taps(name: str, shape: tuple[int, int]) -> TensorSource:
+    """A weight [channels, taps] of a convolution's tensor [channels, 1, taps]."""
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        return readers[0][(index[0], slice(None), index[1])][:, 0]
+
+    return TensorSource((f"{name}.conv.weight",), ((shape[0], 1, shape[1]),), build)
+
+
+class Lfm2Family(ModelFamily):
+    """Normed queries and keys, and a gated MLP whose width config.json gives before it is rounded."""
+
+    name = "lfm2"
+    architectures = ("Lfm2ForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        decoder = _read(config, max_model_len)
+        kinds = _layer_kinds(config, decoder.num_layers)
+        taps = positive(config, "conv_L_cache", 3, most=64)
+        if taps < 2:
+            raise bad_field("conv_L_cache", taps, "2 to 64")
+        bias, hidden = flag(config, "conv_bias", default=False), decoder.hidden_size
+        inputs = StateArray("inputs", (taps - 1, hidden), dtype, (None, "mlp"))
+        convs = tuple(i for i, kind in enumerate(kinds) if kind == CONV)
+
+        conv = ShortConvConfig(hidden, taps, dtype, bias)
+
+        def make(prefix: str) -> ShortConv:
+            return ShortConv(f"{prefix}.conv", conv)
+
+        variant = Variant(
+            windows=(None,) * decoder.num_layers,
+            qk_norm=True,
+            names=_NAMES,
+            mixer=Mixer(make, convs, StateGroup(CONV, len(convs), (inputs,))) if convs else None,
+        )
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+def _read(config: Mapping[str, Any], max_model_len: int | None) -> DecoderConfig:
+    """The shared fields under the names that LFM2 has for them, and the width of its MLP."""
+    shared = {"tie_word_embeddings": True, "num_key_value_heads": 8} | dict(config)
+    shared |= {"rms_norm_eps": config.get("norm_eps", 1e-5), "hidden_act": "silu"}
+    for own, name in (
+        ("tie_embedding", "tie_word_embeddings"),
+        ("block_ff_dim", "intermediate_size"),
+    ):
+        if own in config:
+            shared[name] = config[own]
+    if config.get("rope_theta") is None and config.get("rope_parameters") is None:
+        shared["rope_theta"] = _DEFAULT_THETA
+    decoder = read_decoder(shared, max_model_len=max_model_len)
+    if not flag(config, "block_auto_adjust_ff_dim", default=True):
+        return decoder
+    width, step = 2 * decoder.intermediate_size // 3, positive(config, "block_multiple_of", 256)
+    if config.get("block_ffn_dim_multiplier", 1.0) is not None:
+        width = int(number(config, "block_ffn_dim_multiplier", 1.0) * width)
+        width = -(-width // step) * step
+    return dataclasses.replace(decoder, intermediate_size=width)
+
+
+def _layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
+    """FULL or CONV of each layer; one at least is FULL."""
+    kinds = check_layer_types(config, num_layers, (FULL, CONV))
+    if not kinds:
+        full = config.get("full_attn_idxs")
+        full = list(range(num_layers)) if full is None else full
+        if not isinstance(full, list) or any(type(layer) is not int for layer in full):
+            raise bad_field("full_attn_idxs", full, "a list of numbers of layers")
+        kinds = [FULL if i in full else CONV for i in range(num_layers)]
+    if FULL not in kinds:
+        raise bad_field("layer_types", kinds, f"at least one layer of {FULL}")
+    return kinds
+
+
+family = Lfm2Family()
