@@ -37,7 +37,7 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help="faults by name; all of them without one"
     )
     parser.add_argument("--half", choices=("A", "B"), help="the faults of one half")
-    parser.add_argument("--sample", action="store_true", help="the fifteen that CI runs")
+    parser.add_argument("--sample", action="store_true", help="the sixteen that CI runs")
     parser.add_argument(
         "--pairs",
         action="store_true",

@@ -17,6 +17,7 @@ SAMPLE: tuple[str, ...] = (
     "all_reduce_takes_the_largest",
     "all_gather_along_the_first_axis",
     "all_to_all_keeps_its_own",
+    "short_conv_row_that_begins_keeps_the_old_state",
     "rms_norm_statistics_in_16_bits",
     "add_rms_norm_norm_of_x_alone",
     "rope_turns_neighbours",
@@ -25,7 +26,7 @@ SAMPLE: tuple[str, ...] = (
     "rope_kv_write_turns_by_slots",
     "sample_top_k_one_less",
 )
-"""Fifteen that CI runs, of every op."""
+"""Sixteen that CI runs, of every op."""
 
 RIGHT: tuple[tuple[str, str], ...] = (
     ("attention", "enginebay_xla.attention:xla_attention"),
@@ -39,6 +40,7 @@ RIGHT: tuple[tuple[str, str], ...] = (
     ("all_reduce", "enginebay_xla.collectives:all_reduce"),
     ("all_gather", "enginebay_xla.collectives:all_gather"),
     ("all_to_all", "enginebay_xla.collectives:all_to_all"),
+    ("short_conv", "enginebay_xla.short_conv:short_conv"),
     ("rms_norm", "enginebay_xla.norm:rms_norm"),
     ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
     ("add_rms_norm", "enginebay_xla.norm:add_rms_norm"),

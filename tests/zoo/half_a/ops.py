@@ -353,4 +353,39 @@ ROPE = (
     ),
 )
 
-FAULTS = (*LINEAR, *GROUPED_LINEAR, *COLLECTIVES, *RMS_NORM, *ADD_RMS_NORM, *ROPE)
+SHORT_CONV = (
+    _fault(
+        "short_conv",
+        "taps_the_other_way_round",
+        "mask",
+        "short_conv",
+        "weight[:, kept - back]",
+        "weight[:, back]",
+    ),
+    _fault(
+        "short_conv",
+        "row_that_begins_keeps_the_old_state",
+        "border",
+        "short_conv",
+        "jnp.where(begins[:, None, None], 0, inputs[batch.page_table[:, 0]])",
+        "inputs[batch.page_table[:, 0]]",
+    ),
+    _fault(
+        "short_conv",
+        "reads_the_row_before",
+        "border",
+        "short_conv",
+        "jnp.where((offset >= back)[:, None], x[jnp.maximum(token - back, 0)], old)",
+        "x[jnp.maximum(token - back, 0)]",
+    ),
+    _fault(
+        "short_conv",
+        "padding_writes_to_the_first_place",
+        "write",
+        "short_conv",
+        "jnp.where(batch.kv_lens > 0, batch.page_table[:, 0], inputs.shape[0])",
+        "batch.page_table[:, 0]",
+    ),
+)
+
+FAULTS = (*LINEAR, *GROUPED_LINEAR, *COLLECTIVES, *SHORT_CONV, *RMS_NORM, *ADD_RMS_NORM, *ROPE)
