@@ -40,9 +40,9 @@ def compile_ahead(
     try:
         for key in keys:
             running.append((key, pool.submit(compiled, key, lower(key))))
-            # Few are lowered ahead: a program of unrolled layers takes tens of MB until it is
-            # compiled.
-            if len(running) > COMPILE_THREADS:
+            # None is lowered before a thread is free: a program of unrolled layers takes tens of
+            # MB until it is compiled.
+            if len(running) >= COMPILE_THREADS:
                 ready, program = running.popleft()
                 keep(ready, program.result())
         for ready, program in running:
