@@ -7,8 +7,8 @@ import hashlib
 import json
 
 DIGEST_BYTES = 16
-"""Of a hash. BLAKE2b is collision resistant: nobody can make a prompt that finds the pages of
-another one.
+"""The length of a hash. BLAKE2b is collision resistant: a prompt cannot be made that has the
+hash of another one and so reads its pages.
 """
 
 

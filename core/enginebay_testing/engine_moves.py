@@ -106,8 +106,7 @@ def _put_and_compare(engine: Engine, prompt: list[int]) -> None:
     for name, array in before.items():
         assert array.any(), f"{name} of the cache holds nothing of a row of {len(prompt)} tokens"
         assert array.tobytes() == after[name].tobytes(), (
-            f"{name} of the cache: the bytes of a row that was put in are others than those that it "
-            "was taken from"
+            f"{name} of the cache: put() after take() changed the bytes of the row"
         )
 
 

@@ -38,7 +38,7 @@ class InFlight:
                 tracked.hidden.add(*self.pending.read_hidden(row), plan.num_tokens)
 
     def logprobs(self, tokens: np.ndarray, counts: Sequence[int]) -> list[TokenLogprobs | None]:
-        """Of each row's first tokens, so many as `counts` has, what its request asked to be told."""
+        """The log-probabilities that each request asked for, of its row's first `counts` tokens."""
         asked = [
             None if t.finished or not count else t.num_logprobs
             for t, count in zip(self.rows, counts, strict=True)

@@ -73,7 +73,7 @@ class RequestState:
 
     @property
     def returns_prompt(self) -> bool:
-        """Whether something is to be told of each token of its prompt."""
+        """Whether the request still waits for values of its prompt's tokens."""
         return self.prompt is not None and not self.prompt.is_complete
 
     @property
