@@ -24,7 +24,6 @@ from enginebay.errors import (
     ConfigError,
     EnginebayError,
     InputError,
-    explain,
     shown_text,
     unknown_name,
 )
@@ -235,11 +234,9 @@ class EngineConfig(Validated):
         for axis, target in self.axis_rules.items():
             if target is not None and target not in self.mesh:
                 raise ConfigError(
-                    explain(
-                        f"axis_rules.{axis} = {target!r}",
-                        f"an axis of mesh ({', '.join(self.mesh) or 'which has none'})",
-                        "Correct the name, or add the axis to mesh.",
-                    )
+                    f"axis_rules.{axis} = {target!r}",
+                    f"an axis of mesh ({', '.join(self.mesh) or 'which has none'})",
+                    "Correct the name, or add the axis to mesh.",
                 )
         used = {target for target in self.rules().values() if target is not None}
         for axis, size in self.mesh.items():
@@ -248,11 +245,9 @@ class EngineConfig(Validated):
                     {t for t in (DEFAULT_AXIS_RULES | self.axis_rules).values() if t is not None}
                 )
                 raise ConfigError(
-                    explain(
-                        f"mesh.{axis} = {size}, an axis that no rule uses",
-                        f"axes that rules name ({', '.join(named) or 'none'})",
-                        "Correct the name, or add a rule to axis_rules.",
-                    )
+                    f"mesh.{axis} = {size}, an axis that no rule uses",
+                    f"axes that rules name ({', '.join(named) or 'none'})",
+                    "Correct the name, or add a rule to axis_rules.",
                 )
         return self
 
@@ -260,11 +255,9 @@ class EngineConfig(Validated):
     def _shadows_may_compile(self) -> EngineConfig:
         if self.shadow and self.forbid_compiling:
             raise ConfigError(
-                explain(
-                    "shadow together with forbid_compiling",
-                    "one of them: a shadow compiles programs of its own while serving",
-                    "Leave one out.",
-                )
+                "shadow together with forbid_compiling",
+                "one of them: a shadow compiles programs of its own while serving",
+                "Leave one out.",
             )
         return self
 
@@ -316,11 +309,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return values
     except OSError as error:
         raise ConfigError(
-            explain(
-                f"configuration file {path}: {error.strerror}",
-                "a readable TOML file",
-                "Correct the path.",
-            )
+            f"configuration file {path}: {error.strerror}",
+            "a readable TOML file",
+            "Correct the path.",
         ) from None
     except InputError as error:
         raise ConfigError(f"configuration file {path}: {error}") from None
@@ -331,7 +322,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             else shown_text(str(error))
         )
         raise ConfigError(
-            explain(f"configuration file {path}: {why}", "TOML", "Correct the file.")
+            f"configuration file {path}: {why}", "TOML", "Correct the file."
         ) from None
 
 

@@ -126,7 +126,5 @@ def unknown_name(
     near = nearest(name, names)
     hint = f"Did you mean {near!r}? " if near else ""
     return UnknownNameError(
-        explain(
-            f"unknown {what} {shown(name)}", ", ".join(names) or "none is installed", hint + todo
-        )
+        f"unknown {what} {shown(name)}", ", ".join(names) or "none is installed", hint + todo
     )

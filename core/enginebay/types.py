@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from enginebay.embeds import Embeds
-from enginebay.errors import EnginebayError, RequestError, explain
+from enginebay.errors import EnginebayError, RequestError
 from enginebay.grammar import Grammar
 from enginebay.row_value import AppliedBy, FromCheckpoint, RowValue, declared
 from enginebay.validation import Accepts, Validated, changed_fields, option
@@ -354,11 +354,9 @@ def as_sampling_params(params: SamplingParams | Mapping[str, Any] | None) -> Sam
     if params is None or isinstance(params, Mapping):
         return SamplingParams(**(params or {}))
     raise RequestError(
-        explain(
-            f"sampling parameters of type {type(params).__name__}",
-            "SamplingParams or a dict of its fields, or a list of one of them per prompt",
-            'Make them with SamplingParams(max_tokens=16) or {"max_tokens": 16}.',
-        )
+        f"sampling parameters of type {type(params).__name__}",
+        "SamplingParams or a dict of its fields, or a list of one of them per prompt",
+        'Make them with SamplingParams(max_tokens=16) or {"max_tokens": 16}.',
     )
 
 

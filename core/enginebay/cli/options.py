@@ -10,7 +10,7 @@ from typing import Any
 
 from enginebay.config import EngineConfig, make_config, merge, read_toml
 from enginebay.config_sections import PHASES, Choice
-from enginebay.errors import InputError, explain
+from enginebay.errors import InputError
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -247,15 +247,13 @@ def attention_by_phase(given: list[str]) -> dict[str, str]:
     for text in given:
         if "," in text:
             raise InputError(
-                explain(
-                    f"--attention {text}", "NAME or PHASE=NAME", "Repeat the flag for each phase."
-                )
+                f"--attention {text}", "NAME or PHASE=NAME", "Repeat the flag for each phase."
             )
         phase, name = split_pair(text, "--attention", "PHASE=NAME") if "=" in text else ("", text)
         target, named = (by_phase, (phase,)) if phase else (everywhere, PHASES)
         if set(named) & set(target):
             once = f"one kernel for {phase or 'all phases'}"
-            raise InputError(explain(f"--attention {' and '.join(given)}", once, "Leave one out."))
+            raise InputError(f"--attention {' and '.join(given)}", once, "Leave one out.")
         target |= dict.fromkeys(named, name)
     return everywhere | by_phase
 
@@ -264,13 +262,13 @@ def split_pair(text: str, flag: str, form: str) -> tuple[str, str]:
     """The two sides of a=b; InputError naming the flag otherwise."""
     left, equals, right = text.partition("=")
     if not (left and equals and right):
-        raise InputError(explain(f"{flag} {text}", form, "Write both sides."))
+        raise InputError(f"{flag} {text}", form, "Write both sides.")
     return left, right
 
 
 def _count(text: str, axis: str) -> int:
     if not text.isdecimal():
         raise InputError(
-            explain(f"--mesh {axis}={text}", "a whole number of devices", f"Pass --mesh {axis}=2.")
+            f"--mesh {axis}={text}", "a whole number of devices", f"Pass --mesh {axis}=2."
         )
     return int(text)

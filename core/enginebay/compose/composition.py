@@ -27,7 +27,7 @@ from enginebay.compose.weights import choose_weight_format
 from enginebay.config import NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import Engine
-from enginebay.errors import CheckpointError, UnsupportedError, explain, unknown_name
+from enginebay.errors import CheckpointError, UnsupportedError, unknown_name
 from enginebay.model import Checkpoint, Model, ModelFamily, with_cache_dtypes
 from enginebay.ops.bound import SampleOp
 from enginebay.platform import Platform
@@ -295,7 +295,7 @@ def _refuse_unused_draw(registry: Registry, config: EngineConfig) -> None:
             "this op"
         )
         raise UnsupportedError(
-            explain(given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out.")
+            given, f"samplers that do: {able or 'none'}", "Choose one, or leave it out."
         )
 
 
@@ -318,11 +318,7 @@ def _check_proposer(registry: Registry, config: EngineConfig, platform: str) -> 
             "which verifies no drafts"
         )
         raise UnsupportedError(
-            explain(
-                given,
-                f"engines that do: {able or 'none'}",
-                "Choose one, or leave the proposer out.",
-            )
+            given, f"engines that do: {able or 'none'}", "Choose one, or leave the proposer out."
         )
 
 
@@ -344,11 +340,9 @@ def _refuse_elsewhere(registry: Registry, entry: Entry, platform: str) -> None:
             if e.kind == entry.kind and e.why_not_on(platform) is None
         ]
         raise UnsupportedError(
-            explain(
-                f"{entry.kind} = {entry.name!r}: {reason}",
-                ", ".join(able) or "none that is installed",
-                "Choose one of these, or auto.",
-            )
+            f"{entry.kind} = {entry.name!r}: {reason}",
+            ", ".join(able) or "none that is installed",
+            "Choose one of these, or auto.",
         )
 
 

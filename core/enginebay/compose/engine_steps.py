@@ -14,7 +14,7 @@ from enginebay.compose.negotiate import PlanSteps, why_not
 from enginebay.config import NO_PROPOSER, EngineConfig
 from enginebay.config_sections import AUTO, PHASES
 from enginebay.engine import AttentionProblem
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.model import Model, ModelInfo
 from enginebay.ops.caps import Caps
 from enginebay.ops.spec import Bucket
@@ -93,7 +93,7 @@ def _refuse_drafts(config: EngineConfig, info: ModelInfo) -> None:
         given = f"proposer = {config.proposer.name!r} with a model of the family {info.family!r}"
         states = ", ".join(repr(group.name) for group in info.states)
         allowed = f"{NO_PROPOSER!r} for a model with recurrent states ({states})"
-        raise UnsupportedError(explain(given, allowed, "Leave the proposer out."))
+        raise UnsupportedError(given, allowed, "Leave the proposer out.")
 
 
 def refuse_problems(
@@ -119,6 +119,4 @@ def refuse_problems(
         if reason is not None:
             given = f"kernels.attention.{phase} = {impl.name!r} with engine {engine!r}: it {reason}"
             fix = f"Pass --attention {phase}=NAME, or change the engine's sizes."
-            raise UnsupportedError(
-                explain(given, "a kernel that serves every step of the engine", fix)
-            )
+            raise UnsupportedError(given, "a kernel that serves every step of the engine", fix)

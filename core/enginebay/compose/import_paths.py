@@ -16,7 +16,7 @@ from enginebay.compose.ops import ATTENTION
 from enginebay.compose.quick import quick_check
 from enginebay.config import EngineConfig, Reason
 from enginebay.config_sections import PHASES
-from enginebay.errors import ConfigError, InputError, UnsupportedError, explain
+from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.hooks import Declaration
 from enginebay.importing import guarded, reason_of
 from enginebay.ops.op import CheckSetting, Op
@@ -91,9 +91,7 @@ def refuse_uncallable(
             return
         given = f"{what}: {reason}"
     signature = f"{op.signature.__module__}.{op.signature.__qualname__}"
-    raise error(
-        explain(given, f"a function by the protocol {signature}", "Take the arguments that it has.")
-    )
+    raise error(given, f"a function by the protocol {signature}", "Take the arguments that it has.")
 
 
 def import_path(path: str, what: str) -> Any:

@@ -18,7 +18,7 @@ from enginebay.compose.tuned import load_tuned
 from enginebay.config import NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, KernelChoice
 from enginebay.engine import AttentionProblem
-from enginebay.errors import ConfigError, UnsupportedError, explain, unknown_name
+from enginebay.errors import ConfigError, UnsupportedError, unknown_name
 from enginebay.model import ModelInfo
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Caps, Env
@@ -183,7 +183,7 @@ def _refuse_unused(config: EngineConfig, attention: Mapping[str, AttentionImpl])
         )
         fix = f"Choose such an attention kernel, or leave kernels.{named[0]} out."
         raise UnsupportedError(
-            explain(given, "attention without the feature fused_write in some phase", fix)
+            given, "attention without the feature fused_write in some phase", fix
         )
 
 
@@ -261,7 +261,7 @@ def _wanted(config: EngineConfig, op: str) -> str:
     choice = config.kernels.get(op, KernelChoice())
     if len(set(choice.model_dump().values())) > 1:
         given = f"kernels.{op} differs by phase"
-        raise ConfigError(explain(given, "one name: this op has no phases", "Give a single name."))
+        raise ConfigError(given, "one name: this op has no phases", "Give a single name.")
     return choice.decode
 
 

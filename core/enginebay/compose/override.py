@@ -15,7 +15,7 @@ from enginebay.compose.ops import ATTENTION
 from enginebay.compose.quick import quick_check
 from enginebay.config import NO_QUANTIZATION, Reason
 from enginebay.config_sections import PHASES
-from enginebay.errors import InputError, UnsupportedError, explain, unknown_name
+from enginebay.errors import InputError, UnsupportedError, unknown_name
 from enginebay.ops.caps import Caps
 from enginebay.ops.select import is_import_path
 from enginebay.ops.simple import adapt_attention
@@ -58,7 +58,7 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
     given = {op: value for op, value in given.items() if value is not None}
     if not given:
         raise InputError(
-            explain("override() of nothing", "an implementation of at least one op", "Name the op.")
+            "override() of nothing", "an implementation of at least one op", "Name the op."
         )
     kernels = plan.kernels
     attention, plain, names = dict(kernels.attention), dict(kernels.plain), dict(kernels.names)
@@ -93,11 +93,9 @@ def overridden_plan(plan: Plan, given: Mapping[str, Any], *, check: bool) -> Pla
         "fused_write" in impl.caps.features for impl in attention.values()
     ):
         raise UnsupportedError(
-            explain(
-                "kv_write is given, but attention writes the cache itself in all phases",
-                "attention without the feature fused_write in some phase",
-                "Give attention too.",
-            )
+            "kv_write is given, but attention writes the cache itself in all phases",
+            "attention without the feature fused_write in some phase",
+            "Give attention too.",
         )
     reasons = _replaced(kernels.reasons, told)
     changed = dataclasses.replace(
@@ -167,11 +165,9 @@ def _named(plan: Plan, op: str, value: Any) -> tuple[str, Any, Entry | None]:
     )
     if reason is not None:
         raise UnsupportedError(
-            explain(
-                f"{op} = {value} cannot be used here ({reason})",
-                "one that declares nothing against it",
-                "Choose another.",
-            )
+            f"{op} = {value} cannot be used here ({reason})",
+            "one that declares nothing against it",
+            "Choose another.",
         )
     return value, plan.registry.load(entry), entry
 
@@ -197,11 +193,9 @@ def _refuse(plan: Plan, one: _Given) -> None:
         )
         if reason:
             raise UnsupportedError(
-                explain(
-                    f"attention.{phase} = {one.name} cannot be used here ({reason})",
-                    f"one that serves this model on layout {kernels.layout}",
-                    "Choose another, or make the LLM with a layout that it has.",
-                )
+                f"attention.{phase} = {one.name} cannot be used here ({reason})",
+                f"one that serves this model on layout {kernels.layout}",
+                "Choose another, or make the LLM with a layout that it has.",
             )
 
 

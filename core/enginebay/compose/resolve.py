@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from enginebay.config import NO_PROPOSER, NO_QUANTIZATION, EngineConfig, Reason
 from enginebay.config_sections import AUTO, Choice
-from enginebay.errors import ConfigError, explain
+from enginebay.errors import ConfigError
 
 MAX_AUTO_MODEL_LEN = 4096
 FEW_DRAFTS, MANY_DRAFTS, SMALL_MODEL_BYTES = 7, 15, 64 << 20
@@ -63,11 +63,9 @@ def pick(setting: str, wanted: str, facts: Sequence[NamedFact]) -> Reason:
     refused = tuple((f.name, f.refused) for f in facts if f.refused is not None)
     if not able:
         raise ConfigError(
-            explain(
-                f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})",
-                "an installed one",
-                "Install a plugin that offers it.",
-            )
+            f"{setting} = 'auto' finds nothing ({'; '.join(': '.join(r) for r in refused)})",
+            "an installed one",
+            "Install a plugin that offers it.",
         )
     passed = tuple((f.name, _behind(f, able[0])) for f in able[1:])
     return Reason(setting, able[0].name, f"highest priority ({able[0].priority})", refused + passed)
@@ -145,11 +143,9 @@ def _proposer(config: EngineConfig) -> Reason:
     name = NO_PROPOSER if name == AUTO else name
     if name == NO_PROPOSER and config.proposer.options:
         raise ConfigError(
-            explain(
-                f"proposer = {name!r} with options {', '.join(config.proposer.options)}",
-                "a proposer by name, such as ngram, or no options",
-                "Name it.",
-            )
+            f"proposer = {name!r} with options {', '.join(config.proposer.options)}",
+            "a proposer by name, such as ngram, or no options",
+            "Name it.",
         )
     return Reason("proposer", name, reason)
 
@@ -159,11 +155,9 @@ def _mixed_steps(config: EngineConfig, facts: Facts, engine: str) -> Reason:
     able = engine in mixing
     if config.mixed_steps == "on" and not able:
         raise ConfigError(
-            explain(
-                f"mixed_steps = 'on' with engine {engine!r}",
-                f"engines that declare mixed_steps: {', '.join(mixing) or 'none'}",
-                "Choose one of them, or leave it out.",
-            )
+            f"mixed_steps = 'on' with engine {engine!r}",
+            f"engines that declare mixed_steps: {', '.join(mixing) or 'none'}",
+            "Choose one of them, or leave it out.",
         )
     if config.mixed_steps != AUTO:
         return Reason("mixed_steps", config.mixed_steps, "chosen by name")
@@ -197,10 +191,8 @@ def _max_model_len(config: EngineConfig, facts: Facts) -> Reason:
         return Reason("max_model_len", str(length), why)
     if config.max_model_len > facts.model_max_len:
         raise ConfigError(
-            explain(
-                f"max_model_len = {config.max_model_len}",
-                f"at most {facts.model_max_len}, the model's own",
-                "Ask for less.",
-            )
+            f"max_model_len = {config.max_model_len}",
+            f"at most {facts.model_max_len}, the model's own",
+            "Ask for less.",
         )
     return Reason("max_model_len", str(config.max_model_len), "chosen by name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.config import NO_QUANTIZATION, EngineConfig
-from enginebay.errors import UnsupportedError, explain
+from enginebay.errors import UnsupportedError
 from enginebay.model import Model
 from enginebay.registry import Registry
 from enginebay.weights import Quantization, WeightFormat
@@ -21,11 +21,9 @@ def choose_weight_format(
     quantization: Quantization = registry.load(entry)()
     if all(spec.num_inputs is None for spec in model.weight_specs().values()):
         raise UnsupportedError(
-            explain(
-                f"quantization = {config.quantization!r} for a model of family "
-                f"{model.info.family!r}, no weight of which says its `num_inputs`",
-                "models that say so for the weights of linear and embedding",
-                "Leave it out.",
-            )
+            f"quantization = {config.quantization!r} for a model of family "
+            f"{model.info.family!r}, no weight of which says its `num_inputs`",
+            "models that say so for the weights of linear and embedding",
+            "Leave it out.",
         )
     return WeightFormat(dtype, quantization)

@@ -10,7 +10,7 @@ from enginebay.compose.guides import choose_guide
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.constraint import MakeGuide
-from enginebay.errors import RequestError, explain, shown
+from enginebay.errors import RequestError, shown
 from enginebay.llm.choice import Choice
 from enginebay.llm.requested_processors import PENALTIES
 from enginebay.types import ALL_LOGPROBS, MAX_LOGPROBS, ROW_VALUES, Pooling, SamplingParams
@@ -71,12 +71,10 @@ def check_penalties(params: SamplingParams, abilities: Abilities) -> None:
         value = getattr(params, name)
         if one.stage == "penalty" and value != one.neutral:
             raise RequestError(
-                explain(
-                    f"{name} = {value} with a sampler that is greedy only, "
-                    f"without the logits processor {PENALTIES}",
-                    f"{name} = {one.neutral:g}",
-                    f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
-                )
+                f"{name} = {value} with a sampler that is greedy only, "
+                f"without the logits processor {PENALTIES}",
+                f"{name} = {one.neutral:g}",
+                f"Choose sampler standard, or add {PENALTIES} to the setting processors.",
             )
 
 
@@ -90,11 +88,9 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
             else ("logprobs", params.logprobs)
         )
         raise RequestError(
-            explain(
-                f"{field} = {value} with an engine that tells no log-probabilities",
-                f"{field} = None",
-                "Leave it out, or choose an engine that declares logprobs, such as oengine.",
-            )
+            f"{field} = {value} with an engine that tells no log-probabilities",
+            f"{field} = None",
+            "Leave it out, or choose an engine that declares logprobs, such as oengine.",
         )
     full_vocab = {"logprobs": params.logprobs} if params.logprobs == ALL_LOGPROBS else {}
     if params.prompt_logprobs is not None:
@@ -102,23 +98,19 @@ def check_logprobs(params: SamplingParams, abilities: Abilities) -> None:
     for field, value in full_vocab.items():
         if not abilities.returns_full_vocab:
             raise RequestError(
-                explain(
-                    f"{field} = {value} with an engine that tells neither of prompts nor of the "
-                    "whole vocabulary",
-                    f"{field} = None"
-                    if field == "prompt_logprobs"
-                    else f"logprobs = 0 to {MAX_LOGPROBS}",
-                    "Leave it out, or choose an engine that declares full_vocab_logprobs, "
-                    "such as oengine.",
-                )
+                f"{field} = {value} with an engine that tells neither of prompts nor of the "
+                "whole vocabulary",
+                f"{field} = None"
+                if field == "prompt_logprobs"
+                else f"logprobs = 0 to {MAX_LOGPROBS}",
+                "Leave it out, or choose an engine that declares full_vocab_logprobs, "
+                "such as oengine.",
             )
         if not abilities.compiles_wide:
             raise RequestError(
-                explain(
-                    f"{field} = {value} under forbid_compiling, without the programs for it",
-                    "requests that warmup() compiles for",
-                    "Set full_vocab_logprobs = true in the configuration, so that it compiles these too.",
-                )
+                f"{field} = {value} under forbid_compiling, without the programs for it",
+                "requests that warmup() compiles for",
+                "Set full_vocab_logprobs = true in the configuration, so that it compiles these too.",
             )
 
 
@@ -126,7 +118,7 @@ def check_pooling(pooling: object, abilities: Abilities) -> None:
     """RequestError for an unknown pooling, and where hidden states cannot be returned."""
     if pooling not in get_args(Pooling):
         allowed = " or ".join(map(repr, get_args(Pooling)))
-        raise RequestError(explain(f"pooling = {shown(pooling)}", allowed, "Pass one of them."))
+        raise RequestError(f"pooling = {shown(pooling)}", allowed, "Pass one of them.")
     if not abilities.returns_hidden:
         raise _cannot("embed()", "hidden_states")
     if not abilities.compiles_hidden:
@@ -141,26 +133,22 @@ def check_embeds(params: SamplingParams, abilities: Abilities) -> None:
         raise _is_not_compiled("embeddings in a prompt", "prompt_embeds")
     if params.prompt_logprobs is not None:
         raise RequestError(
-            explain(
-                f"prompt_logprobs = {params.prompt_logprobs} with embeddings in the prompt",
-                "prompt_logprobs = None: embeddings have no token ids",
-                "Leave it out.",
-            )
+            f"prompt_logprobs = {params.prompt_logprobs} with embeddings in the prompt",
+            "prompt_logprobs = None: embeddings have no token ids",
+            "Leave it out.",
         )
 
 
 def _cannot(given: str, capability: str) -> RequestError:
     allowed = f"engines that declare {capability}"
     return RequestError(
-        explain(f"{given} with this engine", allowed, "Choose another engine, such as oengine.")
+        f"{given} with this engine", allowed, "Choose another engine, such as oengine."
     )
 
 
 def _is_not_compiled(given: str, setting: str) -> RequestError:
     return RequestError(
-        explain(
-            f"{given} under forbid_compiling, without the programs for it",
-            "what warmup() compiles for",
-            f"Set {setting} = true in the configuration, so that it compiles these too.",
-        )
+        f"{given} under forbid_compiling, without the programs for it",
+        "what warmup() compiles for",
+        f"Set {setting} = true in the configuration, so that it compiles these too.",
     )

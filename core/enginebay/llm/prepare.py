@@ -16,7 +16,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from enginebay.constraint import Vocabulary
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.llm.abilities import (
     Abilities,
     check_embeds,
@@ -161,11 +161,9 @@ class Preparer:
         each = [as_sampling_params(cast("Param", one)) for one in given]
         if len(each) != len(prompts):
             raise RequestError(
-                explain(
-                    f"{len(each)} sampling parameters for {len(prompts)} prompts",
-                    "one for all, or one per prompt",
-                    "Give as many.",
-                )
+                f"{len(each)} sampling parameters for {len(prompts)} prompts",
+                "one for all, or one per prompt",
+                "Give as many.",
             )
         return [self._prepare_one(*one) for one in zip(prompts, each, priorities, strict=True)]
 
@@ -221,27 +219,21 @@ class Preparer:
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
             raise RequestError(
-                explain(
-                    "an empty prompt",
-                    "at least one token",
-                    "Give some text, or a begin-of-sequence token.",
-                )
+                "an empty prompt",
+                "at least one token",
+                "Give some text, or a begin-of-sequence token.",
             )
         if len(token_ids) >= self.max_model_len:
             raise RequestError(
-                explain(
-                    f"a prompt of {len(token_ids)} tokens",
-                    f"at most {self.max_model_len - 1}, which leaves room for one new token",
-                    "Shorten it, or raise max_model_len.",
-                )
+                f"a prompt of {len(token_ids)} tokens",
+                f"at most {self.max_model_len - 1}, which leaves room for one new token",
+                "Shorten it, or raise max_model_len.",
             )
         if self.abilities.greedy_only and params.temperature > 0:
             raise RequestError(
-                explain(
-                    f"temperature = {params.temperature} with a sampler that is greedy only",
-                    "temperature = 0",
-                    "Choose sampler standard to sample.",
-                )
+                f"temperature = {params.temperature} with a sampler that is greedy only",
+                "temperature = 0",
+                "Choose sampler standard to sample.",
             )
         check_penalties(params, self.abilities)
         check_logprobs(params, self.abilities)
@@ -250,11 +242,9 @@ class Preparer:
         wrong = next((t for t in token_ids if not 0 <= t < self.vocab_size), None)
         if wrong is not None:
             raise RequestError(
-                explain(
-                    f"{what} {wrong}",
-                    f"0 to {self.vocab_size - 1}, the model's vocabulary",
-                    "Use the model's own tokenizer.",
-                )
+                f"{what} {wrong}",
+                f"0 to {self.vocab_size - 1}, the model's vocabulary",
+                "Use the model's own tokenizer.",
             )
 
     def _freeze(self, params: SamplingParams, prompt: np.ndarray) -> FrozenSampling:
@@ -266,11 +256,9 @@ class Preparer:
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         if len(stop_ids) > MAX_STOP_TOKENS:
             raise RequestError(
-                explain(
-                    f"{len(stop_ids)} stop tokens, end-of-sequence tokens included",
-                    f"at most {MAX_STOP_TOKENS}",
-                    "Give fewer.",
-                )
+                f"{len(stop_ids)} stop tokens, end-of-sequence tokens included",
+                f"at most {MAX_STOP_TOKENS}",
+                "Give fewer.",
             )
         room = self.max_model_len - len(prompt)
         facts = RowFacts(prompt, stop_ids, Sizes(self.vocab_size, self.max_model_len))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from enginebay.constraint import GUIDED, forms_of
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.row_value import AppliedBy, declared
 from enginebay.text import Tokenizer
 from enginebay.types import SamplingParams
@@ -33,11 +33,9 @@ def asked_processors(
     twice = sorted(asked.keys() & params.processors.keys())
     if twice:
         raise RequestError(
-            explain(
-                f"logits processor {twice[0]!r} by a field of its own and in processors",
-                "one of the two",
-                "Leave one out.",
-            )
+            f"logits processor {twice[0]!r} by a field of its own and in processors",
+            "one of the two",
+            "Leave one out.",
         )
     return asked | params.processors
 
@@ -70,6 +68,6 @@ def _sequences(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int,
         ]
         if not all(ways):
             given = f"bad_words with {word!r}, which has no tokens"
-            raise RequestError(explain(given, "words with at least one token", "Leave it out."))
+            raise RequestError(given, "words with at least one token", "Leave it out.")
         found |= dict.fromkeys(ways)
     return tuple(found)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from enginebay.embeds import Embeds
-from enginebay.errors import RequestError, explain
+from enginebay.errors import RequestError
 from enginebay.prefix_key import DIGEST_BYTES
 
 Array = np.ndarray | jax.Array
@@ -30,11 +30,9 @@ class Segments:
         for one in segments:
             if not (is_embeds(one) or is_token_ids(one)):
                 raise RequestError(
-                    explain(
-                        f"a segment of type {type(one).__name__}",
-                        "a list of token ids, or an array [tokens, hidden_size]",
-                        "Convert it first.",
-                    )
+                    f"a segment of type {type(one).__name__}",
+                    "a list of token ids, or an array [tokens, hidden_size]",
+                    "Convert it first.",
                 )
         self.segments = segments
 
@@ -76,11 +74,9 @@ def as_segments(prompt_embeds: object) -> list[Segments]:
         if all(isinstance(one, list | tuple) for one in prompt_embeds):
             return [Segments(*one) for one in prompt_embeds]
     raise RequestError(
-        explain(
-            f"prompt_embeds of type {type(prompt_embeds).__name__}",
-            "an array [tokens, hidden_size], a list of segments, or a list of such lists",
-            "Pass the embeddings of one prompt as an array.",
-        )
+        f"prompt_embeds of type {type(prompt_embeds).__name__}",
+        "an array [tokens, hidden_size], a list of segments, or a list of such lists",
+        "Pass the embeddings of one prompt as an array.",
     )
 
 
@@ -103,13 +99,11 @@ def _checked(embeds: Array, hidden_size: int) -> np.ndarray:
     given = f"embeddings {array.dtype} {list(array.shape)}"
     if array.dtype.name not in DTYPES:
         todo = "Convert them with astype(numpy.float32)."
-        raise RequestError(explain(given, " or ".join(DTYPES), todo))
+        raise RequestError(given, " or ".join(DTYPES), todo)
     if array.shape[1] != hidden_size or not len(array):
         allowed = f"[tokens, {hidden_size}] with at least one token, for this model"
-        raise RequestError(explain(given, allowed, "Embed the prompt for this model."))
+        raise RequestError(given, allowed, "Embed the prompt for this model.")
     array = array.astype(np.float32)
     if not np.isfinite(array).all():
-        raise RequestError(
-            explain(f"{given} with NaN or infinity", "finite ones", "Mend what made them.")
-        )
+        raise RequestError(f"{given} with NaN or infinity", "finite ones", "Mend what made them.")
     return array
