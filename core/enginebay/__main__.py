@@ -2,6 +2,6 @@
 
 import sys
 
-from enginebay.cli.main import main
+from enginebay.cli import main
 
 sys.exit(main())

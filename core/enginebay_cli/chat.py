@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from enginebay.cli.command import Command
-from enginebay.cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 from enginebay.compose.composition import make_title
 from enginebay.errors import EnginebayError, InputError, RequestError, unknown_name
 from enginebay.llm import LLM
@@ -30,6 +29,7 @@ from enginebay_cli.generate import (
     read_stdin,
     sampling_from,
 )
+from enginebay_cli.options import add_engine_arguments, add_profile_argument, config_from, traced
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:

@@ -14,13 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
-from enginebay.cli.options import (
-    add_engine_arguments,
-    add_profile_argument,
-    config_from,
-    setting,
-    traced,
-)
 from enginebay.config import EngineConfig, merge
 from enginebay.errors import InputError, explain
 from enginebay.llm import LLM
@@ -28,6 +21,13 @@ from enginebay.llm.choice import Choice
 from enginebay.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamChunk
 from enginebay.row_value import FromCheckpoint, declared
 from enginebay.types import MAX_LOGPROBS, SamplingParams
+from enginebay_cli.options import (
+    add_engine_arguments,
+    add_profile_argument,
+    config_from,
+    setting,
+    traced,
+)
 from enginebay_cli.show import print_shadow, progress
 
 DEFAULT_PROMPT = "Once upon a time"

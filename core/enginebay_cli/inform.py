@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from enginebay.cli.command import Command
-from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay_cli.options import add_engine_arguments, config_from
 from enginebay_cli.show import print_table
 
 if TYPE_CHECKING:

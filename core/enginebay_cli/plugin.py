@@ -1,8 +1,19 @@
-"""What this package offers: the commands that users and plugin authors begin with."""
+"""What this package offers: the program's dispatch, and the commands that users and plugin authors
+begin with.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from enginebay.hooks import Register, hookimpl
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program, for `enginebay.cli.main`: run a command line and return its exit code."""
+    from enginebay_cli.main import main as run
+
+    return run(argv)
 
 
 @hookimpl

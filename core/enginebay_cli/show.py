@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from enginebay import waits
-from enginebay.cli.waiting import shown_by
+from enginebay_cli.waiting import shown_by
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

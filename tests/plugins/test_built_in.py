@@ -14,7 +14,7 @@ ENTRIES = [entry for entry in load_registry().entries if entry.distribution == "
 
 LIST = """
 import sys
-from enginebay.cli.main import main
+from enginebay_cli.main import main
 code = main(["plugins"])
 print(*sorted(name for name in sys.argv[1:] if name in sys.modules), file=sys.stderr)
 sys.exit(code)

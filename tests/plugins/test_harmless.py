@@ -88,7 +88,7 @@ def listing(site: Path) -> subprocess.CompletedProcess[str]:
     """
     code = (
         "import json, sys\n"
-        "from enginebay.cli.main import main\n"
+        "from enginebay_cli.main import main\n"
         "code = main(['plugins', '--json', '--timings'])\n"
         "import jax\n"
         "print(json.dumps({'x64': jax.config.jax_enable_x64}), file=sys.stderr)\n"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.cli.main import main
 from enginebay.errors import InputError, UnknownNameError
+from enginebay_cli.main import main
 from enginebay_cli.new import KINDS, render, write_plugin
 from tests.plugins.install import ROOT, command, install_from, listed, put, python, read, visible
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, SamplingParams, __version__
-from enginebay.cli.main import main, summaries
 from enginebay.hooks import Declaration
 from enginebay.outputs import StreamChunk
 from enginebay.registry import Entry, Registry
 from enginebay_cli.generate import add_sampling_arguments, sampling_from
+from enginebay_cli.main import main, summaries
 from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -357,7 +357,7 @@ def test_help_names_the_commands_of_plugins(
 ) -> None:
     declared = Declaration("command", "dance", "a:b", "dance 100% of the time")
     registry = Registry([Entry("command", "dance", "p", "1", "p", declaration=declared)])
-    monkeypatch.setattr(sys.modules["enginebay.cli.main"], "load_registry", lambda *_: registry)
+    monkeypatch.setattr(sys.modules["enginebay_cli.main"], "load_registry", lambda *_: registry)
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "dance 100% of the time" in capsys.readouterr().out

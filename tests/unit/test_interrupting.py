@@ -120,7 +120,7 @@ def test_a_call_that_was_given_up_before_its_turn_never_runs(llm: LLM) -> None:
 
 SLOW_TO_END = """
 import sys, time
-from enginebay.cli import main as program
+from enginebay_cli.main import main as program
 
 def work(arguments):
     try:
@@ -131,7 +131,7 @@ def work(arguments):
         if arguments == ["slowly"]:
             time.sleep(300)
 
-sys.modules["enginebay.cli.main"]._dispatch = work
+sys.modules["enginebay_cli.main"]._dispatch = work
 sys.exit(program(sys.argv[1:]))
 """
 

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from enginebay import LLM, waits
-from enginebay.cli.waiting import plain_waits
 from enginebay.compose import composition
 from enginebay.compose.composition import make_title
 from enginebay.engine import Compilations
@@ -31,6 +30,7 @@ from enginebay_bench.measure import measure
 from enginebay_bench.workload import mixed_batch
 from enginebay_cli.generate import after_first
 from enginebay_cli.show import PlainProgress, progress
+from enginebay_cli.waiting import plain_waits
 from enginebay_esurge import opening
 from enginebay_native import compiling
 from enginebay_vinference import programs

@@ -1,7 +1,20 @@
-"""The `enginebay` program: finds the command, runs it, and turns errors into messages and exit
-codes.
+"""The `enginebay` program, as far as the core knows it: the contract of its commands, and where its
+dispatch lies.
 """
 
-from enginebay.cli.main import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import importlib.metadata
+from collections.abc import Sequence
+
+from enginebay.hooks import GROUP
+
+PLUGIN = "cli"
+"""The entry point whose module has `main`, and registers the commands that are always there."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, by default the process's own, and return its exit code."""
+    [point] = importlib.metadata.entry_points(group=GROUP, name=PLUGIN)
+    code: int = point.load().main(argv)
+    return code

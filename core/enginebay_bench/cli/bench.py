@@ -14,14 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
-from enginebay.cli.interrupts import INTERRUPTED
-from enginebay.cli.options import (
-    OWN_SAMPLING,
-    add_engine_arguments,
-    add_profile_argument,
-    flag_values,
-    traced,
-)
 from enginebay.config import make_config, read_toml
 from enginebay.errors import InputError
 from enginebay_bench.cli.kernels import (
@@ -31,6 +23,14 @@ from enginebay_bench.cli.kernels import (
     add_kernel_arguments,
     refuse_flags,
     run_kernels,
+)
+from enginebay_cli.interrupts import INTERRUPTED
+from enginebay_cli.options import (
+    OWN_SAMPLING,
+    add_engine_arguments,
+    add_profile_argument,
+    flag_values,
+    traced,
 )
 from enginebay_cli.show import print_shadow, print_table, progress
 

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
-from enginebay.cli.options import (
+from enginebay.config import EngineConfig, make_config, read_toml
+from enginebay.config_sections import PHASES
+from enginebay.errors import InputError
+from enginebay_cli.options import (
     OWN_SAMPLING,
     add_engine_arguments,
     add_profile_argument,
@@ -19,9 +22,6 @@ from enginebay.cli.options import (
     split_pair,
     traced,
 )
-from enginebay.config import EngineConfig, make_config, read_toml
-from enginebay.config_sections import PHASES
-from enginebay.errors import InputError
 from enginebay_cli.show import print_table, progress
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")

@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError, unknown_name
+from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.rows import Rows
 from enginebay_cli.show import interruptible, progress
 from enginebay_testing.report import has_text

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginebay.cli.command import Command
-from enginebay.cli.interrupts import INTERRUPTED
 from enginebay.compose.ops import ATTENTION
 from enginebay.config import make_config, read_toml
 from enginebay.config_sections import AUTO
@@ -30,6 +29,7 @@ from enginebay_bench.cli.kernels import (
     shapes_of,
     short,
 )
+from enginebay_cli.interrupts import INTERRUPTED
 from enginebay_cli.rows import Rows
 from enginebay_cli.show import interruptible, progress
 

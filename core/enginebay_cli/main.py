@@ -1,4 +1,4 @@
-"""Dispatch: one parser for the commands, which plugins bring; enginebay_cli brings the usual ones."""
+"""Dispatch: one parser for the commands, which plugins bring."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from enginebay import __version__
+from enginebay.cli import PLUGIN
 from enginebay.cli.command import Command
-from enginebay.cli.interrupts import INTERRUPTED, second_ends
-from enginebay.cli.parsing import Parser, refuse_rest
-from enginebay.cli.waiting import plain_waits
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
 from enginebay.registry import Registry, load_registry
-
-OWN_COMMANDS = "cli"
-"""The entry point of the commands that are there whatever ENGINEBAY_PLUGINS names."""
+from enginebay_cli.interrupts import INTERRUPTED, second_ends
+from enginebay_cli.parsing import Parser, refuse_rest
+from enginebay_cli.waiting import plain_waits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,10 +82,10 @@ def find_commands(name: str | None = None) -> Registry:
     """The commands of all plugins; where `name` is one of enginebay's own, no other plugin is
     loaded.
     """
-    own = load_registry([OWN_COMMANDS])
+    own = load_registry([PLUGIN])
     if name in own.names("command"):
         return own
-    others = [entry for entry in load_registry().entries if entry.package != OWN_COMMANDS]
+    others = [entry for entry in load_registry().entries if entry.package != PLUGIN]
     return Registry([*own.entries, *others])
 
 
@@ -120,7 +118,3 @@ def _refuse_flags_before(arguments: list[str]) -> None:
     if first.startswith("-") and first not in ("-h", "--help", "--version") and command is not None:
         todo = f"Put it behind the command: enginebay {command} {first}"
         raise InputError(f"{first} before the command", "--help or --version", todo)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
