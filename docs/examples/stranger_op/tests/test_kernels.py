@@ -15,9 +15,9 @@ from enginebay_swiglu import plain
 from enginebay_swiglu.blocks import Block
 from enginebay_swiglu.kit import KIT
 
+from enginebay.cli import main
 from enginebay.ops.caps import Env
 from enginebay.registry import load_registry
-from enginebay.cli import main
 from enginebay_testing.cases import part_cases
 from enginebay_testing.op_kit import Extent
 from enginebay_testing.verdicts import judge

@@ -12,8 +12,8 @@ import pytest
 from enginebay_swiglu import plain
 
 from enginebay import LLM, SamplingParams
-from enginebay.errors import IncorrectError, InputError
 from enginebay.cli import main
+from enginebay.errors import IncorrectError, InputError
 
 SIZES: dict[str, Any] = {
     "dtype": "float32",
