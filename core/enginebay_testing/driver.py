@@ -24,18 +24,19 @@ class RequestDriver:
         lease = self.engine.ledger.admit(self.row, self.request.prompt_token_ids, total)
         assert lease is not None, "an empty engine refuses a short request"
         self.lease = lease
+        self.num_computed = lease.num_cached
         self._total = total
         self._reserve(lease.num_cached)
 
-    def prefill(self) -> list[int]:
-        """Process the tokens that the row has, but for those that were in the cache when it was
-        admitted.
+    def prefill(self, end: int | None = None) -> list[int]:
+        """Process the tokens that the row has, up to number `end` or all, but for the num_computed
+        first ones. Only the last token gives a new one.
         """
-        start = self.lease.num_cached
-        count = int(self.engine.rows.num_tokens[self.row]) - start
+        start, total = self.num_computed, int(self.engine.rows.num_tokens[self.row])
+        self.num_computed = end = total if end is None else end
         self._reserve(start)
-        plan = StepPlan((RowPlan(self.row, self.lease, start, count, samples=True),))
-        return self._commit(self.engine.step(plan).read()[0])
+        row = RowPlan(self.row, self.lease, start, end - start, samples=end == total)
+        return self._commit(self.engine.step(StepPlan((row,))).read()[0])
 
     def decode(self, num_steps: int) -> list[int]:
         """Up to num_steps more tokens."""

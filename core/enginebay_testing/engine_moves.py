@@ -11,35 +11,56 @@ from enginebay.cache import KVLayout, Lease
 from enginebay.cache_shape import pages_for
 from enginebay.engine import Engine, RowState
 from enginebay.errors import UnsupportedError
+from enginebay.llm import LLM
 from enginebay.runner.commands import PageOut
 from enginebay.stepping.engine import StepEngine
 from enginebay.types import SamplingParams
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import EngineSubject, greedy, penalised, prompts_of, seeded
 
+MID_PROMPT = 16
+"""Tokens of the first chunk of a prompt whose row is moved before the next chunk."""
+
 
 def state_moves_to_another_engine(subject: EngineSubject) -> None:
-    """Taken out and put into another row of another engine, a request has the same tokens."""
+    """Taken out and put into another row of another engine, a request has the same tokens: taken in
+    the middle of its prompt, or of its output.
+    """
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
     with subject.shared() as first, subject.make() as second:
-        for params in (greedy(12), seeded(12), penalised(12)):
-            begin = functools.partial(_begin_and_take, first.engine, prompt, params)
-            state, before, after = first.run_on_engine(begin)
-            assert state.constants == first.plan.model.info.constants, (
-                "RowState.constants are not those of the model"
-            )
-            go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
-            assert second.run_on_engine(go_on) == after, "a moved request goes on differently"
+        moves_between(first, second, prompt, MID_PROMPT)
+
+
+def moves_between(first: LLM, second: LLM, prompt: list[int], chunk: int) -> None:
+    """`state_moves_to_another_engine` of two engines, of a prompt whose first chunk has so many
+    tokens.
+    """
+    cases = (greedy(12), None), (seeded(12), None), (penalised(12), None), (penalised(12), chunk)
+    for params, end in cases:
+        begin = functools.partial(_begin_and_take, first.engine, prompt, params, end)
+        state, before, after = first.run_on_engine(begin)
+        assert state.constants == first.plan.model.info.constants, (
+            "RowState.constants are not those of the model"
+        )
+        go_on = functools.partial(_put_and_go_on, second.engine, prompt, params, state, before)
+        assert second.run_on_engine(go_on) == after, "a moved request goes on differently"
 
 
 def _begin_and_take(
-    engine: Engine, prompt: list[int], params: SamplingParams
+    engine: Engine, prompt: list[int], params: SamplingParams, end: int | None
 ) -> tuple[RowState, list[int], list[int]]:
-    """A request's state after four tokens, those tokens, and the eight after them."""
+    """A request's state after four tokens, or after `end` tokens of its prompt; the tokens until
+    then, and those after it.
+    """
     driver = RequestDriver(engine, request_of(prompt, params))
-    before = driver.prefill() + driver.decode(3)
+    before = driver.prefill(end) + (driver.decode(3) if end is None else [])
     state = engine.take(driver.lease)
-    after = driver.decode(4) + driver.decode(4)
+    wanted = len(prompt) + 3 if end is None else end
+    assert state.num_cached == wanted, (
+        f"{wanted} tokens are in the cache, the row that is taken says {state.num_cached}"
+    )
+    after = [] if end is None else driver.prefill()
+    after += driver.decode(4) + driver.decode(4)
     driver.close()
     return state, before, after
 
@@ -47,11 +68,14 @@ def _begin_and_take(
 def _put_and_go_on(
     engine: Engine, prompt: list[int], params: SamplingParams, state: RowState, before: list[int]
 ) -> list[int]:
-    """Eight tokens after a state, in a row that is not the one it came from."""
+    """The tokens after a state, in a row that is not the one it came from."""
     other = RequestDriver(engine, request_of(prompt[::-1], params, "in the way"))
     driver = RequestDriver(engine, request_of(prompt, params))
     engine.put(driver.lease, state)
     again = engine.take(driver.lease)
+    assert again.num_cached == state.num_cached, (
+        f"{state.num_cached} tokens were put in, {again.num_cached} are taken out again"
+    )
     for group, held in state.groups.items():
         found = again.groups[group]
         assert found.first == held.first, f"group {group!r} is taken from {found.first} on"
@@ -60,7 +84,9 @@ def _put_and_go_on(
                 f"{name} of group {group!r}: what was put in is not what is taken out again"
             )
     driver.resume(before)
-    tokens = driver.decode(4) + driver.decode(4)
+    driver.num_computed = state.num_cached
+    tokens = [] if before else driver.prefill()
+    tokens += driver.decode(4) + driver.decode(4)
     driver.close()
     other.close()
     return tokens
@@ -73,7 +99,8 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
     prompt = prompts_of(subject.vocab_size, (21,), seed=5)[0]
     if layout is None:
         with subject.shared() as llm:
-            llm.run_on_engine(functools.partial(_put_and_compare, llm.engine, prompt))
+            for end in (None, MID_PROMPT):
+                llm.run_on_engine(functools.partial(put_and_compare, llm.engine, prompt, end))
         return
     try:
         llm = subject.make(layout=layout)
@@ -81,15 +108,19 @@ def put_restores_the_bytes(subject: EngineSubject, layout: str | None = None) ->
         raise unittest.SkipTest(str(error)) from None
     with llm:
         assert {one.name for one in llm.engine.runner.layouts.values()} == {layout}
-        llm.run_on_engine(functools.partial(_put_and_compare, llm.engine, prompt))
+        llm.run_on_engine(functools.partial(put_and_compare, llm.engine, prompt))
 
 
-def _put_and_compare(engine: Engine, prompt: list[int]) -> None:
+def put_and_compare(engine: Engine, prompt: list[int], end: int | None = None) -> None:
+    """`put_restores_the_bytes` of an engine, on its thread: of a row taken after `end` tokens of its
+    prompt, None: after its first four new tokens.
+    """
     if not isinstance(engine, StepEngine):
         raise unittest.SkipTest("an engine that runs no commands does not tell the bytes of pages")
     driver = RequestDriver(engine, request_of(prompt, greedy(12)))
-    driver.prefill()
-    driver.decode(3)
+    driver.prefill(end)
+    if end is None:
+        driver.decode(3)
     state = engine.take(driver.lease)
     before = _stored(engine, driver.lease, state)
     driver.close()

@@ -4,6 +4,7 @@ the tokens of transformers on the engines.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError, UnsupportedError
 from enginebay_models.lfm2 import family as lfm2
+from enginebay_testing.engine_moves import moves_between, put_and_compare
 from tests.parity import tiny
 from tests.pool import few_sizes
 from tests.unit.test_models_families import CONFIG
@@ -127,3 +129,11 @@ def test_faces_with_arrays_of_their_own_are_refused(folder: str) -> None:
     for opened in (open_model, open_subject):
         with pytest.raises(UnsupportedError, match="'lfm2'"):
             opened(folder)
+
+
+def test_a_row_moves_within_its_engine(paged: LLM) -> None:
+    """In the middle of its prompt as in the middle of its output."""
+    prompt = tiny.prompts()[3]
+    for end in (None, 16):
+        paged.run_on_engine(functools.partial(put_and_compare, paged.engine, prompt, end))
+    moves_between(paged, paged, prompt, 16)

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.cache import CacheGroup, KVLayout
+from enginebay.cache import CacheArrays, CacheGroup, KVLayout
 from enginebay.cache_state import StateGroup
 from enginebay.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
@@ -23,19 +24,21 @@ from enginebay.runner.runner import Runner
 
 
 def take_row(runner: Runner, command: Take) -> RowState:
-    """The state of a row, read to the host."""
+    """The state of a row, read to the host. A step has computed some of its tokens."""
     state, row = runner.state, command.row
     columns = {f: np.array(np.asarray(c)[row]) for f, c in state.rows.columns().items()}
     processor_state = {
         f"{one.name}/{f}": v for one in runner.writer.read(row) for f, v in one.values.items()
     }
-    num_cached = max(int(columns["length"]) - 1, 0)
+    # The last token of a row is not in the cache. A row in the middle of its prompt has none.
+    num_cached = int(columns["length"])
+    num_cached -= num_cached >= len(command.token_ids)
     groups: dict[str, GroupState] = {}
     layouts = kv_layouts(runner)
     for one in runner.info.groups if command.pages else ():
         layout, first = layouts[one.name], one.first_position(num_cached)
         slots = _slots(layout, command.pages[one.name], first, num_cached)
-        pairs = [layout.read_exact(layer, slots) for layer in state.cache[one.name]]
+        pairs = _read(layout, state.cache[one.name], slots)
         repeat = runner.info.kv_head_repeat
         keys, values = (
             np.stack([np.asarray(x)[:, ::repeat] for x in each])
@@ -44,8 +47,7 @@ def take_row(runner: Runner, command: Take) -> RowState:
         arrays = {"k": keys} if layout.v_prefix_dim else {"k": keys, "v": values}
         groups[one.name] = GroupState(first, arrays)
     for each in runner.info.states if command.pages else ():
-        place = command.pages[each.name][0]
-        layers = [{n: a[place] for n, a in layer.items()} for layer in state.cache[each.name]]
+        layers = _read_place(state.cache[each.name], command.pages[each.name][0])
         arrays = {
             one.name: np.stack([np.asarray(layer[one.name], np.float32) for layer in layers])
             for one in each.arrays
@@ -59,6 +61,17 @@ def take_row(runner: Runner, command: Take) -> RowState:
         sampling=columns | processor_state,
         constants=runner.info.constants,
     )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(layout: KVLayout, layers: Sequence[CacheArrays], slots: jax.Array) -> Any:
+    """Keys and values of each layer at slots."""
+    return [layout.read_exact(layer, slots) for layer in layers]
+
+
+@jax.jit
+def _read_place(layers: Sequence[CacheArrays], place: int) -> Any:
+    return jax.tree.map(lambda array: array[place], layers)
 
 
 def kv_layouts(runner: Runner) -> dict[str, KVLayout]:
